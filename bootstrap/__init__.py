@@ -1,0 +1,1 @@
+"""How a newcomer gets in: seeds, the DHT, the manifest, admission and the state download."""

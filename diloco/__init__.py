@@ -1,0 +1,1 @@
+"""The optimizer as pure functions over tensors. Start with :mod:`diloco.loop`."""

@@ -1,0 +1,1 @@
+"""How islands agree: membership, matchmaking, the all-reduce, certificates and catching up."""

@@ -1,0 +1,3 @@
+"""One machine of the swarm: command line, daemon, trainer ranks, monitor."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,123 @@
+"""The exceptions of Atoll, in one tree.
+
+::
+
+    AtollError
+    ├── OperatorError            shown to the person at the terminal: what, why, what to do, code
+    ├── TransportError           the other end could not be used
+    │   ├── Unreachable          no connection: DNS, refused, time-out, not Atoll, TLS
+    │   ├── IdentityMismatch     somebody else answers at that address
+    │   ├── TransferStalled      bytes stopped flowing, or the deadline passed
+    │   └── RemoteRefused        the other end answered with an error of its own
+    └── ProtocolError
+        ├── LocalProtocolError   our own code broke the rules: a bug
+        └── RemoteProtocolError  the peer broke the rules: refuse, count, go on
+            ├── Malformed        does not decode, or exceeds a bound
+            ├── BadSignature     signature, signer or certificate does not verify
+            ├── Stale            expired, replayed, or of another run, round or recipient
+            └── NonFinite        a tensor with NaN or infinity
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class AtollError(Exception):
+    """Base of everything Atoll raises on purpose."""
+
+
+class OperatorError(AtollError):
+    """An error for the operator: printed as text, never as a traceback.
+
+    ``code`` is one of the codes of docs/errors.md; ``exit_code`` is the process's exit status.
+    """
+
+    def __init__(self, code: str, what: str, why: str, fix: str, *, exit_code: int = 1) -> None:
+        super().__init__(f"{what}: {why}")
+        self.code = code
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def text(self) -> str:
+        """The three lines an operator reads."""
+        return f"error {self.code}: {self.what}\n  why: {self.why}\n  fix: {self.fix}"
+
+
+class TransportError(AtollError):
+    """The other end could not be used; retry elsewhere or later."""
+
+
+class Why(StrEnum):
+    """Reasons for :class:`Unreachable`, told apart for the operator (E101)."""
+
+    DNS = "the name does not resolve"
+    REFUSED = "nothing listens there (connection refused)"
+    TIMEOUT = "no answer in time"
+    NOT_ATOLL = "something that is not Atoll answers there"
+    TLS = "the TLS handshake failed"
+    RESET = "the connection broke"
+    NO_ADDRESS = "no address is known for this peer"
+
+
+class Unreachable(TransportError):
+    """No usable connection to a peer or address."""
+
+    def __init__(self, target: str, why: Why, detail: str = "") -> None:
+        super().__init__(f"{target}: {why.value}{f' ({detail})' if detail else ''}")
+        self.target = target
+        self.why = why
+        self.detail = detail
+
+
+class IdentityMismatch(TransportError):
+    """Another key than the expected one answered at that address (E103)."""
+
+    def __init__(self, target: str, expected: str, got: str) -> None:
+        super().__init__(f"{target}: expected {expected}, got {got or 'no valid identity'}")
+        self.target = target
+        self.expected = expected
+        self.got = got
+
+
+class TransferStalled(TransportError):
+    """A body stopped flowing, fell under its minimum rate, or passed its deadline."""
+
+
+class RemoteRefused(TransportError):
+    """The peer's handler refused the request; ``code`` is a short machine-readable word."""
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        super().__init__(f"{code}{f': {detail}' if detail else ''}")
+        self.code = code
+        self.detail = detail
+
+
+class ProtocolError(AtollError):
+    """Somebody broke the rules of the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own code broke the rules: a bug, never caught."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the rules: its message is refused and counted, nothing else happens."""
+
+
+class Malformed(RemoteProtocolError):
+    """Bytes that do not decode, or exceed a bound."""
+
+
+class BadSignature(RemoteProtocolError):
+    """A signature, signer or certificate that does not verify."""
+
+
+class Stale(RemoteProtocolError):
+    """A message that expired, was seen before, or is meant for another run, round or peer."""
+
+
+class NonFinite(RemoteProtocolError):
+    """A tensor with NaN or infinity; it is dropped before it can reach an average."""

@@ -1,0 +1,120 @@
+"""Who a peer is: an ed25519 key, and the peer id that is its public half.
+
+A :data:`PeerId` is the base58 text of libp2p's identity multihash of the public key
+(``12D3KooW…``), the form :class:`hivemind.p2p.PeerID` prints, so the key can be read back out
+of the id and no directory of keys is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NewType
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protocols.errors import BadSignature, Malformed, OperatorError
+
+PeerId = NewType("PeerId", str)
+
+# identity multihash (0x00), 36 bytes; protobuf: key type 1 (ed25519), 32 bytes of key
+_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
+
+
+class Identity:
+    """A private key and the peer id it proves."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self.key = key
+        self.peer_id = peer_id_of(key.public_key())
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A new random identity."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The identity of 32 known bytes: for tests and simulation."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read a key file; raises :class:`OperatorError` E104 if it is unreadable or exposed."""
+        try:
+            mode = path.stat().st_mode
+            data = path.read_bytes()
+            key = serialization.load_pem_private_key(data, password=None)
+        except OSError as error:
+            raise _bad_key(path, str(error), "give a readable key file with --identity") from error
+        except (ValueError, TypeError) as error:
+            raise _bad_key(
+                path, "it is not an unencrypted PEM private key", "make one with: node keygen"
+            ) from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise _bad_key(path, "it is not an ed25519 key", "make one with: node keygen")
+        if mode & 0o077:
+            raise _bad_key(path, "other users can read it", f"chmod 600 {path}")
+        return cls(key)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the key file, or write a new one there with mode 0600."""
+        if path.exists():
+            return cls.load(path)
+        identity = cls.generate()
+        identity.save(path)
+        return identity
+
+    def save(self, path: Path) -> None:
+        """Write the key as PEM (PKCS 8), mode 0600; never overwrites (``FileExistsError``)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(
+                self.key.private_bytes(
+                    serialization.Encoding.PEM,
+                    serialization.PrivateFormat.PKCS8,
+                    serialization.NoEncryption(),
+                )
+            )
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sign(self, data: bytes) -> bytes:
+        """64 bytes of ed25519 signature."""
+        return self.key.sign(data)
+
+
+def peer_id_of(key: Ed25519PublicKey) -> PeerId:
+    """The peer id of a public key."""
+    raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return PeerId(base58.b58encode(_PREFIX + raw).decode())
+
+
+def public_key(peer: PeerId) -> Ed25519PublicKey:
+    """The key inside a peer id; raises :class:`Malformed`."""
+    if len(peer) > 64:
+        raise Malformed("not a peer id")
+    try:
+        raw = base58.b58decode(peer)
+    except ValueError as error:
+        raise Malformed("not a peer id") from error
+    if len(raw) != len(_PREFIX) + 32 or not raw.startswith(_PREFIX):
+        raise Malformed("not the id of an ed25519 key")
+    return Ed25519PublicKey.from_public_bytes(raw[len(_PREFIX) :])
+
+
+def verify(peer: PeerId, signature: bytes, data: bytes) -> None:
+    """Raise :class:`BadSignature` unless ``peer`` signed ``data``."""
+    try:
+        public_key(peer).verify(signature, data)
+    except (InvalidSignature, Malformed) as error:
+        raise BadSignature(f"not signed by {peer}") from error
+
+
+def _bad_key(path: Path, why: str, fix: str) -> OperatorError:
+    return OperatorError("E104", f"cannot use the identity file {path}", why, fix, exit_code=2)

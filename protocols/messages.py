@@ -1,0 +1,343 @@
+"""Every message that travels between peers. This file is the wire specification.
+
+Encoding, bounds and versions: :mod:`protocols.wire`. Messages that are forwarded or stored
+(:class:`PeerRecord`, :class:`Announce`, the manifest) travel inside a signed
+:class:`~protocols.envelope.Envelope`; the others go over a link whose two ends have proven
+their identity and need no signature of their own. Votes and part results are signed where
+they are made (:mod:`gossip.certificate`), since they end up in certificates.
+
+Times are seconds since the Unix epoch, speeds bytes or tokens a second, digests BLAKE3-256.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from protocols.identity import PeerId
+from protocols.wire import Max, Message, Struct
+
+PROTOCOL_VERSION = 1
+MAX_PEERS = 512  # members of one round, and islands one island keeps track of
+MAX_PARTS = 1024  # parts one round is cut into
+
+Digest = Annotated[bytes, Max(32)]
+Signature = Annotated[bytes, Max(64)]
+Peer = Annotated[PeerId, Max(64)]
+Address = Annotated[str, Max(128)]
+Name = Annotated[str, Max(64)]
+Peers = Annotated[tuple[Peer, ...], Max(MAX_PEERS)]
+
+EMPTY_DIGEST = b""  # a part that nobody could complete
+
+
+# --- who is there -----------------------------------------------------------------------------
+
+
+class Envelope(Message, kind=1, max_bytes=64 * 1024):
+    """Signed bytes with a purpose, an expiry and, where it matters, a run and a recipient."""
+
+    signer: Peer
+    purpose: Name
+    run: Digest
+    recipient: Annotated[str, Max(64)]  # empty: for anyone
+    sequence: int  # grows with every envelope of this signer and purpose
+    expires: float
+    body: Annotated[bytes, Max(60 * 1024)]
+    signature: Signature
+
+
+class PeerRecord(Message, kind=2):
+    """Where a peer can be dialled, said by itself (in an envelope, purpose ``record``)."""
+
+    peer: Peer
+    addresses: Annotated[tuple[Address, ...], Max(8)]
+    relay: Annotated[str, Max(64)]  # the peer that relays for it; empty: none
+
+
+class Announce(Message, kind=3):
+    """What an island says of itself every second or so (in an envelope, purpose ``announce``)."""
+
+    peer: Peer
+    role: Name  # "island", "seed" or "observer"; only islands take part in rounds
+    status: Name  # "joining", "active" or "leaving"
+    incarnation: int  # grows with every start of the process
+    addresses: Annotated[tuple[Address, ...], Max(8)]
+    version: Name  # of the software
+    region: Name  # declared by the operator, may be empty
+    # where it stands
+    round: int  # rounds committed, the number of the next one
+    head: Digest  # hash of its newest certificate
+    state: Digest  # digest of its outer state, equal on all who stand at `head`
+    work: int  # tokens merged along its chain of certificates: the heavier chain wins
+    # its contribution to the next round
+    ready: bool
+    tokens: int  # since its last contribution
+    steps: int  # inner steps since its last contribution
+    eta: float  # seconds until ready, by its own estimate
+    # measured speeds
+    tokens_per_second: float
+    steps_per_second: float
+    upload: float
+    download: float
+    # for people
+    loss: float
+    validation_loss: float  # 0 until evaluated
+    total_tokens: int
+    sketch_round: int
+    sketch: Annotated[bytes, Max(1024)]  # projection of its parameters before that round's merge
+
+
+class Hello(Message, kind=4):
+    """First call on a new link: what I speak, which run I want (empty: whichever you have)."""
+
+    protocol: int
+    software: Name
+    run: Digest
+    time: float  # the caller's wall clock
+    invitation: Annotated[str, Max(256)]  # the run's token, empty where none is needed
+    record: Annotated[bytes, Max(4096)]  # my PeerRecord in its envelope
+
+
+class Welcome(Message, kind=5, max_bytes=1024 * 1024):
+    """Answer to :class:`Hello`."""
+
+    protocol: int
+    software: Name
+    run: Digest  # empty: this peer takes part in no run
+    time: float
+    observed: Address  # the caller's address as seen from here
+    record: Annotated[bytes, Max(4096)]
+    announces: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(256)]  # envelopes
+
+
+class Known(Message, kind=6, max_bytes=1024 * 1024):
+    """Envelopes of the announcements a peer holds, its own among them; also asked for later."""
+
+    announces: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(256)]
+
+
+# --- a round ----------------------------------------------------------------------------------
+
+
+class Contributor(Struct):
+    """One island's contribution to a round, as announced."""
+
+    peer: Peer
+    weight: float  # 0: takes part without being counted
+    tokens: int
+
+
+class Included(Struct):
+    """How much of a contributor's slice reached the merged part."""
+
+    contributor: int  # index into Plan.contributors
+    elements: int  # the first so many elements of the part
+
+
+class PartResult(Message, kind=10):
+    """An owner's statement on the part it merged; signed, since it ends up in certificates."""
+
+    fragment: int
+    round: int
+    start: int  # elements of the fragment
+    stop: int
+    owner: Peer
+    codec: Name
+    digest: Digest  # of the merged part's encoded bytes; empty: nobody could complete it
+    included: Annotated[tuple[Included, ...], Max(MAX_PEERS)]
+    signature: Signature
+
+
+class Part(Struct):
+    """A range of the fragment, who merges it, and the result where it is known already."""
+
+    start: int
+    stop: int
+    owner: Peer
+    result: PartResult | None
+
+
+class Plan(Message, kind=11, max_bytes=1024 * 1024):
+    """The leader's proposal for a round, or what a later leader makes of its remains."""
+
+    fragment: int
+    round: int
+    epoch: int  # grows when a round is reformed without its majority
+    ballot: int
+    leader: Peer
+    previous: Digest  # certificate the round builds on
+    state: Digest  # outer state the round starts from
+    codec: Name
+    roster: Peers  # who votes: a majority of these decides
+    contributors: Annotated[tuple[Contributor, ...], Max(MAX_PEERS)]
+    parts: Annotated[tuple[Part, ...], Max(MAX_PARTS)]
+    next_roster: Peers
+
+
+class Prepare(Message, kind=12):
+    """A new leader's question: promise to ignore lower ballots, and tell what you hold."""
+
+    fragment: int
+    round: int
+    epoch: int
+    ballot: int
+    previous: Digest
+    roster: Peers  # equal to the certified roster in epoch 0; the survivors' in a later one
+
+
+class Outcome(Message, kind=13, max_bytes=1024 * 1024):
+    """What a round comes to. Its hash is what members vote on."""
+
+    fragment: int
+    round: int
+    previous: Digest
+    state: Digest
+    codec: Name
+    contributors: Annotated[tuple[Contributor, ...], Max(MAX_PEERS)]
+    parts: Annotated[tuple[PartResult, ...], Max(MAX_PARTS)]
+    next_roster: Peers
+    work: int  # tokens merged along the chain, this round's included
+
+
+class Promise(Message, kind=14, max_bytes=2 * 1024 * 1024):
+    """Answer to :class:`Prepare`; ``voted`` is the outcome this member last voted for."""
+
+    epoch: int
+    ballot: int  # the promised ballot; higher than asked for: refused
+    voted_epoch: int
+    voted_ballot: int
+    voted: Outcome | None
+    held: Annotated[tuple[PartResult, ...], Max(MAX_PARTS)]
+
+
+class Vote(Message, kind=15):
+    """``I hold every part of this outcome``; signed over everything but the signature."""
+
+    run: Digest
+    fragment: int
+    round: int
+    epoch: int
+    ballot: int
+    outcome: Digest
+    voter: Peer
+    signature: Signature
+
+
+class Signed(Struct):
+    """A voter's signature inside a certificate."""
+
+    voter: Peer
+    signature: Signature
+
+
+class Certificate(Message, kind=16, max_bytes=2 * 1024 * 1024):
+    """An outcome with the votes of a majority of the roster: the round is committed."""
+
+    run: Digest
+    epoch: int
+    ballot: int
+    roster: Peers
+    outcome: Outcome
+    votes: Annotated[tuple[Signed, ...], Max(MAX_PEERS)]
+
+
+class Suspect(Message, kind=17):
+    """To the leader: these peers do not deliver; make a plan without them."""
+
+    fragment: int
+    round: int
+    epoch: int
+    ballot: int
+    peers: Peers
+
+
+# --- headers of long bodies -------------------------------------------------------------------
+
+
+class Contribution(Message, kind=20):
+    """Header of a slice on its way to a part's owner."""
+
+    run: Digest
+    fragment: int
+    round: int
+    start: int
+    stop: int
+    codec: Name
+
+
+class Merged(Message, kind=21):
+    """Header of a merged part on its way from its owner to a member."""
+
+    run: Digest
+    fragment: int
+    round: int
+    start: int
+    stop: int
+    codec: Name
+
+
+class PartRequest(Message, kind=22):
+    """Header of a pull: the encoded bytes of a merged part, by digest."""
+
+    run: Digest
+    fragment: int
+    round: int
+    start: int
+    stop: int
+    digest: Digest
+
+
+class CertificateRequest(Message, kind=23):
+    """Certificates from ``round`` on, oldest first."""
+
+    run: Digest
+    fragment: int
+    round: int
+    count: int
+
+
+class Certificates(Message, kind=24, max_bytes=4 * 1024 * 1024):
+    """Answer to :class:`CertificateRequest`; empty when the round is not kept any more."""
+
+    certificates: Annotated[tuple[Certificate, ...], Max(32)]
+
+
+# --- how a newcomer gets in -------------------------------------------------------------------
+
+
+class ManifestRequest(Message, kind=30):
+    """Header of a pull: the run's manifest in its envelope."""
+
+    run: Digest
+
+
+class StateRequest(Message, kind=31):
+    """Ask a peer to keep its outer state of ``round`` for chunk downloads."""
+
+    run: Digest
+    round: int
+
+
+class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):
+    """What :class:`StateRequest` leads to: the state's shape and the hash of each chunk."""
+
+    round: int
+    digest: Digest  # hash over the chunk hashes; what announcements carry as `state`
+    length: int  # bytes
+    chunk: int  # bytes, the last one may be shorter
+    hashes: Annotated[bytes, Max(2 * 1024 * 1024)]  # 32 bytes each
+
+
+class ChunkRequest(Message, kind=33):
+    """Header of a pull: one chunk of a kept state."""
+
+    run: Digest
+    round: int
+    index: int
+
+
+class Blob(Message, kind=34):
+    """Header of a pull: bytes by content hash (evaluation shard, tokenizer)."""
+
+    run: Digest
+    digest: Digest

@@ -1,0 +1,117 @@
+"""What every transport offers: three ways to talk to a peer that has proven its identity.
+
+``call``
+    a small request and a small reply (control messages).
+``push``
+    a header and a long body of known length; the reply is small (tensors to a peer).
+``pull``
+    a header; the reply is a long body of known length (tensors from a peer).
+
+Peers are named by :data:`~protocols.identity.PeerId`; where they live is the transport's
+:class:`~protocols.addresses.AddressBook`. :mod:`protocols.http` is the real one,
+:mod:`protocols.memory` the simulated one; ``tests/test_transport_contract.py`` holds both to
+the same behaviour.
+
+>>> transport.on_call("greet", greet)               # async def greet(peer, body) -> bytes
+>>> await transport.call(peer, "greet", b"hello", timeout=5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocols.identity import PeerId
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_CALL_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+CHUNK_BYTES = 256 * 1024  # the unit bodies are cut into; see docs/experiments.md
+
+
+class Incoming(Protocol):
+    """A long body on its way in. Iterate once; each item is a chunk, valid until the next."""
+
+    @property
+    def length(self) -> int:
+        """Bytes announced; the transport delivers exactly these or raises."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Buffer]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A long body on its way out: ``length`` bytes, as any number of buffers."""
+
+    length: int
+    chunks: AsyncIterable[Buffer]
+
+
+CallHandler = Callable[[PeerId, bytes], Awaitable[bytes]]
+PushHandler = Callable[[PeerId, bytes, Incoming], Awaitable[bytes]]
+PullHandler = Callable[[PeerId, bytes], Awaitable[Outgoing]]
+
+
+class Transport(Protocol):
+    """Authenticated links to peers.
+
+    All three verbs raise :class:`~protocols.errors.Unreachable` (no link),
+    :class:`~protocols.errors.IdentityMismatch` (another key answers),
+    :class:`~protocols.errors.TransferStalled` (no progress for ``timeout`` seconds, or for a
+    ``call`` no reply within it) and :class:`~protocols.errors.RemoteRefused` (the handler raised;
+    a :class:`~protocols.errors.RemoteProtocolError` in a handler reaches the caller as code
+    ``"protocol"``, an unknown name as ``"unknown"``). A handler may raise ``RemoteRefused``
+    itself to answer with a code of its own. Handlers run only after the peer's identity has
+    been proven.
+    """
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def on_call(self, name: str, handler: CallHandler, *, max_body: int = MAX_CALL_BYTES) -> None:
+        """Answer calls of ``name``; a larger body is refused before it is read."""
+        ...
+
+    def on_push(self, name: str, handler: PushHandler, *, max_length: int) -> None:
+        """Take bodies of ``name``; a longer announced length is refused before any is read."""
+        ...
+
+    def on_pull(self, name: str, handler: PullHandler) -> None:
+        """Serve bodies of ``name``."""
+        ...
+
+    async def call(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes,
+        *,
+        timeout: float,
+        max_reply: int = MAX_CALL_BYTES,
+    ) -> bytes:
+        """Send ``body`` and return the reply; ``timeout`` in seconds bounds the whole call."""
+        ...
+
+    async def push(
+        self, peer: PeerId, name: str, header: bytes, body: Outgoing, *, timeout: float
+    ) -> bytes:
+        """Send a long body; ``timeout`` bounds every stretch without progress."""
+        ...
+
+    def pull(
+        self, peer: PeerId, name: str, header: bytes, *, max_length: int, timeout: float
+    ) -> AbstractAsyncContextManager[Incoming]:
+        """Receive a long body of at most ``max_length`` bytes."""
+        ...
+
+    async def dial(self, address: str, expected: PeerId | None = None) -> PeerId:
+        """Connect to ``HOST:PORT``, learn who answers, and remember the address for it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop listening, close all links, wait for handlers to end."""
+        ...
