@@ -73,6 +73,7 @@ class Announce(Message, kind=3):
     ready: bool
     tokens: int  # since its last contribution
     steps: int  # inner steps since its last contribution
+    weight: float  # the weight it asks for: tokens, less while it is new
     eta: float  # seconds until ready, by its own estimate
     # measured speeds
     tokens_per_second: float
@@ -125,6 +126,7 @@ class Contributor(Struct):
     peer: Peer
     weight: float  # 0: takes part without being counted
     tokens: int
+    active: bool  # False: found dead during the round; owners wait for it no more
 
 
 class Included(Struct):
@@ -172,6 +174,8 @@ class Plan(Message, kind=11, max_bytes=1024 * 1024):
     contributors: Annotated[tuple[Contributor, ...], Max(MAX_PEERS)]
     parts: Annotated[tuple[Part, ...], Max(MAX_PARTS)]
     next_roster: Peers
+    expected_s: float  # how long the bytes need on the measured links
+    patience_s: float  # how long a transfer may stand still
 
 
 class Prepare(Message, kind=12):

@@ -1,0 +1,148 @@
+"""Certificates: what a round came to, and the proof that a majority held all of it.
+
+A round is committed when more than half of its roster has signed the hash of one
+:class:`~protocols.messages.Outcome`. A member signs only when it holds the bytes of every part
+in it, so whatever is certified can be fetched from those who signed. Certificates form a chain:
+each names its predecessor, and the first builds on :func:`genesis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from blake3 import blake3
+
+from protocols.errors import BadSignature, Stale
+from protocols.identity import Identity, PeerId, verify
+from protocols.messages import Certificate, Outcome, PartResult, Plan, Signed, Vote
+
+_VOTE = b"atoll vote\x00"
+_RESULT = b"atoll part\x00"
+_OUTCOME = b"atoll outcome\x00"
+_GENESIS = b"atoll genesis\x00"
+_ORDER = b"atoll order\x00"
+
+
+def genesis(run: bytes) -> bytes:
+    """What the first round of a run builds on."""
+    return blake3(_GENESIS + run).digest()
+
+
+def outcome_hash(outcome: Outcome) -> bytes:
+    """32 bytes that name an outcome; also the identity of its certificate in the chain."""
+    return blake3(_OUTCOME + outcome.encode()).digest()
+
+
+def majority(roster: Sequence[PeerId]) -> int:
+    """The fewest votes that any two decisions of one roster must share a voter for."""
+    return len(roster) // 2 + 1
+
+
+def leader_order(run: bytes, fragment: int, round_: int, roster: Iterable[PeerId]) -> list[PeerId]:
+    """The roster in the order in which its members lead a round, the same on every member.
+
+    Ordering by a hash of run, round and peer spreads the work of leading over the swarm.
+    """
+    salt = _ORDER + run + fragment.to_bytes(8, "big") + round_.to_bytes(8, "big")
+    return sorted(roster, key=lambda peer: blake3(salt + peer.encode()).digest())
+
+
+def sign_result(identity: Identity, run: bytes, unsigned: PartResult) -> PartResult:
+    """The owner's signature under what it merged."""
+    signature = identity.sign(_result_bytes(run, unsigned))
+    return _with_signature(unsigned, signature)
+
+
+def check_result(run: bytes, result: PartResult) -> None:
+    """Raise :class:`BadSignature` unless the owner named in the result signed it."""
+    verify(result.owner, result.signature, _result_bytes(run, result))
+
+
+def sign_vote(
+    identity: Identity, run: bytes, fragment: int, round_: int, ballot: tuple[int, int], hash_: bytes
+) -> Vote:
+    """``I hold every part of this outcome`` in ``ballot`` = (epoch, number)."""
+    vote = Vote(run, fragment, round_, *ballot, hash_, identity.peer_id, b"")
+    signature = identity.sign(_VOTE + vote.encode())
+    return Vote(run, fragment, round_, *ballot, hash_, identity.peer_id, signature)
+
+
+def check_vote(vote: Vote) -> None:
+    """Raise :class:`BadSignature` unless the voter signed it."""
+    unsigned = Vote(
+        vote.run, vote.fragment, vote.round, vote.epoch, vote.ballot, vote.outcome, vote.voter, b""
+    )
+    verify(vote.voter, vote.signature, _VOTE + unsigned.encode())
+
+
+def certify(
+    run: bytes, ballot: tuple[int, int], roster: tuple[PeerId, ...], outcome: Outcome,
+    votes: dict[PeerId, bytes],
+) -> Certificate:
+    """Outcome and votes, in the roster's order."""
+    signed = tuple(Signed(peer, votes[peer]) for peer in roster if peer in votes)
+    return Certificate(run, *ballot, roster, outcome, signed)
+
+
+def check_certificate(
+    certificate: Certificate, *, run: bytes, previous: bytes, roster: tuple[PeerId, ...] | None
+) -> None:
+    """Verify a certificate as the successor of ``previous``.
+
+    ``roster`` is who may decide according to the previous certificate; a certificate of epoch 0
+    must carry exactly these. One of a later epoch was made by survivors who had lost their
+    majority: it is valid in itself, and :func:`heavier` decides between it and a rival.
+
+    Raises :class:`Stale` (another run or place in the chain) or :class:`BadSignature` (too few
+    valid votes).
+    """
+    outcome = certificate.outcome
+    if certificate.run != run or outcome.previous != previous:
+        raise Stale("the certificate belongs to another run or another place in the chain")
+    if roster is not None and certificate.epoch == 0 and set(certificate.roster) != set(roster):
+        raise Stale("the certificate was not made by the roster in office")
+    if roster is not None and not set(certificate.roster) <= set(roster):
+        raise Stale("the certificate was made by strangers")
+    hash_ = outcome_hash(outcome)
+    allowed, seen = set(certificate.roster), set()
+    for signed in certificate.votes:
+        if signed.voter in seen or signed.voter not in allowed:
+            raise BadSignature("a vote is doubled or from outside the roster")
+        check_vote(
+            Vote(
+                run, outcome.fragment, outcome.round, certificate.epoch, certificate.ballot,
+                hash_, signed.voter, signed.signature,
+            )
+        )
+        seen.add(signed.voter)
+    if len(seen) < majority(certificate.roster):
+        raise BadSignature(f"{len(seen)} votes of a roster of {len(certificate.roster)}")
+
+
+def heavier(mine: tuple[int, bytes], theirs: tuple[int, bytes]) -> bool:
+    """Whether ``theirs`` = (work, head) beats ``mine`` when two parts of a swarm meet again.
+
+    More merged tokens win; the hash breaks ties, so that both sides judge alike.
+    """
+    return theirs > mine
+
+
+def outcome_of(plan: Plan, results: Sequence[PartResult], work_before: int) -> Outcome:
+    """What ``plan`` comes to with ``results``, one for each of its parts, in order."""
+    counted = {included.contributor for result in results for included in result.included}
+    tokens = sum(plan.contributors[index].tokens for index in counted)
+    return Outcome(
+        plan.fragment, plan.round, plan.previous, plan.state, plan.codec, plan.contributors,
+        tuple(results), plan.next_roster, work_before + tokens,
+    )
+
+
+def _result_bytes(run: bytes, result: PartResult) -> bytes:
+    return _RESULT + run + _with_signature(result, b"").encode()
+
+
+def _with_signature(result: PartResult, signature: bytes) -> PartResult:
+    return PartResult(
+        result.fragment, result.round, result.start, result.stop, result.owner, result.codec,
+        result.digest, result.included, signature,
+    )

@@ -1,0 +1,154 @@
+"""Who is there: what islands said of themselves, and whether they still answer.
+
+Pure bookkeeping: verified announcements, contacts and failures go in with ``now``; liveness
+comes out. The patience with a silent peer follows from how regularly it has been heard before,
+so a loaded machine is given more time than a quiet one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocols.identity import PeerId
+from protocols.messages import MAX_PEERS, Announce
+
+
+class Liveness(StrEnum):
+    """What this node believes about a peer."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # silent for longer than usual, or a connection to it failed
+    DEAD = "dead"  # silent for so long that nobody plans with it any more
+    LEFT = "left"  # said farewell
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds of silence that are forgiven."""
+
+    heartbeat_s: float = 1.0  # how often islands announce themselves
+    suspect_floor_s: float = 2.5
+    suspect_factor: float = 4.0  # times the usual interval
+    dead_floor_s: float = 10.0
+    dead_factor: float = 16.0
+    refused_dead_s: float = 3.0  # connections fail outright for this long: the process is gone
+    forget_s: float = 600.0
+
+
+@dataclass
+class Island:
+    """One peer as seen from here."""
+
+    announce: Announce
+    envelope: bytes  # the signed announcement, to be passed on
+    sequence: int
+    heard: float  # last announcement, or other sign of life
+    first_heard: float
+    interval: float  # usual seconds between two announcements
+    failing_since: float | None = None  # connections have been failing since
+
+    def liveness(self, now: float, patience: Patience) -> Liveness:
+        """Alive, suspect, dead or left, at ``now``."""
+        if self.announce.status == "leaving":
+            return Liveness.LEFT
+        silence = now - self.heard
+        if silence > max(patience.dead_floor_s, patience.dead_factor * self.interval):
+            return Liveness.DEAD
+        if self.failing_since is not None:
+            refused = now - self.failing_since > patience.refused_dead_s
+            return Liveness.DEAD if refused else Liveness.SUSPECT
+        if silence > max(patience.suspect_floor_s, patience.suspect_factor * self.interval):
+            return Liveness.SUSPECT
+        return Liveness.ALIVE
+
+
+@dataclass
+class Membership:
+    """All peers this node has heard of in the run, itself excluded."""
+
+    me: PeerId
+    patience: Patience = field(default_factory=Patience)
+    islands: dict[PeerId, Island] = field(default_factory=dict)
+
+    def on_announce(self, announce: Announce, envelope: bytes, sequence: int, now: float) -> bool:
+        """Take a verified announcement; returns whether it was news.
+
+        The newest incarnation wins, and within it the highest sequence number. When the table
+        is full, the longest-silent peer that is not alive makes room; if there is none, the
+        newcomer is not kept.
+        """
+        peer = announce.peer
+        if peer == self.me:
+            return False
+        known = self.islands.get(peer)
+        if known is None:
+            if len(self.islands) >= MAX_PEERS and not self._evict(now):
+                return False
+            self.islands[peer] = Island(
+                announce, envelope, sequence, now, now, self.patience.heartbeat_s
+            )
+            return True
+        if (announce.incarnation, sequence) <= (known.announce.incarnation, known.sequence):
+            return False
+        gap = min(now - known.heard, self.patience.dead_floor_s)
+        known.interval += 0.2 * (gap - known.interval)
+        known.announce, known.envelope, known.sequence = announce, envelope, sequence
+        known.heard, known.failing_since = now, None
+        return True
+
+    def on_contact(self, peer: PeerId, now: float) -> None:
+        """The peer did something over an authenticated link: it is alive."""
+        if (island := self.islands.get(peer)) is not None:
+            island.heard, island.failing_since = now, None
+
+    def on_unreachable(self, peer: PeerId, now: float) -> None:
+        """A connection to the peer failed or broke."""
+        island = self.islands.get(peer)
+        if island is not None and island.failing_since is None:
+            island.failing_since = now
+
+    def forget_old(self, now: float) -> list[PeerId]:
+        """Drop peers not heard of for a long time; returns who."""
+        gone = [p for p, i in self.islands.items() if now - i.heard > self.patience.forget_s]
+        for peer in gone:
+            del self.islands[peer]
+        return gone
+
+    def liveness(self, peer: PeerId, now: float) -> Liveness:
+        """Liveness of any peer; one never heard of is dead, this node itself is alive."""
+        if peer == self.me:
+            return Liveness.ALIVE
+        island = self.islands.get(peer)
+        return Liveness.DEAD if island is None else island.liveness(now, self.patience)
+
+    def alive(self, now: float, among: Iterable[PeerId] | None = None) -> list[PeerId]:
+        """Peers that are alive, in no particular order; this node only if it is ``among``."""
+        peers = self.islands if among is None else among
+        return [peer for peer in peers if self.liveness(peer, now) is Liveness.ALIVE]
+
+    def announcement(self, peer: PeerId) -> Announce | None:
+        """The newest announcement of a peer."""
+        island = self.islands.get(peer)
+        return island.announce if island else None
+
+    def islands_alive(self, now: float) -> list[Announce]:
+        """Announcements of the live peers that take part in rounds (no seeds, no observers)."""
+        return [
+            island.announce
+            for island in self.islands.values()
+            if island.announce.role == "island"
+            and island.liveness(now, self.patience) is Liveness.ALIVE
+        ]
+
+    def _evict(self, now: float) -> bool:
+        idle = [
+            (island.heard, peer)
+            for peer, island in self.islands.items()
+            if island.liveness(now, self.patience) is not Liveness.ALIVE
+        ]
+        if not idle:
+            return False
+        del self.islands[min(idle)[1]]
+        return True

@@ -1,0 +1,158 @@
+"""What a leader decides: who contributes, who merges what, who is in office next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gossip.agreement import Place, Remains
+from gossip.certificate import sign_result
+from gossip.partition import Link, cut
+from protocols.errors import LocalProtocolError
+from protocols.identity import Identity, PeerId
+from protocols.messages import (
+    EMPTY_DIGEST,
+    MAX_PEERS,
+    Announce,
+    Contributor,
+    Part,
+    PartResult,
+    Plan,
+)
+
+UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100 Mbit/s
+MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The run's rules as far as rounds are concerned."""
+
+    size: int  # elements of the vector
+    codec: str
+    encoded_bytes: Callable[[int, int], int]  # of a range [start, stop)
+    quorum: float = 0.5
+    grace_fraction: float = 0.1
+    min_grace_s: float = 0.25
+    patience_s: float = 1.0  # floor for a transfer that stands still
+    alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
+
+    def grace_s(self, round_s: float) -> float:
+        """How long the ready wait for the late, given the usual length of a round."""
+        return max(self.min_grace_s, self.grace_fraction * round_s)
+
+
+def fresh_plan(
+    identity: Identity, place: Place, rules: Rules, *,
+    ballot: tuple[int, int], roster: tuple[PeerId, ...], ready: Sequence[Announce],
+    members: Sequence[Announce], next_roster: Iterable[PeerId],
+) -> Plan:
+    """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge."""
+    if not ready:
+        raise LocalProtocolError("a plan without contributors")
+    contributing = {announce.peer for announce in ready}
+    links = _links(members, contributing)
+    parts = tuple(Part(*piece, None) for piece in cut(rules.size, links))
+    ordered = sorted(ready, key=lambda announce: announce.peer)
+    expected = _expected_seconds(parts, links, rules)
+    return Plan(
+        place.fragment, place.round, *ballot, identity.peer_id, place.previous, place.state,
+        rules.codec, roster,
+        tuple(Contributor(a.peer, min(a.weight, float(a.tokens)), a.tokens, True) for a in ordered),
+        parts, tuple(sorted(set(next_roster))[:MAX_PEERS]), expected,
+        max(rules.patience_s, expected / 2),
+    )
+
+
+def renewed_plan(
+    identity: Identity, place: Place, plan: Plan, remains: Remains, gone: set[PeerId],
+    live: Sequence[PeerId], next_roster: Iterable[PeerId],
+) -> Plan:
+    """What to do with the remains of a round whose plan cannot be completed as it stands.
+
+    Whatever is merged already is kept; the parts of the ``gone`` go to ``live`` members; a
+    part for which no contributor is left is certified as empty.
+    """
+    contributors = tuple(
+        Contributor(c.peer, c.weight, c.tokens, c.active and c.peer not in gone)
+        for c in plan.contributors
+    )
+    merged = {(result.start, result.stop): result for result in remains.held.values()}
+    load = dict.fromkeys(sorted(live), 0)
+    for part in plan.parts:
+        if part.owner in load:
+            load[part.owner] += part.stop - part.start
+    parts = []
+    for part in plan.parts:
+        result = part.result or merged.get((part.start, part.stop))
+        own = remains.held.get((part.start, part.stop, part.owner))
+        if own is not None:
+            result = own
+        owner = part.owner
+        if result is not None:
+            owner = result.owner
+        elif not any(contributor.active for contributor in contributors):
+            owner = identity.peer_id
+            result = _empty(identity, place, plan.codec, part)
+        elif owner not in load:
+            owner = min(load, key=lambda peer: (load[peer], peer))
+            load[owner] += part.stop - part.start
+        parts.append(Part(part.start, part.stop, owner, result))
+    return Plan(
+        place.fragment, place.round, *remains.ballot, identity.peer_id, place.previous,
+        place.state, plan.codec, remains.roster, contributors, tuple(parts),
+        tuple(sorted(set(next_roster))[:MAX_PEERS]), plan.expected_s, plan.patience_s,
+    )
+
+
+def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s: float) -> Plan:
+    """Propose again what a member has voted for: it may have been decided already."""
+    outcome = remains.voted
+    if outcome is None:
+        raise LocalProtocolError("nothing was voted for")
+    parts = tuple(Part(r.start, r.stop, r.owner, r) for r in outcome.parts)
+    return Plan(
+        place.fragment, place.round, *remains.ballot, identity.peer_id, place.previous,
+        place.state, outcome.codec, remains.roster, outcome.contributors, parts,
+        outcome.next_roster, 0.0, patience_s,
+    )
+
+
+def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]:
+    known = sorted(s for a in members for s in (a.upload, a.download) if s > 0)
+    median = known[len(known) // 2] if known else UNKNOWN_SPEED
+
+    def clamp(speed: float) -> float:
+        speed = speed if speed > 0 else median
+        return min(max(speed, median / MAX_TRUSTED_RATIO), median * MAX_TRUSTED_RATIO)
+
+    return [
+        Link(a.peer, clamp(a.upload), clamp(a.download), a.peer in contributing)
+        for a in sorted(members, key=lambda announce: announce.peer)
+    ]
+
+
+def _expected_seconds(parts: Sequence[Part], links: Sequence[Link], rules: Rules) -> float:
+    """Seconds until the slowest member has sent and received its bytes."""
+    whole = sum(rules.encoded_bytes(part.start, part.stop) for part in parts)
+    merges = dict.fromkeys((link.peer for link in links), 0)
+    for part in parts:
+        merges[part.owner] += rules.encoded_bytes(part.start, part.stop)
+    contributors = sum(link.contributes for link in links)
+    slowest = 0.0
+    for link in links:
+        own, gives = merges[link.peer], int(link.contributes)
+        up = gives * (whole - own) + own * (len(links) - 1)
+        down = own * (contributors - gives) + (whole - own)
+        slowest = max(slowest, up / link.upload, down / link.download)
+    return slowest
+
+
+def _empty(identity: Identity, place: Place, codec: str, part: Part) -> PartResult:
+    return sign_result(
+        identity, place.run,
+        PartResult(
+            place.fragment, place.round, part.start, part.stop, identity.peer_id, codec,
+            EMPTY_DIGEST, (), b"",
+        ),
+    )
