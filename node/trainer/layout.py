@@ -1,0 +1,129 @@
+"""The flat layout: the order in which a model's parameters stand in one fp32 vector.
+
+Trainer, daemon and peers all speak of "the parameters" as one vector of ``size`` elements. All
+tensors with two or more dims come first, then those with one (norms, biases), each group in the
+order of the model's definition; a shared (tied) tensor stands once, under its first name. So a
+codec can treat ``[0, dense)`` coarsely and ``[dense, size)`` finely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from blake3 import blake3
+from torch import Tensor, nn
+
+from bootstrap.manifest import Model
+from node.trainer.model import Decoder, initial_value
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One parameter's place: elements ``[offset, offset + size)`` of the vector."""
+
+    name: str
+    shape: torch.Size
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of all parameters, in order. Equal layouts have equal digests."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of_shapes(cls, shapes: Iterable[tuple[str, torch.Size]]) -> Layout:
+        """Lay out ``(name, shape)`` pairs given in definition order."""
+        # sorted() is stable, so definition order holds within each group
+        ordered = sorted(shapes, key=lambda item: len(item[1]) < 2)
+        entries, offset = [], 0
+        for name, shape in ordered:
+            size = math.prod(shape)
+            entries.append(Entry(name, torch.Size(shape), offset, size))
+            offset += size
+        return cls(tuple(entries))
+
+    @classmethod
+    def of_module(cls, module: nn.Module) -> Layout:
+        """The layout of a module on any device (``meta`` included); tied tensors count once.
+
+        A DTensor parameter counts with its whole shape.
+        """
+        return cls.of_shapes((name, p.shape) for name, p in module.named_parameters())
+
+    @classmethod
+    def of_config(cls, config: Model) -> Layout:
+        """The layout of the model that ``config`` describes, without allocating its parameters."""
+        with torch.device("meta"):
+            return cls.of_module(Decoder(config))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements, N."""
+        return sum(entry.size for entry in self.entries)
+
+    @cached_property
+    def dense(self) -> int:
+        """Elements that belong to tensors of two or more dims; they come first."""
+        return sum(entry.size for entry in self.entries if len(entry.shape) >= 2)
+
+    @cached_property
+    def digest(self) -> str:
+        """BLAKE3 (hex) of names and shapes in order."""
+        lines = (f"{e.name} {'x'.join(map(str, e.shape))}\n" for e in self.entries)
+        return blake3("".join(lines).encode()).hexdigest()
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views [shape] into ``vector`` [N] by name, in layout order; writing to one writes there.
+
+        Raises ValueError when the vector has another size.
+        """
+        if vector.shape != (self.size,):
+            raise ValueError(f"vector of shape {tuple(vector.shape)}, layout of {self.size}")
+        return {e.name: vector[e.offset : e.offset + e.size].view(e.shape) for e in self.entries}
+
+    @torch.no_grad()
+    def flatten_into(self, parameters: nn.Module | Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Copy parameters (any device or dtype, not sharded) into ``out`` [N]; returns ``out``.
+
+        Raises ValueError when a name is missing or a shape differs.
+        """
+        named = _named(parameters)
+        for name, view in self.views(out).items():
+            view.copy_(_matching(named, name, view))
+        return out
+
+    @torch.no_grad()
+    def load_from(self, vector: Tensor, parameters: nn.Module | Mapping[str, Tensor]) -> None:
+        """Copy ``vector`` [N] into parameters, the inverse of :meth:`flatten_into`."""
+        named = _named(parameters)
+        for name, view in self.views(vector).items():
+            _matching(named, name, view).copy_(view)
+
+
+def _named(parameters: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    if isinstance(parameters, nn.Module):
+        return dict(parameters.named_parameters())
+    return parameters
+
+
+def _matching(named: Mapping[str, Tensor], name: str, view: Tensor) -> Tensor:
+    tensor = named.get(name)
+    if tensor is None:
+        raise ValueError(f"parameter {name} is missing")
+    if tensor.shape != view.shape:
+        raise ValueError(f"parameter {name} is {tuple(tensor.shape)}, not {tuple(view.shape)}")
+    return tensor
+
+
+def initial_vector(config: Model, seed: int, out: Tensor) -> Tensor:
+    """Write the seeded initial parameters of ``config`` into ``out`` [N] fp32, without a model."""
+    for name, view in Layout.of_config(config).views(out).items():
+        view.copy_(initial_value(config, name, view.shape, seed))
+    return out
