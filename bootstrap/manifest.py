@@ -2,13 +2,30 @@
 
 Everything that must be equal on all islands stands here and nothing else does: how an island
 lays out its own GPUs, which device it has, or where it keeps files is its own business.
+
+>>> manifest = load(Path("run.toml"))
+>>> manifest.run_id.hex(), manifest.label
+('8c41…', 'tiny-docs-8c41')
+
+The canonical form is UTF-8 JSON with sorted keys, no spaces, every key present (a default may
+differ from one version to the next, so none is left out) and floats as the shortest decimal that
+reads back as the same float64.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bootstrap.validation import check, explain, read_toml
+from protocols.errors import Malformed
+
+MAX_MANIFEST_BYTES = 48 * 1024  # canonical; fits an envelope's body with room to spare
 
 Codec = Literal["fp32", "bf16", "int8", "int4"]
 
@@ -22,21 +39,23 @@ class Section(BaseModel):
 class Model(Section):
     """A Llama-style decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention)."""
 
-    vocab_size: int = Field(256, ge=2, le=1_000_000)
-    d_model: int = Field(96, ge=8, le=65_536)
-    n_layers: int = Field(3, ge=1, le=1024)
-    n_heads: int = Field(4, ge=1, le=1024)
-    n_kv_heads: int = Field(2, ge=1, le=1024)
-    d_ff: int = Field(256, ge=8, le=1_000_000)
-    max_seq_len: int = Field(128, ge=8, le=1_048_576)
-    rope_theta: float = Field(10_000.0, gt=0)
-    norm_eps: float = Field(1e-5, gt=0)
+    vocab_size: int = Field(default=256, ge=2, le=1_000_000)
+    d_model: int = Field(default=96, ge=8, le=65_536)
+    n_layers: int = Field(default=3, ge=1, le=1024)
+    n_heads: int = Field(default=4, ge=1, le=1024)
+    n_kv_heads: int = Field(default=2, ge=1, le=1024)
+    d_ff: int = Field(default=256, ge=8, le=1_000_000)
+    max_seq_len: int = Field(default=128, ge=8, le=1_048_576)
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
     tied_embeddings: bool = True
 
     @model_validator(mode="after")
     def _heads(self) -> Model:
         if self.d_model % self.n_heads:
-            raise ValueError(f"model.d_model {self.d_model} is no multiple of n_heads {self.n_heads}")
+            raise ValueError(
+                f"model.d_model {self.d_model} is no multiple of n_heads {self.n_heads}"
+            )
         if (self.d_model // self.n_heads) % 2:
             raise ValueError("model.d_model / n_heads must be even (RoPE rotates pairs)")
         if self.n_heads % self.n_kv_heads:
@@ -50,26 +69,30 @@ class Data(Section):
     """Where tokens come from, in words every island can act on by itself."""
 
     recipe: Literal["docstrings", "text"] = "docstrings"
-    path: str = ""  # for "text": each island's own files; contents may differ between islands
+    # for "text": each island's own files; contents may differ between islands
+    path: str = Field(default="", max_length=1024)
     tokenizer: Literal["bytes"] = "bytes"
-    seq_len: int = Field(128, ge=8, le=1_048_576)
-    batch_size: int = Field(16, ge=1, le=65_536)  # sequences per inner step and island
-    seed: int = Field(0, ge=0, le=2**63 - 1)
+    seq_len: int = Field(default=128, ge=8, le=1_048_576)
+    batch_size: int = Field(default=16, ge=1, le=65_536)  # sequences per inner step and island
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
 class Inner(Section):
     """The inner optimizer: AdamW with warm-up and a schedule over inner steps."""
 
-    lr: float = Field(3e-3, gt=0, le=10)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0, le=1)
-    clip_norm: float = Field(1.0, gt=0)
+    lr: float = Field(default=3e-3, gt=0, le=10)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.95,
+    )
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0, le=1)
+    clip_norm: float = Field(default=1.0, gt=0)
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: int = Field(20, ge=0)
-    total_steps: int = Field(2000, ge=1)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    decay_fraction: float = Field(0.2, gt=0, le=1)  # of total_steps, for "wsd"
+    warmup_steps: int = Field(default=20, ge=0)
+    total_steps: int = Field(default=2000, ge=1)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    decay_fraction: float = Field(default=0.2, gt=0, le=1)  # of total_steps, for "wsd"
 
 
 class Outer(Section):
@@ -79,26 +102,26 @@ class Outer(Section):
     ``momentum_start``.
     """
 
-    lr: float = Field(0.7, gt=0, le=10)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    lr_start: float = Field(1.0, gt=0, le=10)
-    momentum_start: float = Field(0.5, ge=0, lt=1)
-    warmup_rounds: int = Field(30, ge=0)
+    lr: float = Field(default=0.7, gt=0, le=10)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    lr_start: float = Field(default=1.0, gt=0, le=10)
+    momentum_start: float = Field(default=0.5, ge=0, lt=1)
+    warmup_rounds: int = Field(default=30, ge=0)
 
 
 class Rounds(Section):
     """When and how the swarm meets."""
 
-    inner_steps: int = Field(100, ge=1, le=100_000)  # H of the fastest island
-    overlap_steps: int = Field(0, ge=0)  # inner steps taken between snapshot and merge
-    total_rounds: int = Field(100, ge=1)
+    inner_steps: int = Field(default=100, ge=1, le=100_000)  # H of the fastest island
+    overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
+    total_rounds: int = Field(default=100, ge=1)
     codec: Codec = "int4"
-    quorum: float = Field(0.5, gt=0, le=1)  # share of live islands that must be ready
-    grace_fraction: float = Field(0.1, ge=0, le=10)  # of a round, then go without the late
-    min_grace_s: float = Field(0.25, ge=0)
-    max_staleness: int = Field(2, ge=0)  # rounds; older local progress is dropped
-    replay_rounds: int = Field(5, ge=1, le=64)  # kept for those who missed some
-    eval_every: int = Field(1, ge=0)  # rounds; 0: never
+    quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
+    grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late
+    min_grace_s: float = Field(default=0.25, ge=0)
+    max_staleness: int = Field(default=2, ge=0)  # rounds; older local progress is dropped
+    replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
+    eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
 
     @model_validator(mode="after")
     def _overlap(self) -> Rounds:
@@ -110,16 +133,16 @@ class Rounds(Section):
 class Evaluation(Section):
     """The shared validation shard, served and checked by content hash."""
 
-    digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of the shard's bytes
-    sequences: int = Field(64, ge=1, le=65_536)
+    digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of the shard's bytes
+    sequences: int = Field(default=64, ge=1, le=65_536)
 
 
 class Manifest(Section):
-    """The whole run. See :func:`Manifest.run_id`."""
+    """The whole run, named by :attr:`run_id`."""
 
     format: Literal[1] = 1
-    name: str = Field("tiny-docs", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
-    seed: int = Field(0, ge=0, le=2**63 - 1)
+    name: str = Field(default="tiny-docs", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     model: Model = Model()
     data: Data = Data()
     inner: Inner = Inner()
@@ -131,6 +154,84 @@ class Manifest(Section):
     def _lengths(self) -> Manifest:
         if self.data.seq_len > self.model.max_seq_len:
             raise ValueError(
-                f"data.seq_len {self.data.seq_len} exceeds model.max_seq_len {self.model.max_seq_len}"
+                f"data.seq_len {self.data.seq_len} exceeds "
+                f"model.max_seq_len {self.model.max_seq_len}"
             )
         return self
+
+    def canonical(self) -> bytes:
+        """The bytes that are hashed, signed and sent; equal manifests have equal bytes."""
+        plain = _no_negative_zero(self.model_dump(mode="json"))
+        return json.dumps(
+            plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        ).encode()
+
+    @classmethod
+    def parse(cls, data: bytes | memoryview) -> Manifest:
+        """Read canonical bytes from a peer; raises :class:`Malformed` and nothing else.
+
+        Only the canonical form is taken, so that the run id has one preimage: duplicate or
+        missing keys, spaces and text in the place of numbers are refused.
+        """
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise Malformed(f"manifest of {len(data)} bytes exceeds {MAX_MANIFEST_BYTES}")
+        data = bytes(data)
+        try:
+            manifest = cls.model_validate_json(data)  # bounds the depth itself
+        except ValidationError as error:
+            raise Malformed(f"manifest: {'; '.join(explain(error, cls)[:8])}") from error
+        if manifest.canonical() != data:
+            missing = _missing_keys(data, manifest)
+            raise Malformed(
+                "manifest: not in canonical form"
+                + (f" (without {', '.join(missing[:8])})" if missing else "")
+            )
+        return manifest
+
+    @cached_property
+    def run_id(self) -> bytes:
+        """BLAKE3-256 of the canonical bytes: 32 bytes."""
+        return blake3(self.canonical()).digest()
+
+    @property
+    def label(self) -> str:
+        """The run's name for people: ``tiny-docs-8c41``."""
+        return f"{self.name}-{self.run_id.hex()[:4]}"
+
+
+def load(path: Path) -> Manifest:
+    """The manifest in a TOML file; keys left out have their defaults.
+
+    Raises :class:`~protocols.errors.OperatorError` E204 for a file that cannot be read, an
+    unknown key (naming the nearest known one) or a value out of bounds.
+    """
+    return check(Manifest, read_toml(path), str(path))
+
+
+def difference(ours: Manifest, theirs: Manifest) -> list[str]:
+    """Where two manifests differ, for E201: ``["model.n_layers 12 != 16"]``."""
+    left, right = _flat(ours.model_dump(mode="json")), _flat(theirs.model_dump(mode="json"))
+    return [f"{key} {left[key]} != {right[key]}" for key in left if left[key] != right[key]]
+
+
+def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _missing_keys(data: bytes, manifest: Manifest) -> list[str]:
+    given = _flat(json.loads(data))
+    return [key for key in _flat(manifest.model_dump(mode="json")) if key not in given]
+
+
+def _no_negative_zero(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _no_negative_zero(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_no_negative_zero(item) for item in value]
+    return value + 0.0 if isinstance(value, float) else value
