@@ -1,0 +1,248 @@
+"""Checkpoints on disk: whole or not there at all, and checked before they are used.
+
+One checkpoint is a directory ``ckpt-<round>/`` with tensors (safetensors), small state (JSON) and
+``checkpoint.json``, which names every file with its length and BLAKE3 hash. It is written under
+another name, flushed to the disk and then renamed, so that a crash or a full disk leaves the
+previous ones as they were. Nothing in it is ever unpickled.
+
+Two parties write into the same draft: the daemon its outer state, the trainer its inner state.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+
+from protocols.errors import OperatorError
+
+INDEX = "checkpoint.json"
+MAX_INDEX_BYTES = 1024 * 1024
+DRAFT_PREFIX = ".draft-"
+_NAME = re.compile(r"ckpt-(\d{8,})")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(OperatorError):
+    """E402: no room for a checkpoint; training goes on without it."""
+
+    def __init__(self, directory: Path, why: str) -> None:
+        super().__init__(
+            "E402",
+            f"no room for a checkpoint in {directory}",
+            why,
+            "free disk space, or point the run directory to another disk",
+        )
+
+
+class CheckpointError(OperatorError):
+    """E404: a checkpoint is damaged, or could not be written for another reason than space."""
+
+    def __init__(self, path: Path, why: str, fix: str) -> None:
+        super().__init__("E404", f"checkpoint {path.name} cannot be used", why, fix)
+
+
+class File(BaseModel):
+    """One file of a checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    bytes: int = Field(ge=0)
+    blake3: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Facts(BaseModel):
+    """What a checkpoint is of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    run: str  # run id
+    round: int = Field(ge=0)  # rounds committed
+    step: int = Field(ge=0)  # inner steps of this island
+    tokens: int = Field(ge=0)  # trained by this island
+    head: str = ""  # hash of the newest certificate, hex
+    state: str = ""  # digest of the outer state, hex
+
+
+class Index(Facts):
+    """``checkpoint.json``."""
+
+    format: int = Field(1, ge=1, le=1)
+    created: float
+    files: dict[str, File]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files have been verified."""
+
+    path: Path
+    facts: Index
+
+
+@dataclass(frozen=True)
+class Search:
+    """The newest whole checkpoint, and an E404 for every newer one that had to be passed over."""
+
+    checkpoint: Checkpoint | None
+    damaged: tuple[CheckpointError, ...]
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory, which belongs to one daemon."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError("keep must be at least 1")
+        self.directory = directory
+        self.keep = keep
+        directory.mkdir(parents=True, exist_ok=True)
+        for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def preflight(self, checkpoint_bytes: int) -> None:
+        """Raise E402 unless those to keep, and the one being written beside them, have room."""
+        held = sum(f.stat().st_size for p in self.paths() for f in p.iterdir() if f.is_file())
+        needed = checkpoint_bytes * (self.keep + 1) - held
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise DiskFullError(
+                self.directory,
+                f"{self.keep + 1} checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB need "
+                f"{needed / 2**20:,.0f} MiB more, {free / 2**20:,.0f} MiB are free",
+            )
+
+    def paths(self) -> list[Path]:
+        """Checkpoint directories, newest round first."""
+        found = [(int(m[1]), p) for p in self.directory.iterdir() if (m := _NAME.fullmatch(p.name))]
+        return [path for _, path in sorted(found, reverse=True)]
+
+    @contextmanager
+    def draft(self) -> Iterator[Path]:
+        """A directory to write files into; it is gone afterwards unless :meth:`commit` took it.
+
+        Raises :class:`DiskFullError` in place of the ``OSError`` of a full disk.
+        """
+        path = self.directory / f"{DRAFT_PREFIX}{os.getpid()}-{time.time_ns()}"
+        try:
+            with _disk_errors(path):
+                path.mkdir()
+                yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def commit(self, draft: Path, facts: Facts) -> Checkpoint:
+        """Make a draft the checkpoint of ``facts.round`` and drop the oldest ones.
+
+        Reads every file once for its hash; run it off the event loop.
+        """
+        with _disk_errors(draft):
+            files = {f.name: _fingerprint(f) for f in sorted(draft.iterdir())}
+            index = Index(**facts.model_dump(), format=1, created=time.time(), files=files)
+            (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
+            for path in (*draft.iterdir(), draft):
+                _sync(path)
+            target = self.directory / f"ckpt-{facts.round:08d}"
+            if target.exists():  # of an earlier life at the same round; a rename cannot replace it
+                target.rename(self.directory / f"{DRAFT_PREFIX}old-{time.time_ns()}")
+            draft.rename(target)
+            _sync(self.directory)
+        others = [path for path in self.paths() if path != target]
+        for path in (*others[self.keep - 1 :], *self.directory.glob(f"{DRAFT_PREFIX}old-*")):
+            shutil.rmtree(path, ignore_errors=True)
+        return Checkpoint(target, index)
+
+    def latest(self) -> Search:
+        """The newest checkpoint that verifies. Reads every byte of it."""
+        damaged: list[CheckpointError] = []
+        paths = self.paths()
+        for older, path in enumerate(paths, start=1):
+            try:
+                return Search(Checkpoint(path, verify(path)), tuple(damaged))
+            except (OSError, ValueError) as error:
+                following = (
+                    f"{paths[older].name} is tried" if older < len(paths) else "none is left"
+                )
+                damaged.append(CheckpointError(path, str(error), f"nothing to do: {following}"))
+        return Search(None, tuple(damaged))
+
+
+def verify(path: Path) -> Index:
+    """Check every file of a checkpoint; raises ValueError or OSError that says what is wrong."""
+    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
+    if not raw or len(raw) > MAX_INDEX_BYTES:
+        raise ValueError(f"{INDEX} is missing, empty or too long")
+    try:
+        index = Index.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
+    for name, expected in index.files.items():
+        if Path(name).name != name:
+            raise ValueError(f"{INDEX} names a file outside of the checkpoint")
+        if not (path / name).is_file():
+            raise ValueError(f"{name} is missing")
+        length = (path / name).stat().st_size
+        if length != expected.bytes:
+            raise ValueError(f"{name} has {length} bytes, not {expected.bytes}")
+        if _fingerprint(path / name) != expected:
+            raise ValueError(f"{name} has another hash than when it was written")
+    return index
+
+
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Write arrays as safetensors; a full disk raises ``OSError`` with its errno."""
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))
+        raise OSError(int(found[1]) if found else errno.EIO, str(error), str(path)) from error
+
+
+def read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """Read what :func:`write_tensors` wrote; raises ValueError when the file is damaged."""
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """A full disk becomes :class:`DiskFullError`, any other OSError :class:`CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # no disk's error: TimeoutError is an OSError too
+            raise
+        if error.errno in FULL_DISK:
+            raise DiskFullError(path.parent, error.strerror or str(error)) from error
+        raise CheckpointError(path, str(error), "check the disk and its mount options") from error
+
+
+def _fingerprint(path: Path) -> File:
+    hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update_mmap(path)
+    return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,237 @@
+"""What daemon and trainer say to each other, and the socket they say it over.
+
+Rank 0 inherits one end of a Unix socket pair; frames are four bytes of length (big endian) and
+a message of :mod:`protocols.wire`. Tensors never travel here: they lie in shared memory
+(:mod:`node.trainer.shared`), and a message says when they may be read.
+
+The order of a round::
+
+    daemon                                   trainer
+    Begin(round=r, target_steps=H)  ->
+                                             H inner steps (StepDone each)
+                                        <-   Snapshot(round=r)      `sent` holds θ
+    (round r is merged and committed;        goes on with inner steps
+     `base` holds the new outer state,
+     `sent` what was merged of θ)
+    Apply(round=r+1)                ->
+                                             θ ← base + (θ − sent)
+                                        <-   Applied(round=r+1)     vectors are free again
+
+The daemon changes the vectors only between a claim (:meth:`SharedVectors.try_claim`) and the
+matching :class:`Applied`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from typing import Annotated
+
+from protocols.errors import AtollError, Malformed
+from protocols.wire import Max, Message, decode_any
+
+MAX_FRAME = 64 * 1024
+READ_BYTES = 64 * 1024
+_LENGTH = struct.Struct(">I")
+
+Location = Annotated[str, Max(4096)]
+Text = Annotated[str, Max(8192)]
+
+
+# --- daemon -> trainer ------------------------------------------------------------------------
+
+
+class Begin(Message, kind=100):
+    """Start training from ``base``, or from a checkpoint that was made on this very ``base``."""
+
+    round: int  # rounds committed so far
+    target_steps: int  # inner steps until the next snapshot
+    slot: int  # this island's place among `slots` islands: decides which windows it reads
+    slots: int
+    step: int  # position in the learning-rate schedule; a checkpoint's own step is preferred
+    tokens: int  # trained by this island so far; likewise
+    resume: Location  # directory of a checkpoint's trainer files, empty: none
+    rewarm: bool  # warm the learning rate up again from here (a joiner's moments are cold)
+
+
+class Apply(Message, kind=101):
+    """Round ``round - 1`` is committed: θ ← base + (θ − sent), exactly ``base`` if ``reset``.
+
+    ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
+    its steps and tokens still count towards the next contribution.
+    """
+
+    round: int
+    target_steps: int
+    slot: int
+    slots: int
+    contributed: bool
+    reset: bool
+    evaluate: bool
+
+
+class Checkpoint(Message, kind=102):
+    """Write the trainer's files into an existing directory; answered by :class:`Saved`."""
+
+    directory: Location
+
+
+class Evaluate(Message, kind=103):
+    """Evaluate θ as it is now; answered by :class:`Evaluated`."""
+
+
+class Stop(Message, kind=104):
+    """End after the current inner step; answered by :class:`Stopped`."""
+
+
+# --- trainer -> daemon ------------------------------------------------------------------------
+
+
+class Ready(Message, kind=110):
+    """All ranks are up and the model is built; waits for :class:`Begin`."""
+
+    parameters: int
+    layout: Annotated[bytes, Max(32)]  # digest of the flat layout
+    device: Annotated[str, Max(64)]
+    dtype: Annotated[str, Max(16)]  # of the computation; parameters are fp32
+    ranks: int
+
+
+class StepDone(Message, kind=111):
+    """One inner step. ``loss`` and ``grad_norm`` are None when they were not finite."""
+
+    round: int
+    step: int
+    loss: float | None  # nats a token, mean over the island's batch
+    grad_norm: float | None
+    lr: float
+    tokens: int  # of this step
+    seconds: float
+
+
+class Snapshot(Message, kind=112):
+    """``sent`` holds θ. Steps, tokens and loss are of the time since the last contribution."""
+
+    round: int
+    steps: int
+    tokens: int
+    loss: float | None
+    seconds: float  # spent in inner steps
+    finite: bool  # false: θ, or every one of the last steps, was not finite
+
+
+class Applied(Message, kind=113):
+    """The outcome of an :class:`Apply`; the trainer reads the vectors no more."""
+
+    round: int
+    step: int  # inner steps so far, and tokens
+    tokens: int
+    validation_loss: float | None  # of `base`, where asked for
+
+
+class Saved(Message, kind=114):
+    """Answer to :class:`Checkpoint`; ``problem`` is empty when the files are complete."""
+
+    directory: Location
+    problem: Text
+    full: bool  # the disk is full
+
+
+class Evaluated(Message, kind=115):
+    """Answer to :class:`Evaluate`."""
+
+    round: int
+    step: int
+    validation_loss: float | None
+
+
+class Failed(Message, kind=116):
+    """Rank 0 cannot go on and exits; ``code`` is one of docs/errors.md or empty."""
+
+    code: Annotated[str, Max(8)]
+    text: Text
+
+
+class Stopped(Message, kind=117):
+    """The trainer ends as asked; it keeps nothing that was not checkpointed."""
+
+    step: int
+    tokens: int
+
+
+Command = Begin | Apply | Checkpoint | Evaluate | Stop
+Report = Ready | StepDone | Snapshot | Applied | Saved | Evaluated | Failed | Stopped
+
+COMMANDS = (Begin, Apply, Checkpoint, Evaluate, Stop)
+REPORTS = (Ready, StepDone, Snapshot, Applied, Saved, Evaluated, Failed, Stopped)
+
+
+class ChannelClosedError(AtollError):
+    """The other end is gone."""
+
+
+def frame(message: Message) -> bytes:
+    """A message with its length in front."""
+    data = message.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+class Unframer:
+    """Cuts a stream into frames, without any IO; holds at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Frames completed by ``data``; raises :class:`Malformed` for a length out of bounds."""
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if not 0 < length <= MAX_FRAME:
+                raise Malformed(f"frame of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return frames
+
+
+class Channel:
+    """The trainer's end: blocking sends, receives with a time limit. Not thread-safe."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._unframer = Unframer()
+        self._commands: list[Command] = []
+
+    def send(self, report: Report) -> None:
+        """Send one message; raises :class:`ChannelClosedError`."""
+        try:
+            self._socket.sendall(frame(report))
+        except OSError as error:
+            raise ChannelClosedError(f"the daemon is gone ({error})") from error
+
+    def receive(self, timeout: float) -> Command | None:
+        """The next command, or None after ``timeout`` seconds without one.
+
+        Raises :class:`ChannelClosedError` when the daemon is gone and :class:`Malformed` for bytes
+        that are no command.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._commands:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                if not select.select([self._socket], [], [], left)[0]:
+                    return None
+                data = self._socket.recv(READ_BYTES)
+            except OSError as error:
+                raise ChannelClosedError(f"the daemon is gone ({error})") from error
+            if not data:
+                raise ChannelClosedError("the daemon closed the channel")
+            self._commands += [decode_any(f, *COMMANDS) for f in self._unframer.feed(data)]
+        return self._commands.pop(0)
