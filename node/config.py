@@ -1,0 +1,326 @@
+"""A node's own settings: everything that may differ from one island to the next.
+
+What must be equal on all islands stands in the manifest (:mod:`bootstrap.manifest`). A setting
+comes from a flag, else from the environment (``ATOLL_LISTEN``), else from a TOML file
+(``--config``, or ``node.toml`` in the state directory), else from its default;
+:meth:`NodeConfig.source` tells which. The descriptions below are also the command line's help.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from bootstrap.validation import bad_config, explain, read_toml
+
+DEFAULT_PORT = 4390
+DEFAULT_API_PORT = 4391
+ENVIRONMENT_PREFIX = "ATOLL_"
+MAX_PEERS_GIVEN = 256
+SECRETS = ("invitation", "api_key")  # never shown
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?(?:/s|ps)?\s*", re.IGNORECASE)
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}(?<!-)")
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[IPV6]:PORT`` as a pair; raises ``ValueError`` naming the faulty part."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon:
+        raise ValueError(f"{text!r} has no port; write HOST:PORT, as in 0.0.0.0:{DEFAULT_PORT}")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ValueError(f"port {port!r} must be a number from 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+        except ValueError:
+            raise ValueError(f"host {host!r} is no IPv6 address") from None
+    if ":" in host:
+        raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
+    if not _HOST_NAME.fullmatch(host):
+        raise ValueError(f"host {host!r} is neither a name nor an address")
+    return host, int(port)
+
+
+def size(value: object) -> object:
+    """Bytes from ``"10 MB"``, ``"512KiB"`` or ``"1.5G/s"``; anything else is left as it is."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError("must be bytes, as in 800000, 10MB or 512KiB")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
+
+
+def split_peers(value: object) -> object:
+    """Addresses from repeats, commas, spaces and ``@file`` (one or more a line, ``#`` comments)."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        return value
+    peers: dict[str, None] = {}  # an ordered set
+    for item in items:
+        for word in re.split(r"[,\s]+", str(item)):
+            if word.startswith("@"):
+                peers.update(dict.fromkeys(_peers_of_file(Path(word[1:]))))
+            elif word:
+                peers[word] = None
+    return tuple(peers)
+
+
+def _peers_of_file(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(64 * 1024).decode()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    lines = (line.split("#")[0] for line in text.splitlines())
+    return [word for line in lines for word in re.split(r"[,\s]+", line) if word]
+
+
+def _checked_host_port(text: str) -> str:
+    if text:
+        host_port(text)
+    return text
+
+
+def _advertisable(text: str) -> str:
+    if text:
+        host, port = host_port(text)
+        if port == 0:
+            raise ValueError("port 0 cannot be dialled; give the port others reach")
+        if host in ("0.0.0.0", "::"):
+            raise ValueError(f"{host} cannot be dialled; give the address others reach")
+    return text
+
+
+def _expanded(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+HostPort = Annotated[str, Field(max_length=262), AfterValidator(_checked_host_port)]
+LocalPath = Annotated[Path, AfterValidator(_expanded)]
+Label = Annotated[str, Field(max_length=48, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class NodeConfig(BaseModel):
+    """The settings of one node, validated; immutable."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
+    )
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    run: LocalPath | None = Field(
+        default=None, description="TOML file of the run to create; its tables are the manifest's."
+    )
+    peers: Annotated[tuple[str, ...], BeforeValidator(split_peers)] = Field(
+        default=(),
+        max_length=MAX_PEERS_GIVEN,
+        description="Peers to join: HOST:PORT[/ID]; repeats, commas, spaces and @FILE work.",
+    )
+    listen: HostPort = Field(
+        default=f"0.0.0.0:{DEFAULT_PORT}",
+        min_length=1,
+        description="HOST:PORT to listen on for peers; port 0: any free one.",
+    )
+    public_addr: Annotated[HostPort, AfterValidator(_advertisable)] = Field(
+        default="", description="HOST:PORT under which others reach this node."
+    )
+    api: HostPort = Field(
+        default=f"127.0.0.1:{DEFAULT_API_PORT}",
+        min_length=1,
+        description="HOST:PORT of the local dashboard, API and metrics.",
+    )
+    api_key: str = Field(
+        default="",
+        pattern=r"^([\x21-\x7e]{16,256})?$",
+        description="Key the API asks for; needed where --api is not a loopback address.",
+    )
+    dir: LocalPath = Field(
+        default=Path("~/.atoll"), description="State directory: identity, checkpoints, logs."
+    )
+    identity: LocalPath | None = Field(
+        default=None, description="Key file; by default identity.pem in the state directory."
+    )
+    name: Label = Field(default="", description="What others see this node called.")
+    region: Label = Field(default="", description="Where it stands, as you would have it shown.")
+    role: Literal["island", "seed", "observer"] = Field(
+        default="island", description="island trains; seed only introduces peers; observer watches."
+    )
+    nproc: int = Field(
+        default=0, ge=0, le=1024, description="Trainer ranks; 0: one a GPU, or one on CPU."
+    )
+    threads: int = Field(
+        default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the trainer runs; auto: CUDA if it works."
+    )
+    micro_batch: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Sequences at a time on one rank; 0: as many as memory allows.",
+    )
+    data: LocalPath | None = Field(
+        default=None, description="This island's training text: a file or a directory."
+    )
+    invitation: str = Field(
+        default="", max_length=256, description="The run's invitation, where one is needed."
+    )
+    require_reachable: bool = Field(
+        default=False, description="Stop if peers cannot dial this node, instead of using a relay."
+    )
+    max_upload: Annotated[int, BeforeValidator(size)] = Field(
+        default=0, ge=0, description="Bytes a second to send at most, as in 10MB; 0: no limit."
+    )
+    checkpoint_every: int = Field(
+        default=10, ge=0, description="Rounds between checkpoints; 0: none."
+    )
+    keep_checkpoints: int = Field(
+        default=2, ge=1, le=1000, description="How many checkpoints to keep."
+    )
+    resume: bool = Field(
+        default=False, description="Go on from the newest checkpoint in the state directory."
+    )
+    wait_s: float = Field(
+        default=120.0, ge=0, description="Seconds to look for peers before giving up; 0: for ever."
+    )
+    seconds: float = Field(default=0.0, ge=0, description="Stop after so many seconds; 0: never.")
+    rounds: int = Field(
+        default=0, ge=0, description="Stop after so many rounds; 0: when the run ends."
+    )
+    json_log: bool = Field(default=False, description="Log JSON lines instead of text.")
+
+    @model_validator(mode="after")
+    def _api_guarded(self) -> NodeConfig:
+        if not self.api_key and not is_loopback(host_port(self.api)[0]):
+            raise ValueError(
+                f"api {self.api} is open to the network: set api_key, or use 127.0.0.1"
+            )
+        return self
+
+    @property
+    def identity_path(self) -> Path:
+        """Where the key file is."""
+        return self.identity or self.dir / "identity.pem"
+
+    def source(self, key: str) -> str:
+        """Where a value came from: ``--listen``, ``ATOLL_LISTEN``, a file's path, ``default``."""
+        return self._sources.get(key, "default")
+
+    def is_default(self, key: str) -> bool:
+        """Whether nobody set this key: then a port in use may be replaced by a free one."""
+        return key not in self._sources
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def describe(key: str) -> str:
+    """A setting's description."""
+    return NodeConfig.model_fields[key].description or ""
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None
+) -> NodeConfig:
+    """Merge flags over the environment over the file over the defaults.
+
+    A flag of ``None`` was not given. Raises :class:`~protocols.errors.OperatorError` E204 for
+    unknown keys (naming the nearest) and bad values, each with where it came from.
+    """
+    given = {key: value for key, value in flags.items() if value is not None}
+    from_environment = _environment(environ)
+    config_file = _config_file(given, from_environment, environ, config_file)
+    from_file = read_toml(config_file) if config_file is not None else {}
+
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for layer, label in (
+        (from_file, lambda key: str(config_file)),
+        (from_environment, _variable),
+        (given, lambda key: "--" + key.replace("_", "-")),
+    ):
+        values |= layer
+        sources |= {key: label(key) for key in layer}
+    try:
+        config = NodeConfig.model_validate(values)
+    except ValidationError as error:
+        raise _explained(error, sources) from error
+    config._sources = sources
+    return config
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper()
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    known = {_variable(key): key for key in NodeConfig.model_fields}
+    found = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == _variable("config"):
+            continue
+        if variable not in known:
+            near = difflib.get_close_matches(variable, known, n=1)
+            raise bad_config(
+                f"unknown environment variable {variable}",
+                "no setting has that name" + (f"; did you mean {near[0]}?" if near else ""),
+                f"unset {variable}, or see `node config show`",
+            )
+        found[known[variable]] = value
+    return found
+
+
+def _config_file(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    environ: Mapping[str, str],
+    given: Path | None,
+) -> Path | None:
+    if given is not None:
+        return given
+    if environ.get(_variable("config")):
+        return Path(environ[_variable("config")])
+    default = NodeConfig.model_fields["dir"].default
+    home = Path(flags.get("dir") or environment.get("dir") or default).expanduser()
+    return home / "node.toml" if (home / "node.toml").is_file() else None
+
+
+def _explained(error: ValidationError, sources: Mapping[str, str]) -> Exception:
+    lines = []
+    for item, line in zip(error.errors(), explain(error, NodeConfig), strict=True):
+        key = str(item["loc"][0]) if item["loc"] else ""
+        source = sources.get(key)
+        if key in SECRETS:
+            line = f"{key}: is not in the form of one"
+        lines.append(f"{line} (from {source})" if source else line)
+    return bad_config(
+        f"bad setting{'s' if len(lines) > 1 else ''}",
+        "\n       ".join(lines),
+        "correct what is named above; `node config show` lists every setting and its source",
+    )
