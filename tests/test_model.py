@@ -134,7 +134,11 @@ def test_initial_values_are_equal_in_another_process_with_other_threads():
         "print(digest_of(build(TINY, seed=5)))"
     )
     out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
     )
     assert out.stdout.strip() == digest_of(build(TINY, seed=5))
 

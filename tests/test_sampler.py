@@ -1,0 +1,113 @@
+"""The sampler: a bijection, disjoint islands, whole coverage, nothing remembered."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.trainer.sampler import FEISTEL_ROUNDS, Sampler, permute
+
+keys = st.lists(st.integers(0, 2**64 - 1), min_size=FEISTEL_ROUNDS, max_size=FEISTEL_ROUNDS).map(
+    lambda found: np.array(found, dtype=np.uint64)
+)
+
+
+@given(st.integers(1, 3000), keys)
+@settings(deadline=None)
+def test_permute_is_a_bijection(size, key):
+    image = permute(np.arange(size, dtype=np.uint64), size, key)
+    assert np.array_equal(np.sort(image), np.arange(size))
+
+
+@given(st.integers(1, 2**40), keys, st.data())
+@settings(deadline=None)
+def test_permute_stays_inside_large_ranges_and_does_not_collide(size, key, data):
+    some = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=50))
+    image = permute(np.array(sorted(some), dtype=np.uint64), size, key)
+    assert image.max() < size
+    assert len(np.unique(image)) == len(some)
+
+
+def test_permute_looks_random():
+    key = np.arange(FEISTEL_ROUNDS, dtype=np.uint64)
+    image = permute(np.arange(10_000, dtype=np.uint64), 10_000, key).astype(np.float64)
+    assert abs(np.corrcoef(np.arange(10_000), image)[0, 1]) < 0.05
+    assert abs(np.corrcoef(image[:-1], image[1:])[0, 1]) < 0.05
+
+
+@given(
+    tokens=st.integers(64, 4000),
+    seq_len=st.integers(1, 32),
+    batch_size=st.integers(1, 5),
+    slots=st.integers(1, 6),
+    round=st.integers(0, 2**40),
+    seed=st.integers(0, 2**63 - 1),
+)
+@settings(deadline=None)
+def test_islands_of_a_round_share_no_token_until_all_windows_are_read(
+    tokens, seq_len, batch_size, slots, round, seed
+):
+    sampler = Sampler(tokens, seq_len, batch_size, seed)
+    read = []
+    for step in range(sampler.windows // (batch_size * slots)):
+        for slot in range(slots):
+            read.append(sampler.starts(round, slot, slots, step))
+    if not read:
+        return
+    starts = np.sort(np.concatenate(read))
+    assert starts[0] >= 0
+    assert starts[-1] + seq_len + 1 <= tokens
+    assert (np.diff(starts) >= seq_len).all()  # inputs do not overlap
+
+
+def test_the_corpus_is_read_whole_before_any_window_is_read_twice():
+    sampler = Sampler(tokens=8 * 41, seq_len=8, batch_size=4, seed=1)
+    assert sampler.windows == 40
+    rows = [sampler.starts(3, slot, 2, step) for step in range(10) for slot in range(2)]
+    first, second = np.concatenate(rows[:10]), np.concatenate(rows[10:])
+    assert len(np.unique(first)) == len(np.unique(second)) == 40
+    assert not np.array_equal(first, second)
+
+
+def test_an_epoch_may_end_inside_a_batch():
+    sampler = Sampler(tokens=8 * 8, seq_len=8, batch_size=5, seed=1)
+    assert sampler.windows == 7
+    read = np.concatenate([sampler.starts(0, 0, 1, step) for step in range(7)])
+    for epoch in read.reshape(5, 7):
+        assert len(np.unique(epoch)) == 7
+
+
+@given(st.integers(1, 8), st.data())
+@settings(deadline=None)
+def test_a_batch_may_be_cut_anywhere(batch_size, data):
+    sampler = Sampler(10_000, 16, batch_size, seed=2)
+    cut = data.draw(st.integers(0, batch_size))
+    parts = [sampler.starts(4, 1, 3, 9, rows) for rows in (range(cut), range(cut, batch_size))]
+    assert np.array_equal(np.concatenate(parts), sampler.starts(4, 1, 3, 9))
+
+
+def test_seed_round_slot_and_step_all_matter():
+    sampler, other = Sampler(10**6, 64, 8, seed=0), Sampler(10**6, 64, 8, seed=1)
+    draws = [
+        sampler.starts(0, 0, 2, 0), other.starts(0, 0, 2, 0), sampler.starts(1, 0, 2, 0),
+        sampler.starts(0, 1, 2, 0), sampler.starts(0, 0, 2, 1),
+    ]  # fmt: skip
+    assert len({draw.tobytes() for draw in draws}) == len(draws)
+    assert np.array_equal(Sampler(10**6, 64, 8, seed=0).starts(0, 0, 2, 0), draws[0])
+
+
+def test_the_order_is_part_of_the_protocol():
+    """Anyone can recompute who read what only while these numbers stay."""
+    got = Sampler(10**6, 64, 4, seed=7).starts(round=3, slot=1, slots=2, step=5)
+    assert got.tolist() == [978924, 350188, 162476, 382380]
+
+
+def test_what_has_no_place_is_refused():
+    with pytest.raises(ValueError, match="too few"):
+        Sampler(31, 16, 1, 0)
+    sampler = Sampler(1000, 16, 4, 0)
+    for arguments in [(0, 2, 2, 0), (0, -1, 2, 0), (-1, 0, 1, 0), (0, 0, 1, -1)]:
+        with pytest.raises(ValueError, match="no such place"):
+            sampler.starts(*arguments)
+    with pytest.raises(ValueError, match="outside a batch"):
+        sampler.starts(0, 0, 1, 0, range(2, 5))
