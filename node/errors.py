@@ -1,0 +1,329 @@
+"""Every error an operator can meet: one table, and the constructors that fill it in.
+
+``python -m node.errors > docs/errors.md`` writes the table for people. Code that knows more than
+the table says it in ``what``, ``why`` and ``fix``; the table has what is typical.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocols.errors import IdentityMismatch, OperatorError, TransportError, Unreachable, Why
+
+EXIT_USAGE = 2
+EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the table."""
+
+    code: str
+    title: str
+    why: str
+    fix: str
+    exit_code: int = 1
+
+
+_ROWS = (
+    Kind(
+        "E101",
+        "a peer cannot be reached",
+        "its name does not resolve, nothing listens there, no answer came in time, something "
+        "other than Atoll answers, or the TLS handshake failed; the message says which",
+        "check the address, that the peer runs, and that its firewall lets its port in",
+    ),
+    Kind(
+        "E102",
+        "an address is malformed",
+        "a peer's address is HOST:PORT or HOST:PORT/ID, with IPv6 hosts in brackets; multiaddresses "
+        "(/ip4/…) and URLs are not taken",
+        "copy the address from the join line that the other node prints",
+        EXIT_USAGE,
+    ),
+    Kind(
+        "E103",
+        "another identity answers at that address",
+        "the peer made a new key, another node took its port, or somebody stands in between",
+        "ask its operator for the current join line; leave out /ID only on a network you trust",
+    ),
+    Kind(
+        "E104",
+        "the identity file cannot be used",
+        "it is not an unencrypted PEM file with an ed25519 key, or other users can read it",
+        "chmod 600 the file, or make a new one with `node keygen --out FILE`",
+        EXIT_USAGE,
+    ),
+    Kind(
+        "E105",
+        "the state directory cannot be used",
+        "another node is running in it, or this user cannot write there",
+        "give each node of a machine its own --dir",
+    ),
+    Kind(
+        "E106",
+        "no running node answers",
+        "none runs with this state directory, or it stopped without cleaning up",
+        "start one with `node start`, or name it with --dir or --api",
+    ),
+    Kind(
+        "E201",
+        "the run's configuration differs",
+        "this node was given a run file that is not the swarm's; the message names each field",
+        "leave out --run to take the swarm's manifest, or correct the fields named",
+    ),
+    Kind(
+        "E202",
+        "protocol versions differ",
+        "the two nodes run versions of Atoll that do not understand each other; the message has both",
+        "install the version the swarm uses: pip install atoll==VERSION",
+    ),
+    Kind(
+        "E203",
+        "the invitation is missing or not valid",
+        "the run admits only those with an invitation that its creator signed for it",
+        "ask the run's creator for one and give it with --invitation",
+    ),
+    Kind(
+        "E204",
+        "bad configuration",
+        "a key is unknown, a value is out of its bounds, or two values contradict each other",
+        "correct what is named; `node config show` lists every setting, its value and its source",
+        EXIT_USAGE,
+    ),
+    Kind(
+        "E205",
+        "the manifest does not verify",
+        "its hash is not the run that was asked for, or its signature is not its creator's",
+        "ask the run's creator for a join line, and dial that node",
+    ),
+    Kind(
+        "E301",
+        "the clock is wrong",
+        "signed records expire by wall clock, and this machine's differs from the median of its peers",
+        "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)",
+    ),
+    Kind(
+        "E302",
+        "peers cannot dial this node",
+        "a NAT or firewall keeps connections out; the node trains through a relay unless "
+        "--require-reachable was given",
+        "forward the port and give its public address with --public-addr HOST:PORT",
+    ),
+    Kind(
+        "E303",
+        "the port is in use",
+        "another process listens on it; the message has its pid where it can be read",
+        "stop that process, or listen elsewhere with --listen or --api",
+    ),
+    Kind(
+        "E401",
+        "out of memory",
+        "model, optimizer state and activations do not fit; the micro-batch was halved and "
+        "gradients accumulated, down to one sequence",
+        "use more ranks (--nproc), a larger device, or a run with a smaller model or seq_len",
+    ),
+    Kind(
+        "E402",
+        "the disk is full",
+        "there must be room for two checkpoints at the start; later the node trains on and skips "
+        "checkpoints until there is",
+        "free space, lower --keep-checkpoints, or give another --dir",
+    ),
+    Kind(
+        "E403",
+        "CUDA and the driver disagree",
+        "this build of torch needs a newer driver than the one installed; the message has both",
+        "update the driver, install torch for its CUDA version, or use --device cpu",
+    ),
+    Kind(
+        "E404",
+        "a checkpoint is damaged",
+        "a file of it is missing or its hash differs from the one recorded",
+        "resume from an older checkpoint, or start without --resume to take the state from peers",
+    ),
+    Kind(
+        "E405",
+        "the trainer died",
+        "a trainer rank ended by itself or was killed; its last words are in the message and its log",
+        "see the trainer's log in the state directory; exit status -9 usually means out of memory",
+    ),
+    Kind(
+        "E501",
+        "no peers",
+        "none of the given or cached peers could be joined; each is listed with its own reason",
+        "check that one of them runs, or give another with --peers",
+    ),
+    Kind(
+        "E601",
+        "no training text",
+        "the corpus cannot be read, or has too few tokens for one sequence",
+        "give text files with --data, or use the recipe `docstrings`, which needs no download",
+    ),
+    Kind(
+        "E999",
+        "internal error",
+        "Atoll has a defect: an exception that nothing expected; its traceback is in the log file",
+        "report it with that file",
+        EXIT_INTERNAL,
+    ),
+)
+TABLE: Mapping[str, Kind] = {kind.code: kind for kind in _ROWS}
+
+_UNREACHABLE_FIX = {
+    Why.DNS: "check the host name for typing errors, or give an IP address",
+    Why.REFUSED: "check the port, and that the node runs there and listens on a public interface",
+    Why.TIMEOUT: "check that its firewall or router lets the port in, and that it runs",
+    Why.NOT_ATOLL: "check the port: it belongs to another program; copy the peer's join line",
+    Why.TLS: "check that no proxy stands in between, and that both run the same version of Atoll",
+    Why.RESET: "try again; if it goes on, check proxies and firewalls between the two machines",
+    Why.NO_ADDRESS: "give its address with --peers HOST:PORT/ID",
+}
+
+
+def operator_error(
+    code: str, what: str = "", *, why: str = "", fix: str = "", exit_code: int | None = None
+) -> OperatorError:
+    """An :class:`OperatorError` of the table; what is left out comes from its row."""
+    kind = TABLE[code]
+    return OperatorError(
+        code,
+        what or kind.title,
+        why or kind.why,
+        fix or kind.fix,
+        exit_code=kind.exit_code if exit_code is None else exit_code,
+    )
+
+
+def from_transport(error: TransportError, address: str) -> OperatorError:
+    """E103 for another identity, E101 with its own fix for each way a peer is unreachable."""
+    if isinstance(error, IdentityMismatch):
+        got = error.got or "no valid identity"
+        return operator_error(
+            "E103",
+            f"another identity answers at {address}",
+            why=f"expected {error.expected}, got {got}",
+        )
+    if isinstance(error, Unreachable):
+        detail = f" ({error.detail})" if error.detail else ""
+        return operator_error(
+            "E101",
+            f"cannot reach {address}",
+            why=error.why.value + detail,
+            fix=_UNREACHABLE_FIX[error.why],
+        )
+    return operator_error("E101", f"cannot use {address}", why=str(error))
+
+
+def config_mismatch(differences: Sequence[str]) -> OperatorError:
+    """E201 from :func:`bootstrap.manifest.difference` (ours != the swarm's)."""
+    return operator_error(
+        "E201", "the run file is not the swarm's", why="\n       ".join(differences)
+    )
+
+
+def protocol_mismatch(ours: str, theirs: str) -> OperatorError:
+    """E202 with both versions, each as ``protocol 1, atoll 0.1.0``."""
+    return operator_error("E202", why=f"this node: {ours}; the peer: {theirs}")
+
+
+def clock_skew(offset: float, limit: float, peers: int) -> OperatorError:
+    """E301: ``offset`` in seconds against the median of ``peers`` peers (positive: we are ahead)."""
+    side = "ahead of" if offset > 0 else "behind"
+    return operator_error(
+        "E301",
+        why=f"it is {abs(offset):.1f} s {side} the median of {peers} peers; at most {limit:g} s "
+        "is allowed",
+    )
+
+
+def port_in_use(address: str, flag: str, free_port: int = 0) -> OperatorError:
+    """E303 for ``HOST:PORT``, naming the process that has it where this user may know."""
+    host, _, port = address.rpartition(":")
+    pid = pid_listening_on(int(port))
+    return operator_error(
+        "E303",
+        f"cannot listen on {address}",
+        why=f"process {pid} listens there" if pid else "another process listens there",
+        fix=f"stop it, or use {flag} {host}:{free_port}"
+        + ("" if free_port else " (0: any free port)"),
+    )
+
+
+def no_peers(reasons: Mapping[str, str], seconds: float) -> OperatorError:
+    """E501 with each seed's own reason."""
+    listed = "\n       ".join(f"{address}: {why}" for address, why in reasons.items())
+    return operator_error(
+        "E501", f"no peer answered in {seconds:.0f} s", why=listed or "no address is known"
+    )
+
+
+def disk_full(path: Path, needed: int, free: int) -> OperatorError:
+    """E402, sizes in bytes."""
+    return operator_error(
+        "E402",
+        f"not enough space under {path}",
+        why=f"two checkpoints need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+    )
+
+
+def trainer_died(rank: int, exit_code: int, log: Path, last_words: str = "") -> OperatorError:
+    """E405; a negative ``exit_code`` is the signal that killed the rank."""
+    return operator_error(
+        "E405",
+        f"trainer rank {rank} died with exit status {exit_code}",
+        why=last_words or "it left no message",
+        fix=f"see {log}" + ("; -9 usually means out of memory" if exit_code == -9 else ""),
+    )
+
+
+def pid_listening_on(port: int) -> int | None:
+    """The process that listens on a TCP port, from ``/proc``; None where it cannot be known."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            columns = line.split()
+            if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{columns[9]}]")
+    if not inodes:
+        return None
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = str(descriptor.readlink())
+        except OSError:  # it is gone, or another user's
+            continue
+        if target in inodes:
+            return int(descriptor.parts[2])
+    return None
+
+
+def document() -> str:
+    """docs/errors.md."""
+    lines = [
+        "# Errors",
+        "",
+        "Written by `python -m node.errors > docs/errors.md`; do not edit.",
+        "",
+        "An error is printed as text on standard error: what happened, why, what to do. The exit",
+        "status is 2 for wrong usage, 70 for a defect of Atoll, 130 after Ctrl-C, otherwise 1.",
+        "",
+        "| code | what | typical reason | what to do | exit |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {kind.code} | {kind.title} | {kind.why} | {kind.fix} | {kind.exit_code} |"
+        for kind in TABLE.values()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
