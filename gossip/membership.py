@@ -109,6 +109,13 @@ class Membership:
         if island is not None and island.failing_since is None:
             island.failing_since = now
 
+    def forgive(self, seconds: float) -> None:
+        """This process itself stood still for so long: nobody's silence in it counts."""
+        for island in self.islands.values():
+            island.heard += seconds
+            if island.failing_since is not None:
+                island.failing_since += seconds
+
     def forget_old(self, now: float) -> list[PeerId]:
         """Drop peers not heard of for a long time; returns who."""
         gone = [p for p, i in self.islands.items() if now - i.heard > self.patience.forget_s]

@@ -84,10 +84,9 @@ def renewed_plan(
             load[part.owner] += part.stop - part.start
     parts = []
     for part in plan.parts:
-        result = part.result or merged.get((part.start, part.stop))
-        own = remains.held.get((part.start, part.stop, part.owner))
-        if own is not None:
-            result = own
+        result = remains.held.get((part.start, part.stop, part.owner))
+        if result is None:
+            result = merged.get((part.start, part.stop))
         owner = part.owner
         if result is not None:
             owner = result.owner

@@ -22,8 +22,10 @@ from gossip.agreement import (
     Decided,
     DecidedElsewhere,
     Event,
+    PartKey,
     Place,
     Remains,
+    key_of,
 )
 from gossip.certificate import majority
 from gossip.membership import Liveness, Membership
@@ -90,6 +92,7 @@ class Round:
     abstain_until: float = 0.0  # a restarted member may have promised things it forgot
     agreement: Agreement = field(init=False)
     _gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
+    _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
     _quorum_since: float | None = None
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
@@ -152,6 +155,13 @@ class Round:
         """The bytes of a merged part have arrived and match its digest."""
         return [] if self._finished else self._carry_out(self.agreement.on_held(result), now)
 
+    def on_lost(self, result: PartResult, now: float) -> list[Instruction]:
+        """A part that the plan takes as merged is not to be had from anybody."""
+        if self._finished:
+            return []
+        self._lost.add(key_of(result))
+        return self.tick(now)
+
     def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:
         """A peer did not deliver what the plan asked of it."""
         if self._finished or peer == self.me or peer in self._gone:
@@ -194,16 +204,17 @@ class Round:
             return True  # promised to somebody who has not come up with a plan
         if not self.agreement.missing():  # all is held and voted for: votes may have been lost
             return now - self._voted_at > 2 * self._patience()
-        return bool(self._faulty(plan, now))
+        return self._cannot_complete(now)
 
-    def _faulty(self, plan: Plan, now: float) -> set[PeerId]:
-        """Peers that the open parts of the plan wait for in vain."""
-        needed = {owner for _, _, owner, result in self.agreement.missing() if result is None}
-        return {
-            peer
-            for peer in needed
-            if peer in self._gone or self._liveness(peer, now) is not Liveness.ALIVE
-        }
+    def _cannot_complete(self, now: float) -> bool:
+        """Whether an open part of the plan waits for somebody, or something, that is gone."""
+        for _, _, owner, fixed in self.agreement.missing():
+            if fixed is not None:
+                if key_of(fixed) in self._lost:
+                    return True
+            elif owner in self._gone or self._liveness(owner, now) is not Liveness.ALIVE:
+                return True
+        return False
 
     def _should_begin(self, now: float) -> bool:
         ready, late = self._ready_and_late(now)
@@ -352,7 +363,7 @@ class Round:
         lost_for = now - self._lost_since
         office = self._office()
         left = [p for p in office if self._liveness(p, now) is Liveness.LEFT]
-        alive = tuple(p for p in office if self._liveness(p, now) is Liveness.ALIVE)
+        alive = self._able(now)
         enough = len(alive) >= self.rules.quorum * (len(office) - len(left))
         if lost_for < (self._patience() if enough else self.rules.alone_after_s):
             return []
@@ -375,6 +386,7 @@ class Round:
             match event:
                 case Adopted(plan):
                     self._due_since = None
+                    self._lost.clear()
                     self._gone -= {c.peer for c in plan.contributors if c.active}
                     self._gone -= {part.owner for part in plan.parts if part.result is None}
                     out.append(Work(plan))
@@ -402,10 +414,21 @@ class Round:
                 return Liveness.DEAD
         return self.membership.liveness(peer, now)
 
+    def _able(self, now: float) -> tuple[PeerId, ...]:
+        """Those in office who are alive and able to vote (a joining member abstains)."""
+        return tuple(
+            peer
+            for peer in self._office()
+            if self._liveness(peer, now) is Liveness.ALIVE
+            and (peer == self.me or self._status(peer) == "active")
+        )
+
+    def _status(self, peer: PeerId) -> str:
+        announce = self.membership.announcement(peer)
+        return "" if announce is None else announce.status
+
     def _majority_alive(self, now: float) -> bool:
-        office = self._office()
-        alive = sum(self._liveness(peer, now) is Liveness.ALIVE for peer in office)
-        return alive >= majority(office)
+        return len(self._able(now)) >= majority(self._office())
 
     def _office(self) -> tuple[PeerId, ...]:
         return self.agreement.roster_of(self._epoch())

@@ -345,3 +345,45 @@ class Blob(Message, kind=34):
 
     run: Digest
     digest: Digest
+
+
+# --- discovery --------------------------------------------------------------------------------
+
+
+class RemoteCall(Message, kind=40, max_bytes=1024 * 1024 + 8 * 1024):
+    """A protobuf call of the DHT (:mod:`protocols.p2p`), with the caller's signed address."""
+
+    handler: Annotated[str, Max(128)]
+    record: Annotated[bytes, Max(4096)]  # the caller's PeerRecord in its envelope, may be empty
+    known: int  # sequence of the callee's record that the caller holds; 0: none
+    body: Annotated[bytes, Max(1024 * 1024)]  # the protobuf
+
+
+class RemoteReply(Message, kind=41, max_bytes=1024 * 1024 + 8 * 1024):
+    """Answer to :class:`RemoteCall` and :class:`StreamStep`."""
+
+    error: Annotated[str, Max(512)]  # what the handler raised; empty: it returned
+    record: Annotated[bytes, Max(4096)]  # the callee's record where it is newer than `known`
+    bodies: Annotated[tuple[Annotated[bytes, Max(1024 * 1024)], ...], Max(64)]
+    done: bool  # no more bodies will follow (always true for a plain call)
+
+
+class StreamStep(Message, kind=42, max_bytes=1024 * 1024 + 8 * 1024):
+    """One step of a streaming protobuf call: items in, items out."""
+
+    stream: Annotated[bytes, Max(16)]
+    verb: Name  # "open", "send", "end" (no more input), "next" (wait for output), "cancel"
+    handler: Annotated[str, Max(128)]  # for "open"
+    bodies: Annotated[tuple[Annotated[bytes, Max(1024 * 1024)], ...], Max(64)]
+
+
+class Where(Message, kind=43):
+    """Where are these peers? Asked of a peer who named them."""
+
+    peers: Annotated[tuple[Peer, ...], Max(32)]
+
+
+class Found(Message, kind=44, max_bytes=160 * 1024):
+    """Answer to :class:`Where`: signed records of those that are known, newest held."""
+
+    records: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(32)]
