@@ -1,0 +1,42 @@
+"""The validation loss on the shared shard, summed in a fixed order so that islands agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+EVALUATION_BATCH = 16  # sequences at a time
+
+
+def shard_tokens(shard: bytes, seq_len: int) -> Tensor:
+    """The shard's windows as int64 [n, seq_len + 1].
+
+    Raises ValueError when the bytes are no whole, positive number of windows.
+    """
+    if not shard or len(shard) % (seq_len + 1):
+        raise ValueError(f"a shard of {len(shard)} bytes is no whole number of {seq_len + 1}")
+    tokens = np.frombuffer(shard, dtype=np.uint8).astype(np.int64)
+    return torch.from_numpy(tokens).view(-1, seq_len + 1)
+
+
+@torch.no_grad()
+def evaluate(model: Callable[[Tensor], Tensor], tokens: Tensor) -> float:
+    """Mean loss in nats a token of ``model`` (tokens [B, T] to logits [B, T, V]) on ``tokens``.
+
+    ``tokens`` is int64 [n, T + 1] on the model's device. Token losses are fp32; they are summed
+    by sequence, and the sequences in order in double precision. So the batches are the same on
+    every island, and a sharded model takes the same collective calls on all ranks.
+    """
+    total = 0.0
+    for batch in tokens.split(EVALUATION_BATCH):
+        logits, targets = model(batch[:, :-1]), batch[:, 1:]
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
+        ).view(targets.shape)
+        for loss in losses.sum(dim=1).tolist():
+            total += loss
+    return total / (tokens.shape[0] * (tokens.shape[1] - 1))
