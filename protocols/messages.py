@@ -255,22 +255,11 @@ class Suspect(Message, kind=17):
     peers: Peers
 
 
-# --- headers of long bodies -------------------------------------------------------------------
+# --- headers of long bodies (that of a merged part is its PartResult) --------------------------
 
 
 class Contribution(Message, kind=20):
     """Header of a slice on its way to a part's owner."""
-
-    run: Digest
-    fragment: int
-    round: int
-    start: int
-    stop: int
-    codec: Name
-
-
-class Merged(Message, kind=21):
-    """Header of a merged part on its way from its owner to a member."""
 
     run: Digest
     fragment: int
