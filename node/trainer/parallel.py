@@ -111,9 +111,10 @@ def shard(model: nn.Module, blocks: list[nn.Module], ranks: Ranks, dtype: torch.
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,
     )
-    for block in blocks:
-        fully_shard(block, mesh=ranks.mesh, mp_policy=policy)
-    fully_shard(model, mesh=ranks.mesh, mp_policy=policy)
+    for module in (*blocks, model):
+        # Resharded after forward, the root too: an evaluation has no backward that would do it,
+        # and a copy left unsharded would hide what is written to the shards afterwards.
+        fully_shard(module, mesh=ranks.mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 def local(tensor: Tensor) -> Tensor:

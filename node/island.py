@@ -1,0 +1,353 @@
+"""The daemon's side of the trainer: its ranks as structured child processes.
+
+An :class:`Island` starts one process a rank, talks to rank 0, and turns everything that can
+happen into a queue of events. A rank that dies takes the others down and becomes one
+:class:`TrainerDied`, never a hang; whether to start again is the daemon's decision. Ranks stop in
+three steps (asked, terminated, killed) and die with the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import node
+from node.trainer.channel import (
+    READ_BYTES,
+    REPORTS,
+    Applied,
+    ChannelClosedError,
+    Command,
+    Failed,
+    Report,
+    StepDone,
+    Stop,
+    Unframer,
+    frame,
+)
+from node.trainer.settings import (
+    EXIT_CRASHED,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_RANK_LOST,
+    EXIT_REFUSED,
+    TrainerSettings,
+)
+from node.trainer.shared import SharedVectors
+from protocols.errors import Malformed
+from protocols.wire import decode_any
+
+STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
+TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
+SETTLE_S = 1.0  # a rank that lost another one ends first now and then: wait for the real cause
+CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
+MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
+TAIL_BYTES = 4096
+OOM_COUNTER = Path("/proc/vmstat")
+
+
+@dataclass(frozen=True)
+class TrainerDied:
+    """All ranks are down although nobody asked. ``rank`` is the one that went first."""
+
+    rank: int
+    exit_code: int | None  # None: ended by a signal
+    signal: str  # "SIGKILL", or empty
+    code: str  # E401 for memory, E405 otherwise, or what the trainer said itself
+    text: str  # one line
+    log_tail: str  # the end of that rank's output
+
+
+Event = Report | TrainerDied
+
+
+@dataclass
+class _Rank:
+    process: asyncio.subprocess.Process
+    log: Path
+    log_start: int  # bytes that were in the log before
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send to the rank's whole process group, if it is still there."""
+        if self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, number)  # pid and group id are equal: own session
+            except ProcessLookupError:
+                return  # ended, and not yet reaped
+
+    def tail(self) -> str:
+        with self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self.log_start, end - TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+
+
+class Island:
+    """The trainer of this node. ``directory`` receives logs and the settings file.
+
+    Use :meth:`start`, take events with :meth:`next_event`, and always :meth:`stop`; or
+    ``async with``, which does both.
+    """
+
+    def __init__(self, settings: TrainerSettings, vectors: SharedVectors, directory: Path) -> None:
+        self.settings = settings
+        self.vectors = vectors
+        self.directory = directory
+        self.starts = 0  # how often the ranks were started
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._ranks: list[_Rank] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._failed: Failed | None = None
+
+    async def __aenter__(self) -> Island:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether all ranks are running."""
+        return self._supervisor is not None and not self._supervisor.done()
+
+    async def start(self) -> None:
+        """Start all ranks; returns at once, ``Ready`` follows as an event."""
+        if self.alive:
+            raise RuntimeError("the island is running")
+        self._stopping, self._failed, self._ranks = False, None, []
+        self.starts += 1
+        self.vectors.snapshot = None
+        self.vectors.release()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        settings_file = self.directory / "trainer.json"
+        settings_file.write_text(self.settings.model_dump_json(indent=1), encoding="utf-8")
+        rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.directory))
+        ours, theirs = socket.socketpair()
+        oom_kills = _oom_kills()
+        try:
+            with theirs:
+                for rank in range(self.settings.ranks):
+                    arguments = ["--settings", str(settings_file), "--rank", str(rank)]
+                    arguments += ["--rendezvous", str(rendezvous / "store")]
+                    inherited: tuple[int, ...] = ()
+                    if rank == 0:
+                        inherited = (theirs.fileno(), self.vectors.descriptor)
+                        arguments += ["--channel", str(inherited[0])]
+                        arguments += ["--vectors", str(inherited[1])]
+                    self._ranks.append(await self._spawn(rank, arguments, inherited))
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            self._signal_all(signal.SIGKILL)
+            for started in self._ranks:
+                await started.process.wait()
+            shutil.rmtree(rendezvous, ignore_errors=True)
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(reader, rendezvous, oom_kills))
+
+    async def next_event(self) -> Event:
+        """The next event, oldest first; waits for it."""
+        return await self._events.get()
+
+    async def send(self, command: Command) -> None:
+        """Send a command to rank 0; raises :class:`ChannelClosedError` when it is not there."""
+        if self._writer is None or not self.alive:
+            raise ChannelClosedError("the trainer is not running")
+        try:
+            self._writer.write(frame(command))
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise ChannelClosedError(f"the trainer is gone ({error})") from error
+
+    async def claim(self) -> None:
+        """Take ``base`` and ``sent`` from the trainer; it writes no snapshot until it has applied.
+
+        Look at ``vectors.snapshot`` afterwards: a snapshot may lie there whose event is still on
+        its way. Write, then send an Apply; the claim ends with :class:`Applied`. Should
+        nothing come to be applied, call ``vectors.release()``.
+        """
+        while not self.vectors.try_claim():  # noqa: ASYNC110 - a lock of another process
+            await asyncio.sleep(CLAIM_POLL_S)
+
+    async def stop(self) -> None:
+        """End all ranks: asked, then terminated, then killed. Queues ``Stopped`` if it came."""
+        self._stopping = True
+        if self._supervisor is None:
+            return
+        try:
+            try:
+                await self.send(Stop())
+                await asyncio.wait((self._supervisor,), timeout=STOP_GRACE_S)
+            except ChannelClosedError:
+                pass  # it went by itself in the meantime
+            if self.alive:
+                self._signal_all(signal.SIGTERM)
+                await asyncio.wait((self._supervisor,), timeout=TERMINATE_GRACE_S)
+        finally:
+            self._signal_all(signal.SIGKILL)
+            await self._supervisor
+            self._supervisor = None
+
+    async def restart(self, **changes: Any) -> None:
+        """Stop, and start again with changed settings, e.g. ``micro_batch=4`` after an E401.
+
+        The vectors stay as they are; the trainer waits for ``Begin`` as at its first start.
+        """
+        await self.stop()
+        self.settings = TrainerSettings.model_validate({**dict(self.settings), **changes})
+        await self.start()
+
+    async def _spawn(self, rank: int, arguments: list[str], inherited: tuple[int, ...]) -> _Rank:
+        log = self.directory / f"trainer-rank{rank}.log"
+        with log.open("ab") as file:
+            start = file.tell()
+            process = await asyncio.create_subprocess_exec(
+                # -P: a folder called "node" where the operator stands must not be imported
+                sys.executable,
+                "-P",
+                "-m",
+                "node.trainer.rank",
+                "--parent",
+                str(os.getpid()),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=inherited,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        return _Rank(process, log, start)
+
+    def _environment(self) -> dict[str, str]:
+        packages = str(Path(node.__file__).resolve().parent.parent)
+        path = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(self.settings.threads),
+            "MKL_NUM_THREADS": str(self.settings.threads),
+            # all ranks are on this host; gloo would otherwise look its name up
+            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        }
+
+    async def _supervise(
+        self, reader: asyncio.StreamReader, rendezvous: Path, oom_kills: int
+    ) -> None:
+        """Read events until the first rank ends; then end the rest and say why."""
+        ended: list[tuple[int, int]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read(reader))
+                exits = [group.create_task(rank.process.wait()) for rank in self._ranks]
+                await asyncio.wait((reading, *exits), return_when=asyncio.FIRST_COMPLETED)
+                if not self._stopping:
+                    ended = await self._settle(exits)
+                if not self._stopping:
+                    self._signal_all(signal.SIGKILL)
+                await asyncio.wait(exits)
+        finally:
+            self._signal_all(signal.SIGKILL)
+            self.vectors.release()
+            if self._writer is not None:
+                self._writer.close()
+            shutil.rmtree(rendezvous, ignore_errors=True)
+        if not self._stopping:
+            self._events.put_nowait(self._obituary(ended, oom_kills))
+
+    async def _settle(self, exits: list[asyncio.Task[int]]) -> list[tuple[int, int]]:
+        """Ranks that ended by themselves, as (rank, status), the likeliest cause first.
+
+        A rank whose collective failed since another one died may well end before that one.
+        """
+        deadline = asyncio.get_running_loop().time() + SETTLE_S
+        while True:
+            ended = [(i, task.result()) for i, task in enumerate(exits) if task.done()]
+            ended.sort(key=lambda item: (_blame(item[1]), item[0]))
+            running = [task for task in exits if not task.done()]
+            left = deadline - asyncio.get_running_loop().time()
+            if not running or left <= 0 or (ended and _blame(ended[0][1]) < _blame(EXIT_RANK_LOST)):
+                return ended
+            await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Queue what rank 0 reports, until it closes the channel or breaks its rules."""
+        unframer = Unframer()
+        try:
+            while data := await reader.read(READ_BYTES):
+                for raw in unframer.feed(data):
+                    self._take(decode_any(raw, *REPORTS))
+        except Malformed as error:
+            self._failed = Failed("", f"rank 0 sent what is no report: {error}")
+        except ConnectionError:
+            return  # as good as its end
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Failed):
+            self._failed = report  # becomes part of TrainerDied
+            return
+        if isinstance(report, Applied):
+            self.vectors.release()
+        if isinstance(report, StepDone) and self._events.qsize() >= MAX_QUEUED:
+            return
+        self._events.put_nowait(report)
+
+    def _obituary(self, ended: list[tuple[int, int]], oom_kills: int) -> TrainerDied:
+        rank, status = ended[0] if ended else (0, 0)
+        tail = self._ranks[rank].tail()
+        name = signal.Signals(-status).name if status < 0 else ""
+        out_of_memory = status == EXIT_OUT_OF_MEMORY or (
+            name == "SIGKILL" and _oom_kills() > oom_kills
+        )
+        if rank == 0 and self._failed is not None and not out_of_memory:
+            code, text = self._failed.code or "E405", self._failed.text
+        elif out_of_memory:
+            code, text = "E401", f"rank {rank} ran out of memory"
+        else:
+            code, text = "E405", f"rank {rank} {f'was ended by {name}' if name else 'crashed'}"
+        return TrainerDied(
+            rank=rank,
+            exit_code=None if status < 0 else status,
+            signal=name,
+            code=code,
+            text=text,
+            log_tail=tail,
+        )
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            rank.signal(number)
+
+
+def _blame(status: int) -> int:
+    """How likely an exit status is the cause rather than the effect of another rank's end."""
+    if status < 0:
+        return 0
+    order = (EXIT_OUT_OF_MEMORY, EXIT_REFUSED, EXIT_CRASHED, EXIT_RANK_LOST)
+    return 1 + (order.index(status) if status in order else len(order))
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel has killed for memory since boot; 0 where it does not tell."""
+    try:
+        lines = OOM_COUNTER.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,146 @@
+"""Process entry of one rank: ``python -m node.trainer.rank``, started by :mod:`node.island`.
+
+A rank never outlives the daemon: the kernel kills it when its parent dies (Linux), and rank 0
+sees the end of its channel everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.trainer.channel import Channel, ChannelClosedError, Failed
+from node.trainer.settings import (
+    EXIT_CRASHED,
+    EXIT_ORPHANED,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_RANK_LOST,
+    EXIT_REFUSED,
+    EXIT_STOPPED,
+    TrainerSettings,
+)
+from node.trainer.shared import SharedVectors
+from protocols.errors import OperatorError
+
+if TYPE_CHECKING:
+    import torch
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one rank to its end; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="node.trainer.rank")
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--rendezvous", type=Path, required=True)
+    parser.add_argument("--channel", type=int, help="descriptor of the socket, rank 0 only")
+    parser.add_argument("--vectors", type=int, help="descriptor of the shared file, rank 0 only")
+    arguments = parser.parse_args(argv)
+    if not die_with(arguments.parent):
+        return EXIT_ORPHANED
+    settings = TrainerSettings.model_validate_json(arguments.settings.read_bytes())
+    channel = None
+    if arguments.channel is not None:
+        channel = Channel(socket.socket(fileno=arguments.channel))
+    try:
+        train(settings, arguments.rank, arguments.rendezvous, channel, arguments.vectors)
+        return EXIT_STOPPED
+    except ChannelClosedError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_ORPHANED
+    except Exception as error:  # noqa: BLE001 - the process ends here, logged
+        traceback.print_exc()
+        status, code, text = explain(error, settings)
+        if channel is not None:
+            try:
+                channel.send(Failed(code, text[:2000]))
+            except ChannelClosedError:
+                return EXIT_ORPHANED
+        return status
+
+
+def train(
+    settings: TrainerSettings,
+    rank: int,
+    rendezvous: Path,
+    channel: Channel | None,
+    vectors_descriptor: int | None,
+) -> None:
+    """Build this rank's part of the model and follow the daemon until it says stop."""
+    import torch
+
+    from node.trainer.layout import Layout
+    from node.trainer.loop import Leader, Trainer
+    from node.trainer.parallel import Ranks
+
+    torch.set_num_threads(settings.threads)
+    ranks = Ranks.join(rank, settings.ranks, pick_device(settings, rank), rendezvous)
+    leader = None
+    if channel is not None and vectors_descriptor is not None:
+        size = Layout.of_config(settings.manifest.model).size
+        leader = Leader(channel, SharedVectors(vectors_descriptor, size))
+    Trainer(settings, ranks, leader).run()
+    ranks.leave()
+
+
+def pick_device(settings: TrainerSettings, rank: int) -> torch.device:
+    """The rank's own device; raises E403 when CUDA was asked for and does not work."""
+    import torch
+
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or torch.cuda.device_count() <= rank:
+        raise OperatorError(
+            "E403",
+            f"no CUDA device for rank {rank}",
+            f"torch {torch.__version__} built for CUDA {torch.version.cuda} "
+            f"sees {torch.cuda.device_count()} devices",
+            "check the driver with nvidia-smi, or start with --device cpu",
+        )
+    return torch.device("cuda", rank)
+
+
+def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]:
+    """Exit status, error code and text of what ended this rank."""
+    import torch
+
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OperatorError):
+        return EXIT_REFUSED, error.code, error.text()
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return EXIT_OUT_OF_MEMORY, "E401", text
+    lost = ("gloo", "nccl", "closed by peer", "connection reset")
+    if settings.ranks > 1 and any(word in text.lower() for word in lost):
+        return EXIT_RANK_LOST, "", text
+    return EXIT_CRASHED, "", text
+
+
+def die_with(parent: int) -> bool:
+    """Ask the kernel to kill this process when its parent dies; false if it has died already."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+    return os.getppid() == parent
+
+
+def _exit(status: int) -> None:
+    """End at once after a failure: taking a broken process group down in order may hang."""
+    if status == EXIT_STOPPED:
+        sys.exit()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    _exit(main())
