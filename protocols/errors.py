@@ -60,6 +60,7 @@ class Why(StrEnum):
     TLS = "the TLS handshake failed"
     RESET = "the connection broke"
     NO_ADDRESS = "no address is known for this peer"
+    SELF = "that is this node itself"
 
 
 class Unreachable(TransportError):

@@ -1,0 +1,483 @@
+"""The dialling side of the HTTP transport: pooled connections per peer, and the three verbs.
+
+The pool is aiohttp's, keyed by host; the host of every URL here is the peer's TLS server name, so
+a pooled connection can only ever serve the peer it was proven for. Calls and long bodies have
+pools of their own, so that a small message never waits behind a tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import socket
+import ssl
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp import payload
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
+from yarl import URL
+
+from protocols import tls
+from protocols.addresses import AddressBook, parse_address
+from protocols.errors import (
+    IdentityMismatch,
+    Malformed,
+    RemoteRefused,
+    TransferStalled,
+    TransportError,
+    Unreachable,
+    Why,
+)
+from protocols.http_body import (
+    ERROR_HEADER,
+    MAX_ERROR_BYTES,
+    PEER_HEADER,
+    PROTOCOL,
+    TOOK_HEADER,
+    VERSION_HEADER,
+    BodyReader,
+    Limits,
+    frame,
+    send_body,
+)
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId, public_key
+from protocols.transport import MAX_CALL_BYTES, Outgoing
+
+if TYPE_CHECKING:
+    from aiohttp.client import ClientTimeout
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.tracing import Trace
+
+logger = logging.getLogger(__name__)
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
+_SHORT_FAILURE = 1.0  # seconds after which an interrupted connection attempt counts as failed
+
+
+@dataclass(slots=True)
+class _Dial:
+    """A connection to an address, not to a peer: who answers is what it finds out."""
+
+    address: str
+    expected: PeerId | None
+    peer: PeerId | None = None
+
+
+class PeerConnector(aiohttp.BaseConnector):
+    """Opens connections to peers by their server name, trying the addresses of the book."""
+
+    def __init__(self, book: AddressBook, context: ssl.SSLContext | None, limits: Limits) -> None:
+        super().__init__(
+            limit=0, limit_per_host=limits.per_peer, keepalive_timeout=limits.idle_client
+        )
+        self.dials: dict[str, _Dial] = {}
+        self._book = book
+        self._context = context
+        self._limits = limits
+        self._links: dict[PeerId, weakref.WeakSet[asyncio.Transport]] = {}
+
+    def links(self, peer: PeerId | None = None) -> list[asyncio.Transport]:
+        """The open connections, of one peer or of all."""
+        peers = list(self._links) if peer is None else [peer]
+        sets = [self._links[p] for p in peers if p in self._links]
+        return [link for links in sets for link in links if not link.is_closing()]
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    ) -> ResponseHandler:
+        host = req.url.raw_host or ""
+        dial = self.dials.get(host)
+        if dial is not None:
+            protocol, dial.peer = await self._open(dial.address, dial.expected)
+            return protocol
+        peer = tls.peer_of_name(host)
+        protocol = await self._connect(peer)
+        assert protocol.transport is not None
+        if peer not in self._links:  # peers whose links have all gone are not kept
+            self._links = {p: links for p, links in self._links.items() if links}
+        self._links.setdefault(peer, weakref.WeakSet()).add(protocol.transport)
+        return protocol
+
+    async def _connect(self, peer: PeerId) -> ResponseHandler:
+        """Try the known addresses, then those the resolver finds."""
+        tried: dict[str, TransportError] = {}
+        for resolved in (False, True):
+            if resolved and not await self._book.resolve(peer):
+                break
+            for address in self._book.addresses(peer):
+                if address in tried:
+                    continue
+                started = self._loop.time()
+                try:
+                    protocol, _ = await self._open(address, peer)
+                except TransportError as error:
+                    self._book.failed(peer, address)
+                    tried[address] = error
+                except asyncio.CancelledError:
+                    if self._loop.time() - started > _SHORT_FAILURE:
+                        self._book.failed(peer, address)
+                    raise
+                else:
+                    self._book.succeeded(peer, address)
+                    return protocol
+        errors = list(tried.values())
+        if not errors:
+            raise Unreachable(peer, Why.NO_ADDRESS)
+        first = next((e for e in errors if isinstance(e, Unreachable)), None)
+        if len(errors) == 1 or first is None:
+            raise errors[0]
+        raise Unreachable(peer, first.why, "; ".join(map(str, errors)))
+
+    async def _open(
+        self, address: str, expected: PeerId | None
+    ) -> tuple[ResponseHandler, PeerId | None]:
+        """One connection to one address. The peer is None where there is no TLS."""
+        place = parse_address(address)
+        secure = self._context is not None
+        name = tls.ANYONE if expected is None else tls.server_name(expected)
+        try:
+            async with asyncio.timeout(self._limits.connect):
+                transport, protocol = await self._loop.create_connection(
+                    self._factory,
+                    place.host,
+                    place.port,
+                    ssl=self._context,
+                    server_hostname=name if secure else None,
+                    ssl_shutdown_timeout=self._limits.grace if secure else None,
+                    happy_eyeballs_delay=0.25,
+                )
+        except tls.WrongPeer as error:
+            raise IdentityMismatch(address, expected or "", error.got) from error
+        except OSError as error:  # TimeoutError, gaierror and SSLError among them
+            why, detail = _reason(error)
+            raise Unreachable(address, why, detail) from error
+        proven = transport.get_extra_info("ssl_object")
+        return protocol, proven.peer_id if proven is not None else None
+
+
+class _Body(payload.Payload):
+    """A request body that knows its length, reports progress, and remembers what went wrong."""
+
+    _default_content_type = "application/octet-stream"
+
+    def __init__(self, head: bytes, body: Outgoing | None, on_sent: Callable[[int], None]) -> None:
+        super().__init__(head)
+        self._size = len(head) + (body.length if body else 0)
+        self._head = head
+        self._body = body
+        self._on_sent = on_sent
+        self.transport: asyncio.WriteTransport | None = None
+        self.error: BaseException | None = None
+        self.ended = asyncio.Event()
+        self.started = False
+        self.began = 0.0
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._head.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        await self.write_with_length(writer, None)
+
+    async def write_with_length(
+        self, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        self.started = True
+        self.began = asyncio.get_running_loop().time()
+        self.transport = writer.transport
+        try:
+            if self._head:
+                await writer.write(self._head)
+                self._on_sent(len(self._head))
+            if self._body is not None:
+                await send_body(self._body, writer.write, self._on_sent)
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+    async def finish(self, *, abort: bool) -> None:
+        """Leave nothing behind: cut the connection if told to, and wait for the writer."""
+        if abort and self.transport is not None:
+            self.transport.abort()
+        if self.started:
+            await self.ended.wait()
+        elif self._body is not None:
+            close = getattr(self._body.chunks, "aclose", None)
+            if close is not None:
+                await close()
+
+
+class HttpClient:
+    """Calls, pushes and pulls; :class:`protocols.http.HttpTransport` owns it."""
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        *,
+        book: AddressBook,
+        context: ssl.SSLContext | None,
+        stats: TransportStats,
+        limits: Limits,
+    ) -> None:
+        self._peer_id = peer_id
+        self._book = book
+        self._secure = context is not None
+        self._stats = stats
+        self._limits = limits
+        self._proven: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
+        self._dropped: dict[PeerId, int] = {}
+        self._dial_numbers = itertools.count()
+        self._connector = PeerConnector(book, context, limits)
+        self._session = aiohttp.ClientSession(
+            connector=self._connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={} if self._secure else {PEER_HEADER: peer_id},
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None),
+            auto_decompress=False,
+            max_line_size=512,
+            max_field_size=512,
+        )
+
+    async def call(
+        self, peer: PeerId, name: str, body: bytes, timeout: float, max_reply: int
+    ) -> bytes:
+        """See :class:`~protocols.transport.Transport`.
+
+        A call on a pooled connection that turns out to be closed, before a byte of the reply, is
+        made once more on another: the peer may then see it twice.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        for last in (False, True):
+            sent = _Body(body, None, lambda count: self._stats.sent(peer, name, count))
+            dropped = self._dropped.get(peer, 0)
+            try:
+                async with (
+                    asyncio.timeout_at(deadline),
+                    self._exchange(peer, f"call/{name}", sent) as response,
+                ):
+                    reader = self._reader(response, peer, name, max_reply, timeout)
+                    reply = await reader.everything()
+                    took = int(response.headers.get(TOOK_HEADER, "0")[:12] or 0) / 1e6
+                    self._stats.measured_call(peer, clock() - sent.began - took)
+                    return reply
+            except TimeoutError as error:
+                raise _timed_out(peer, sent, timeout) from error
+            except Unreachable as error:
+                stale = (
+                    error.why is Why.RESET
+                    and sent.transport is not None
+                    and sent.transport in self._proven
+                    and dropped == self._dropped.get(peer, 0)
+                    and not self._session.closed
+                )
+                if last or not stale:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def push(
+        self, peer: PeerId, name: str, header: bytes, body: Outgoing, timeout: float
+    ) -> bytes:
+        """See :class:`~protocols.transport.Transport`."""
+        loop = asyncio.get_running_loop()
+        deadline = asyncio.timeout(timeout)
+
+        def progress(count: int) -> None:
+            self._stats.sent(peer, name, count)
+            if not deadline.expired():
+                deadline.reschedule(loop.time() + timeout)
+
+        sent = _Body(frame(header), body, progress)
+        try:
+            async with deadline, self._exchange(peer, f"push/{name}", sent, bulk=True) as response:
+                reader = self._reader(response, peer, name, MAX_CALL_BYTES, timeout)
+                reply = await reader.everything()
+        except TimeoutError as error:
+            raise _timed_out(peer, sent, timeout) from error
+        self._stats.measured_upload(peer, body.length, loop.time() - sent.began)
+        return reply
+
+    @asynccontextmanager
+    async def pull(
+        self, peer: PeerId, name: str, header: bytes, max_length: int, timeout: float
+    ) -> AsyncIterator[BodyReader]:
+        """See :class:`~protocols.transport.Transport`."""
+        clock = asyncio.get_running_loop().time
+        sent = _Body(header, None, lambda count: self._stats.sent(peer, name, count))
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(timeout):
+                    response = await stack.enter_async_context(
+                        self._exchange(peer, f"pull/{name}", sent, bulk=True)
+                    )
+            except TimeoutError as error:
+                raise _timed_out(peer, sent, timeout) from error
+            reader = self._reader(response, peer, name, max_length, timeout)
+            yield reader
+            if reader.complete:
+                self._stats.measured_download(peer, reader.length, clock() - sent.began)
+
+    async def dial(self, address: str, expected: PeerId | None, timeout: float) -> PeerId:
+        """Learn who answers at ``HOST:PORT``; the connection is used for nothing else."""
+        host = f"dial-{next(self._dial_numbers)}.peer"
+        dial = self._connector.dials[host] = _Dial(address, expected)
+        try:
+            async with asyncio.timeout(timeout):
+                response = await self._session.get(
+                    _url(host, "hello"), headers={"Connection": "close"}, allow_redirects=False
+                )
+            async with response:
+                self._check_answer(response, address)
+                peer = dial.peer
+                if peer is None:
+                    peer = PeerId(response.headers.get(PEER_HEADER, ""))
+                    public_key(peer)
+        except Malformed as error:
+            raise Unreachable(address, Why.NOT_ATOLL, "it gives no identity") from error
+        except TransportError:
+            raise
+        except Exception as error:
+            raise _translate(error, address, self._session.closed) from error
+        finally:
+            del self._connector.dials[host]
+        if expected is not None and peer != expected:
+            raise IdentityMismatch(address, expected, peer)
+        return peer
+
+    def drop(self, peer: PeerId) -> int:
+        """Cut every connection to ``peer``; the number of them."""
+        self._dropped[peer] = self._dropped.pop(peer, 0) + 1
+        if len(self._dropped) > 4096:
+            del self._dropped[next(iter(self._dropped))]
+        links = self._connector.links(peer)
+        for link in links:
+            link.abort()
+        return len(links)
+
+    async def aclose(self) -> None:
+        """Cut everything."""
+        links = self._connector.links()
+        await self._session.close()
+        for link in links:
+            link.abort()
+
+    @asynccontextmanager
+    async def _exchange(
+        self, peer: PeerId, path: str, body: _Body, *, bulk: bool = False
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request up to the head of its answer; ends with the connection reusable or cut."""
+        name = tls.server_name(peer)
+        host = name.replace(".", ".bulk.") if bulk else name
+        response: aiohttp.ClientResponse | None = None
+        try:
+            try:
+                response = await self._session.post(
+                    _url(host, path), data=body, allow_redirects=False
+                )
+                self._check_answer(response, peer)
+                if not self._secure and response.headers.get(PEER_HEADER) != peer:
+                    raise IdentityMismatch(peer, peer, response.headers.get(PEER_HEADER, ""))
+                if ERROR_HEADER in response.headers:
+                    raise await self._refusal(response, peer)
+            except TransportError:
+                raise
+            except Exception as error:
+                if body.error is not None and not isinstance(body.error, OSError):
+                    raise body.error from None
+                raise _translate(error, peer, self._session.closed) from error
+            yield response
+        finally:
+            # told from the state and not from how we came here: a connection whose answer is
+            # complete is back in the pool, and may be another request's by now
+            complete = response is not None and response.content.is_eof() and body.ended.is_set()
+            if complete and body.transport is not None:
+                self._proven.add(body.transport)
+            if response is not None and not complete:
+                response.close()
+            await body.finish(abort=not complete)
+
+    def _check_answer(self, response: aiohttp.ClientResponse, target: str) -> None:
+        if response.headers.get(VERSION_HEADER) != PROTOCOL:
+            raise Unreachable(target, Why.NOT_ATOLL, f"it answers HTTP {response.status}")
+        if response.content_length is None or response.headers.get("Content-Encoding"):
+            raise Unreachable(target, Why.NOT_ATOLL, "its answer has no plain length")
+
+    async def _refusal(self, response: aiohttp.ClientResponse, peer: PeerId) -> RemoteRefused:
+        code = response.headers[ERROR_HEADER][:64]
+        if (response.content_length or 0) > MAX_ERROR_BYTES:
+            return RemoteRefused(code)
+        text = await self._reader(response, peer, "", MAX_ERROR_BYTES, 5.0).everything()
+        return RemoteRefused(code, text.decode(errors="replace"))
+
+    def _reader(
+        self, response: aiohttp.ClientResponse, peer: PeerId, name: str, limit: int, stall: float
+    ) -> BodyReader:
+        length = response.content_length or 0
+        if length > limit:
+            raise RemoteRefused("too_large", f"an answer of {length} bytes exceeds {limit}")
+        return BodyReader(
+            response.content,
+            length,
+            peer,
+            stall=stall,
+            min_rate=self._limits.min_rate,
+            on_bytes=lambda count: self._stats.received(peer, name, count),
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def _url(host: str, path: str) -> URL:
+    return URL.build(scheme="http", host=host, path=f"/{path}")
+
+
+def _timed_out(peer: PeerId, body: _Body, timeout: float) -> TransportError:
+    if body.transport is None:
+        return Unreachable(peer, Why.TIMEOUT, f"{timeout:g} s")
+    return TransferStalled(f"{peer}: no progress for {timeout:g} s")
+
+
+def _translate(error: Exception, target: str, closed: bool) -> TransportError:
+    """What went wrong below HTTP, in our own words; what is none of these is a bug and rises."""
+    if closed:
+        return Unreachable(target, Why.RESET, "this transport is closed")
+    cause = error.__cause__ or error
+    if isinstance(cause, ssl.SSLError) or isinstance(error, ssl.SSLError):
+        return Unreachable(target, Why.TLS, "the peer refused our identity")
+    if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError):
+        return Unreachable(target, Why.NOT_ATOLL, "its answer is not HTTP")
+    if isinstance(error, TimeoutError):
+        return Unreachable(target, Why.TIMEOUT)
+    if isinstance(error, aiohttp.ClientConnectionError | OSError):
+        return Unreachable(target, Why.RESET)
+    raise error
+
+
+def _reason(error: OSError) -> tuple[Why, str]:
+    """Why a connection could not be opened."""
+    if isinstance(error, TimeoutError):
+        return Why.TIMEOUT, ""
+    if isinstance(error, socket.gaierror):
+        return Why.DNS, error.strerror or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Why.NOT_ATOLL, "its certificate is of another kind"
+    if isinstance(error, ssl.SSLError):
+        if error.reason in _NOT_TLS:
+            return Why.NOT_ATOLL, "it does not speak TLS"
+        return Why.TLS, (error.reason or "").lower().replace("_", " ")
+    text = str(error)
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
+        return Why.REFUSED, ""
+    if isinstance(error, ConnectionError):
+        return Why.RESET, "in the handshake"
+    return Why.TIMEOUT, error.strerror or text

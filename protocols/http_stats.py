@@ -1,0 +1,78 @@
+"""What the HTTP transport counts and measures: bytes, refusals, round trips, throughput."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from protocols.identity import PeerId
+
+MAX_PEERS = 1024  # peers with figures of their own; the longest unused is dropped
+LONG_BYTES = 256 * 1024  # shorter bodies say nothing about throughput
+_SMOOTHING = 0.2  # weight of a new sample
+
+
+@dataclass(slots=True)
+class PeerStats:
+    """Figures of one peer. Seconds, bytes, bytes a second; None until measured."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    round_trip: float | None = None
+    upload: float | None = None
+    download: float | None = None
+
+
+@dataclass(slots=True)
+class TransportStats:
+    """Counters since the start. Byte counts are of bodies, without HTTP and TLS."""
+
+    in_by_name: Counter[str] = field(default_factory=Counter)
+    out_by_name: Counter[str] = field(default_factory=Counter)
+    requests_by_name: Counter[str] = field(default_factory=Counter)  # answered here
+    connections: int = 0  # accepted and proven
+    refused_handshakes: int = 0  # spoke TLS, but proved no identity
+    garbage_connections: int = 0  # did not speak our protocol, or left in the handshake
+    capped_connections: int = 0  # over the limit of connections
+    refused_requests: int = 0  # answered with an error
+    stalled_bodies: int = 0
+    by_peer: dict[PeerId, PeerStats] = field(default_factory=dict)
+
+    def peer(self, peer: PeerId) -> PeerStats:
+        """The figures of ``peer``, started if there are none."""
+        found = self.by_peer.pop(peer, None) or PeerStats()
+        self.by_peer[peer] = found
+        if len(self.by_peer) > MAX_PEERS:
+            del self.by_peer[next(iter(self.by_peer))]
+        return found
+
+    def received(self, peer: PeerId, name: str, count: int) -> None:
+        """``count`` bytes of a body came in."""
+        self.in_by_name[name] += count
+        self.peer(peer).bytes_in += count
+
+    def sent(self, peer: PeerId, name: str, count: int) -> None:
+        """``count`` bytes of a body went out."""
+        self.out_by_name[name] += count
+        self.peer(peer).bytes_out += count
+
+    def measured_call(self, peer: PeerId, seconds: float) -> None:
+        """A call came back after ``seconds``, the handler's own time taken off."""
+        stats = self.peer(peer)
+        stats.round_trip = _smooth(stats.round_trip, max(seconds, 0.0))
+
+    def measured_upload(self, peer: PeerId, count: int, seconds: float) -> None:
+        """A body of ``count`` bytes was taken by the peer."""
+        if count >= LONG_BYTES and seconds > 0:
+            stats = self.peer(peer)
+            stats.upload = _smooth(stats.upload, count / seconds)
+
+    def measured_download(self, peer: PeerId, count: int, seconds: float) -> None:
+        """A body of ``count`` bytes arrived from the peer."""
+        if count >= LONG_BYTES and seconds > 0:
+            stats = self.peer(peer)
+            stats.download = _smooth(stats.download, count / seconds)
+
+
+def _smooth(old: float | None, new: float) -> float:
+    return new if old is None else old + _SMOOTHING * (new - old)

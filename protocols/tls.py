@@ -1,0 +1,194 @@
+"""Mutual TLS 1.3 in which a node's ed25519 key is its whole identity.
+
+There is no authority to trust. TLS libraries insist on one, so every certificate is signed by a
+certificate authority whose private key stands in this file: its signature proves nothing and is
+not meant to. What proves the identity is TLS's own CertificateVerify message (RFC 8446, section
+4.4.3), which both ends send and which only the holder of the key in the certificate can make.
+
+Which peer is expected travels in the server name, ``<base32 of the public key>.peer``, as far as
+:class:`PeerSSLObject`, which compares it with the key that was proven before the handshake counts
+as done, so that no byte of ours is sent to anybody else. The server side reads ``peer_id`` from
+the same object. The server name is visible to those who watch the line, as the two addresses are.
+
+Certificates are valid from 1970 to 9999: a wrong clock must not keep a peer out.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import os
+import ssl
+import tempfile
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from protocols.errors import Malformed
+from protocols.identity import Identity, PeerId, peer_id_of, public_key
+
+ANYONE = "anyone.peer"  # server name for a dial that learns who answers
+
+_CA_KEY = Ed25519PrivateKey.from_private_bytes(
+    hashlib.sha256(b"atoll: the private key of this authority is public").digest()
+)
+_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+_CA_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Atoll, an authority of no trust")])
+
+
+class WrongPeer(ssl.SSLCertVerificationError):
+    """The handshake proved another key than the server name asked for."""
+
+    def __init__(self, expected: str, got: PeerId) -> None:
+        super().__init__(1, f"expected {expected}, {got} answered")
+        self.got = got
+
+
+class PeerSSLObject(ssl.SSLObject):
+    """A TLS connection that knows, once the handshake is done, whose key was proven."""
+
+    peer_id: PeerId
+
+    def do_handshake(self) -> None:
+        """As in the base class; then read the peer's key and hold it against the server name.
+
+        Raises :class:`WrongPeer`, or ``ssl.SSLCertVerificationError`` if the certificate holds no
+        ed25519 key. asyncio drops the connection on any ``ssl.SSLError`` from here.
+        """
+        super().do_handshake()  # raises SSLWantReadError until the last flight
+        self.peer_id = _peer_of(self.getpeercert(binary_form=True))
+        if self.server_side:
+            return
+        expected = self.server_hostname or ""
+        if expected not in (ANYONE, server_name(self.peer_id)):
+            raise WrongPeer(expected, self.peer_id)
+
+
+def server_name(peer: PeerId) -> str:
+    """The TLS server name of a peer; raises :class:`~protocols.errors.Malformed`."""
+    raw = public_key(peer).public_bytes_raw()
+    return base64.b32encode(raw).decode().rstrip("=").lower() + ".peer"
+
+
+def peer_of_name(name: str) -> PeerId:
+    """The peer a server name asks for; raises :class:`~protocols.errors.Malformed`."""
+    label = name.partition(".")[0].upper()
+    try:
+        raw = base64.b32decode(label + "=" * (-len(label) % 8))
+        return peer_id_of(Ed25519PublicKey.from_public_bytes(raw))
+    except ValueError as error:
+        raise Malformed("not the server name of a peer") from error
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """For the listening side: proves ``identity`` and demands a proof of every client."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    context.num_tickets = 0  # a resumed session would skip the proof
+    context.options |= ssl.OP_NO_TICKET
+    return context
+
+
+def client_context(identity: Identity) -> ssl.SSLContext:
+    """For the dialling side; whom to expect is said by the server name of each connection."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+
+
+def certificate(identity: Identity) -> x509.Certificate:
+    """A certificate of the identity's public key under the well-known authority."""
+    public = identity.key.public_key()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.peer_id)]))
+        .issuer_name(_CA_NAME)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(server_name(identity.peer_id))]),
+            critical=False,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(_CA_KEY.public_key()),
+            critical=False,
+        )
+        .sign(_CA_KEY, None)
+    )
+
+
+def authority() -> x509.Certificate:
+    """The certificate of the authority, the same bytes everywhere."""
+    public = _CA_KEY.public_key()
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_CA_NAME)
+        .issuer_name(_CA_NAME)
+        .public_key(public)
+        .serial_number(1)
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(_CA_KEY, None)
+    )
+
+
+def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # PeerSSLObject compares the key itself
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(
+        cadata=authority().public_bytes(serialization.Encoding.PEM).decode()
+    )
+    context.sslobject_class = PeerSSLObject
+    load_chain(context, certificate(identity), identity.key)
+    return context
+
+
+def load_chain(context: ssl.SSLContext, leaf: x509.Certificate, key: Ed25519PrivateKey) -> None:
+    """Give ``context`` its certificate and key; raises ``ssl.SSLError`` if they disagree.
+
+    Python's ssl reads keys from files only, so the key passes through a private directory,
+    encrypted with a password that never leaves this function.
+    """
+    password = os.urandom(24).hex().encode()
+    pem = leaf.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password),
+    )
+    with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
+        file = Path(folder) / "chain.pem"
+        file.write_bytes(pem)
+        context.load_cert_chain(file, password=password)
+
+
+def _peer_of(der: bytes | None) -> PeerId:
+    try:
+        key = x509.load_der_x509_certificate(der or b"").public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ssl.SSLCertVerificationError(1, "the certificate does not parse") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise ssl.SSLCertVerificationError(1, "the certificate holds no ed25519 key")
+    return peer_id_of(key)
