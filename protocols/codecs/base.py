@@ -1,0 +1,128 @@
+"""What all codecs share: the cut into chunks, the buffers, the checks."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protocols.errors import LocalProtocolError, Malformed
+
+CHUNK: Final = 131_072  # elements: half a megabyte, so that a chunk and its scratch stay in cache
+
+Buffer = bytes | bytearray | memoryview | Tensor
+
+
+class Scratch(threading.local):
+    """Buffers each thread keeps: an allocation per chunk would cost as much as the encoding."""
+
+    def __init__(self) -> None:
+        self.values = torch.empty(CHUNK)
+        self.packed = torch.empty(CHUNK // 2)
+        self.half = torch.empty(CHUNK, dtype=torch.int16)
+        self.codes = torch.empty(CHUNK, dtype=torch.uint8)
+        self.decoded = torch.empty(CHUNK)
+
+
+scratch = Scratch()
+
+
+class Codec(ABC):
+    """One encoding. Instances hold no state; get them from :func:`codec`."""
+
+    name: str
+    bits: float  # per element of a long vector
+
+    def encoded_size(self, count: int) -> int:
+        """Bytes that ``count`` elements take, exactly."""
+        whole, rest = divmod(count, CHUNK)
+        return whole * self._size(CHUNK) + (self._size(rest) if rest else 0)
+
+    @torch.inference_mode()
+    def encode(self, values: Tensor, out: Buffer) -> None:
+        """Encode float32 ``values`` [n] into ``out``, a writable buffer of ``encoded_size(n)``.
+
+        Raises :class:`ValueError` if a value is not finite or too large for the codec.
+        """
+        target = byte_tensor(out)
+        _check_vector(values)
+        if len(target) != self.encoded_size(len(values)):
+            raise LocalProtocolError(
+                f"{len(values)} elements as {self.name} need {self.encoded_size(len(values))} "
+                f"bytes, the buffer has {len(target)}"
+            )
+        for start, stop, offset, size in self.pieces(len(values)):
+            self._encode(values[start:stop], target[offset : offset + size])
+
+    @torch.inference_mode()
+    def decode(self, data: Buffer, out: Tensor) -> None:
+        """Decode ``data`` into float32 ``out`` [n].
+
+        Raises :class:`~protocols.errors.Malformed` if the length is not that of n elements and
+        :class:`~protocols.errors.NonFinite` if a value is not finite; ``out`` may then be partly
+        written.
+        """
+        for (start, stop), source in self._decodable(data, out):
+            self._decode(source, out[start:stop])
+
+    @torch.inference_mode()
+    def decode_add(self, data: Buffer, weight: float, accumulator: Tensor) -> None:
+        """``accumulator += weight * decoded``, the product rounded before it is added.
+
+        With weights that sum to at most 1 the accumulator cannot overflow. Raises as
+        :meth:`decode` does; elements before the chunk at fault are then added already.
+        """
+        for (start, stop), source in self._decodable(data, accumulator):
+            values = scratch.decoded[: stop - start]
+            self._decode(source, values)
+            accumulator[start:stop].add_(values.mul_(weight))
+
+    def pieces(self, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """(start, stop) in elements and (offset, size) in bytes of each chunk."""
+        step = self._size(CHUNK)
+        for index, start in enumerate(range(0, count, CHUNK)):
+            stop = min(start + CHUNK, count)
+            yield start, stop, index * step, self._size(stop - start)
+
+    def _decodable(self, data: Buffer, out: Tensor) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        source = byte_tensor(data)
+        _check_vector(out)
+        if len(source) != self.encoded_size(len(out)):
+            raise Malformed(
+                f"{len(source)} bytes of {self.name}, expected {self.encoded_size(len(out))}"
+            )
+        for start, stop, offset, size in self.pieces(len(out)):
+            yield (start, stop), source[offset : offset + size]
+
+    @abstractmethod
+    def _size(self, count: int) -> int:
+        """Bytes of a chunk of 1 to CHUNK elements."""
+
+    @abstractmethod
+    def _encode(self, values: Tensor, out: Tensor) -> None:
+        """One chunk, lengths checked."""
+
+    @abstractmethod
+    def _decode(self, data: Tensor, out: Tensor) -> None:
+        """One chunk, lengths checked."""
+
+
+def byte_tensor(buffer: Buffer) -> Tensor:
+    """A buffer as uint8 tensor, without a copy where it is writable."""
+    if isinstance(buffer, Tensor):
+        if buffer.dtype is not torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
+            raise LocalProtocolError("a byte buffer must be a contiguous uint8 vector")
+        return buffer
+    view = memoryview(buffer).cast("B")
+    if not len(view):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+
+
+def _check_vector(values: Tensor) -> None:
+    if values.dtype is not torch.float32 or values.dim() != 1 or not values.is_contiguous():
+        raise LocalProtocolError("values must be a contiguous float32 vector")
