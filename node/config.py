@@ -68,29 +68,14 @@ def size(value: object) -> object:
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
 
 
-def split_peers(value: object) -> object:
-    """Addresses from repeats, commas, spaces and ``@file`` (one or more a line, ``#`` comments)."""
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list | tuple):
+def _peers(value: object) -> object:
+    """Repeats, commas, spaces and ``@file`` as addresses in their normal form (E102 if bad)."""
+    from protocols.addresses import parse_peers
+
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
         return value
-    peers: dict[str, None] = {}  # an ordered set
-    for item in items:
-        for word in re.split(r"[,\s]+", str(item)):
-            if word.startswith("@"):
-                peers.update(dict.fromkeys(_peers_of_file(Path(word[1:]))))
-            elif word:
-                peers[word] = None
-    return tuple(peers)
-
-
-def _peers_of_file(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(64 * 1024).decode()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    lines = (line.split("#")[0] for line in text.splitlines())
-    return [word for line in lines for word in re.split(r"[,\s]+", line) if word]
+    return tuple(str(address) for address in parse_peers(values))
 
 
 def _checked_host_port(text: str) -> str:
@@ -99,14 +84,10 @@ def _checked_host_port(text: str) -> str:
     return text
 
 
-def _advertisable(text: str) -> str:
-    if text:
-        host, port = host_port(text)
-        if port == 0:
-            raise ValueError("port 0 cannot be dialled; give the port others reach")
-        if host in ("0.0.0.0", "::"):
-            raise ValueError(f"{host} cannot be dialled; give the address others reach")
-    return text
+def _dialable(text: str) -> str:
+    from protocols.addresses import parse_address
+
+    return parse_address(text).hostport if text else text
 
 
 def _expanded(path: Path) -> Path:
@@ -129,7 +110,7 @@ class NodeConfig(BaseModel):
     run: LocalPath | None = Field(
         default=None, description="TOML file of the run to create; its tables are the manifest's."
     )
-    peers: Annotated[tuple[str, ...], BeforeValidator(split_peers)] = Field(
+    peers: Annotated[tuple[str, ...], BeforeValidator(_peers)] = Field(
         default=(),
         max_length=MAX_PEERS_GIVEN,
         description="Peers to join: HOST:PORT[/ID]; repeats, commas, spaces and @FILE work.",
@@ -139,7 +120,7 @@ class NodeConfig(BaseModel):
         min_length=1,
         description="HOST:PORT to listen on for peers; port 0: any free one.",
     )
-    public_addr: Annotated[HostPort, AfterValidator(_advertisable)] = Field(
+    public_addr: Annotated[str, AfterValidator(_dialable)] = Field(
         default="", description="HOST:PORT under which others reach this node."
     )
     api: HostPort = Field(
@@ -251,7 +232,8 @@ def resolve(
     """Merge flags over the environment over the file over the defaults.
 
     A flag of ``None`` was not given. Raises :class:`~protocols.errors.OperatorError` E204 for
-    unknown keys (naming the nearest) and bad values, each with where it came from.
+    unknown keys (naming the nearest) and bad values, each with where it came from, and E102 for
+    a peer's address that is malformed.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     from_environment = _environment(environ)

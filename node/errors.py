@@ -40,8 +40,8 @@ _ROWS = (
     Kind(
         "E102",
         "an address is malformed",
-        "a peer's address is HOST:PORT or HOST:PORT/ID, with IPv6 hosts in brackets; multiaddresses "
-        "(/ip4/…) and URLs are not taken",
+        "a peer's address is HOST:PORT or HOST:PORT/ID, with IPv6 hosts in brackets; "
+        "multiaddresses (/ip4/…) and URLs are not taken",
         "copy the address from the join line that the other node prints",
         EXIT_USAGE,
     ),
@@ -79,7 +79,8 @@ _ROWS = (
     Kind(
         "E202",
         "protocol versions differ",
-        "the two nodes run versions of Atoll that do not understand each other; the message has both",
+        "the two nodes run versions of Atoll that do not understand each other; the message has "
+        "both",
         "install the version the swarm uses: pip install atoll==VERSION",
     ),
     Kind(
@@ -104,7 +105,7 @@ _ROWS = (
     Kind(
         "E301",
         "the clock is wrong",
-        "signed records expire by wall clock, and this machine's differs from the median of its peers",
+        "signed records expire by wall clock, and this machine's differs from its peers' median",
         "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)",
     ),
     Kind(
@@ -149,7 +150,7 @@ _ROWS = (
     Kind(
         "E405",
         "the trainer died",
-        "a trainer rank ended by itself or was killed; its last words are in the message and its log",
+        "a trainer rank ended by itself or was killed; the message and its log have its last words",
         "see the trainer's log in the state directory; exit status -9 usually means out of memory",
     ),
     Kind(
@@ -232,7 +233,7 @@ def protocol_mismatch(ours: str, theirs: str) -> OperatorError:
 
 
 def clock_skew(offset: float, limit: float, peers: int) -> OperatorError:
-    """E301: ``offset`` in seconds against the median of ``peers`` peers (positive: we are ahead)."""
+    """E301: ``offset`` in seconds against the median of ``peers`` peers; positive: ahead."""
     side = "ahead of" if offset > 0 else "behind"
     return operator_error(
         "E301",
@@ -259,15 +260,6 @@ def no_peers(reasons: Mapping[str, str], seconds: float) -> OperatorError:
     listed = "\n       ".join(f"{address}: {why}" for address, why in reasons.items())
     return operator_error(
         "E501", f"no peer answered in {seconds:.0f} s", why=listed or "no address is known"
-    )
-
-
-def disk_full(path: Path, needed: int, free: int) -> OperatorError:
-    """E402, sizes in bytes."""
-    return operator_error(
-        "E402",
-        f"not enough space under {path}",
-        why=f"two checkpoints need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
     )
 
 

@@ -1,0 +1,207 @@
+"""The log a person reads on the terminal, made from events.
+
+One line a round, one line a step but not more than one a second, and the start-up block. Texts
+that came from peers lose their control characters, so that nobody writes into a terminal that
+is not theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from node.monitor.events import (
+    Behind,
+    CheckpointSaved,
+    CheckpointSkipped,
+    Event,
+    JoinProgress,
+    Notice,
+    PeerJoined,
+    PeerLeft,
+    PeerRefused,
+    PeerSuspected,
+    Problem,
+    Record,
+    RoundDone,
+    RoundFailed,
+    Started,
+    Step,
+    Stopping,
+)
+
+STEP_INTERVAL_S = 1.0
+JOIN_STEPS = 6
+_INDENT = "   "
+
+
+class Console:
+    """A subscriber of :class:`~node.monitor.events.EventLog` that writes lines to ``out``."""
+
+    def __init__(
+        self,
+        out: TextIO,
+        *,
+        as_json: bool = False,
+        step_interval_s: float = STEP_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out = out
+        self._json = as_json
+        self._interval = step_interval_s
+        self._clock = clock
+        self._last_step = float("-inf")
+        self._closed = False
+
+    def __call__(self, record: Record) -> None:
+        """Write the record's lines, if it has any."""
+        if isinstance(record.event, Step) and not self._json:
+            now = self._clock()
+            if now - self._last_step < self._interval:
+                return
+            self._last_step = now
+        text = record.line() if self._json else render(record.event)
+        if not text or self._closed:
+            return
+        try:
+            self._out.write(text + "\n")
+            self._out.flush()
+        except (OSError, ValueError):  # the terminal or pipe is gone; training is not its business
+            self._closed = True
+
+
+def render(event: Event) -> str:
+    """The line or lines of one event; empty for one that a terminal does not show."""
+    match event:
+        case Step():
+            return step_line(event)
+        case RoundDone():
+            return round_line(event)
+        case RoundFailed():
+            return f"round {event.round} failed: {clean(event.reason)}"
+        case Started():
+            return _started(event)
+        case JoinProgress():
+            mark = "" if event.ok else "! "
+            name = clean(event.name)
+            return f"{_INDENT}[{event.step}/{JOIN_STEPS}] {name:<8} {mark}{clean(event.text)}"
+        case Behind():
+            missed = event.head - event.round
+            how = "replays them" if event.action == "replay" else "downloads the state"
+            return f"behind by {missed} round{'s' * (missed != 1)}: {how}"
+        case PeerJoined():
+            where = f" in {clean(event.region)}" if event.region else ""
+            who = _who(event.peer, event.name)
+            return f"peer {who} joined{where} ({event.role}, atoll {clean(event.version) or '?'})"
+        case PeerLeft():
+            return f"peer {_who(event.peer)} left{_because(event.reason)}"
+        case PeerSuspected():
+            return f"peer {_who(event.peer)} does not deliver{_because(event.reason)}"
+        case PeerRefused():
+            return f"peer {_who(event.peer)} refused, {event.code}{_because(event.reason)}"
+        case CheckpointSaved():
+            took = f"{megabytes(event.bytes)} in {event.seconds:.1f} s"
+            return f"checkpoint of round {event.round}: {took}, {clean(event.path)}"
+        case CheckpointSkipped():
+            return f"checkpoint of round {event.round} skipped{_because(event.reason)}"
+        case Problem():
+            word = "error" if event.fatal else "warning"
+            return (
+                f"{word} {event.code}: {clean(event.what)}\n"
+                f"  why: {clean(event.why)}\n  fix: {clean(event.fix)}"
+            )
+        case Notice():
+            return clean(event.text)
+        case Stopping():
+            return f"leaving: {clean(event.reason)} (Ctrl-C again stops now)"
+        case _:
+            return ""
+
+
+def step_line(event: Step) -> str:
+    """``step: 12 loss: 2.10 grad_norm: 0.9 tps: 14,021 mfu: - peers: 4``."""
+    mfu = "-" if event.mfu is None else f"{event.mfu:.1%}"
+    norm = "-" if event.grad_norm is None else f"{event.grad_norm:.2g}"
+    return (
+        f"step: {event.step} loss: {number(event.loss)} grad_norm: {norm} "
+        f"tps: {event.tokens_per_second:,.0f} mfu: {mfu} peers: {event.peers}"
+    )
+
+
+def round_line(event: RoundDone) -> str:
+    """``round 129 loss 2.31 5/6 peers sync 0.9 s util 93% sent 0.29 MB … ETA 38m``."""
+    parts = [f"round {event.round}"]
+    if event.outcome != "committed":
+        parts.append(event.outcome)
+    parts.append(f"loss {number(event.loss)}")
+    if event.validation_loss is not None:
+        parts.append(f"val {number(event.validation_loss)}")
+    parts.append(f"{event.members}/{event.live} peers sync {event.sync_s:.1f} s")
+    if event.utilisation is not None:
+        parts.append(f"util {event.utilisation:.0%}")
+    parts.append(f"sent {megabytes(event.sent_bytes)}")
+    if event.consensus is not None:
+        parts.append(f"consensus {event.consensus:.3f}")
+    if event.eta_s is not None:
+        parts.append(f"ETA {duration(event.eta_s)}")
+    line = " ".join(parts)
+    for peer, why in list(event.dropped.items())[:8]:
+        line += f"\n{_INDENT}without {_who(peer)}{_because(why)}"
+    return line
+
+
+def number(value: float | None) -> str:
+    """A loss with two decimals, ``-`` where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def megabytes(count: float) -> str:
+    """Bytes as ``0.29 MB`` or ``1.20 GB``."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
+
+
+def duration(seconds: float) -> str:
+    """``42s``, ``38m``, ``3h05m``, ``2d04h``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def clean(text: str, limit: int = 500) -> str:
+    """Text for a terminal: printable characters and line ends only, cut at ``limit``."""
+    kept = "".join(c for c in text[: limit + 1] if c.isprintable() or c == "\n")
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+
+
+def short(peer: str) -> str:
+    """The end of a peer id, which tells peers apart (all begin with 12D3KooW)."""
+    return "…" + clean(peer)[-8:]
+
+
+def _who(peer: str, name: str = "") -> str:
+    return f"{clean(name, 48)} ({short(peer)})" if name else short(peer)
+
+
+def _because(reason: str) -> str:
+    return f": {clean(reason)}" if reason else ""
+
+
+def _started(event: Started) -> str:
+    identity = f"identity {event.peer} ({'new, saved' if event.identity_new else 'saved'})"
+    about = [identity, f"run {event.run}" if event.run else "", event.role]
+    if event.role == "island":
+        about[-1] = f"{event.device} {event.dtype}".strip()
+    lines = [_INDENT + " · ".join(part for part in about if part)]
+    if event.api:
+        lines.append(f"{_INDENT}dashboard http://{event.api}/")
+    if event.join_address:
+        invitation = " --invitation …" if event.invitation_needed else ""
+        lines.append(f"{_INDENT}Others can join with:")
+        lines.append(f"{_INDENT}  node start --peers {event.join_address}{invitation}")
+    return "\n".join(lines)

@@ -1,0 +1,354 @@
+"""What happens on a node, as typed events; and the log that keeps and passes them on.
+
+An :class:`EventLog` numbers each event, appends it as a JSON line to ``events.jsonl``, keeps the
+newest in memory for the API, and calls its subscribers in turn. It starts no tasks and never
+holds training up: what a full disk refuses is counted and dropped.
+
+>>> log = EventLog(state_dir.events)
+>>> log.subscribe(console)
+>>> log.emit(PeerJoined(peer="12D3KooW…", name="alps"))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+MAX_LOG_BYTES = 16 * 1024 * 1024  # of one file; then it becomes events.jsonl.1
+KEPT_LOGS = 2  # older files beside the current one
+KEPT_IN_MEMORY = 2048
+MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
+MAX_ITEMS = 1024  # of any list or mapping inside an event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events; ``kind`` is its name in the log."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """The daemon is up: what the start-up block shows."""
+
+    kind: ClassVar[str] = "started"
+    peer: str
+    run: str  # label, tiny-docs-8c41; empty: not known yet
+    version: str
+    role: str = "island"
+    device: str = ""
+    dtype: str = ""
+    identity_new: bool = False
+    listen: str = ""
+    api: str = ""  # HOST:PORT
+    join_address: str = ""  # HOST:PORT/ID for others; empty: not known
+    invitation_needed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinProgress(Event):
+    """One of the six steps of joining: dial, checks, reach, discover, sync, train."""
+
+    kind: ClassVar[str] = "join"
+    step: int  # 1 to 6
+    name: str
+    text: str
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Event):
+    """An inner step. Loss in nats a token; None where it was not finite or not measured."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    round: int
+    loss: float | None
+    grad_norm: float | None = None
+    lr: float = 0.0
+    tokens: int = 0  # of this step
+    tokens_per_second: float = 0.0
+    seconds: float = 0.0
+    mfu: float | None = None  # model FLOPs utilisation, 0 to 1
+    peers: int = 0  # live islands, this one included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDone(Event):
+    """A round ended in a certificate. ``degraded``: with parts empty or members dropped."""
+
+    kind: ClassVar[str] = "round"
+    round: int
+    outcome: Literal["committed", "degraded", "skipped"] = "committed"
+    total_rounds: int = 0
+    fragment: int = 0
+    members: int = 0  # whose work was merged
+    live: int = 0  # islands alive
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens: int = 0  # merged from all members
+    sync_s: float = 0.0  # from the snapshot to the application of the merge
+    wait_s: float = 0.0  # the trainer stood still
+    utilisation: float | None = None  # share of the round's time spent in inner steps, 0 to 1
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    raw_bytes: int = 0  # what was sent, in fp32
+    consensus: float | None = None  # relative distance to the mean before the merge
+    consensus_after: float | None = None
+    agreeing: int = 0  # peers whose state is equal bit for bit
+    eta_s: float | None = None  # until total_rounds
+    dropped: Mapping[str, str] = field(default_factory=dict)  # peer -> why
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFailed(Event):
+    """A round did not commit; nobody stepped."""
+
+    kind: ClassVar[str] = "round_failed"
+    round: int
+    reason: str
+    fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind(Event):
+    """This node missed rounds and catches up, by replay or by download."""
+
+    kind: ClassVar[str] = "behind"
+    round: int  # its own
+    head: int  # the swarm's
+    action: Literal["replay", "download"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerJoined(Event):
+    """A peer was heard of for the first time, or again."""
+
+    kind: ClassVar[str] = "peer_joined"
+    peer: str
+    name: str = ""
+    role: str = "island"
+    region: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLeft(Event):
+    """A peer said goodbye, or was silent for too long."""
+
+    kind: ClassVar[str] = "peer_left"
+    peer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSuspected(Event):
+    """A peer does not deliver."""
+
+    kind: ClassVar[str] = "peer_suspected"
+    peer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRefused(Event):
+    """A peer was not let in; ``code`` is one of the table of errors."""
+
+    kind: ClassVar[str] = "peer_refused"
+    peer: str
+    code: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected(Event):
+    """A record, message or tensor of a peer was thrown away."""
+
+    kind: ClassVar[str] = "rejected"
+    peer: str
+    reason: Literal["malformed", "signature", "stale", "non-finite", "norm", "outlier", "other"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is complete on disk."""
+
+    kind: ClassVar[str] = "checkpoint"
+    round: int
+    path: str
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSkipped(Event):
+    """A checkpoint could not be written; training goes on."""
+
+    kind: ClassVar[str] = "checkpoint_skipped"
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem(Event):
+    """An operator's error; ``fatal`` ends the node."""
+
+    kind: ClassVar[str] = "problem"
+    code: str
+    what: str
+    why: str
+    fix: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Event):
+    """Anything else worth a line."""
+
+    kind: ClassVar[str] = "notice"
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping(Event):
+    """The node leaves."""
+
+    kind: ClassVar[str] = "stopping"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An event with its number and time (seconds since the Unix epoch)."""
+
+    seq: int  # from 1
+    time: float
+    event: Event
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON values: ``{"seq", "time", "kind", …fields}``; bounded, NaN as null."""
+        head = {"seq": self.seq, "time": round(self.time, 3), "kind": self.event.kind}
+        names = (item.name for item in dataclasses.fields(self.event))
+        return head | {name: plain(getattr(self.event, name)) for name in names}
+
+    def line(self) -> str:
+        """One JSON line, without its end."""
+        return json.dumps(self.plain(), ensure_ascii=True, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """A value as bounded JSON: texts cut, non-finite numbers null, odd objects as text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key)[:MAX_TEXT]: plain(item) for key, item in _head(value.items())}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in _head(value)]
+    return str(value)[:MAX_TEXT]
+
+
+def _head(items: Any) -> list[Any]:
+    return [item for _, item in zip(range(MAX_ITEMS), items, strict=False)]
+
+
+Subscriber = Callable[[Record], None]
+
+
+class EventLog:
+    """Numbers, writes, keeps and passes on events. ``path`` None: in memory only."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        max_bytes: int = MAX_LOG_BYTES,
+        kept: int = KEPT_LOGS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.instance = secrets.token_hex(8)  # tells API readers that numbering began anew
+        self.dropped = 0  # lines that could not be written
+        self.recent: deque[Record] = deque(maxlen=KEPT_IN_MEMORY)
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._clock = clock
+        self._seq = 0
+        self._subscribers: list[Subscriber] = []
+        self._descriptor: int | None = None
+        self._size = 0
+        self._torn = False  # the last line was cut short by a full disk
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call ``subscriber`` with each further record, in the emitter's own call."""
+        self._subscribers.append(subscriber)
+
+    def emit(self, event: Event) -> Record:
+        """Number, write and pass on one event."""
+        self._seq += 1
+        record = Record(self._seq, self._clock(), event)
+        self.recent.append(record)
+        if self.path is not None:
+            self._write(record.line().encode() + b"\n")
+        for subscriber in self._subscribers:
+            subscriber(record)
+        return record
+
+    def since(self, seq: int, limit: int = 500) -> list[Record]:
+        """The oldest ``limit`` records still in memory with a higher number than ``seq``."""
+        return [record for record in self.recent if record.seq > seq][:limit]
+
+    def close(self) -> None:
+        """Close the file; further events stay in memory."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self.path = None
+
+    def _write(self, line: bytes) -> None:
+        data = b"\n" + line if self._torn else line
+        try:
+            descriptor = self._open(len(data))
+            written = os.write(descriptor, data)
+        except OSError:  # a full or broken disk must not end training
+            self.dropped += 1
+            return
+        self._size += written
+        self._torn = written < len(data)
+        self.dropped += self._torn
+
+    def _open(self, more: int) -> int:
+        assert self.path is not None
+        if self._descriptor is not None and self._size and self._size + more > self._max_bytes:
+            self._rotate(self.path)
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._size = os.fstat(self._descriptor).st_size
+            if self._size and self._size + more > self._max_bytes:
+                self._rotate(self.path)
+                return self._open(more)
+        return self._descriptor
+
+    def _rotate(self, path: Path) -> None:
+        assert self._descriptor is not None
+        os.close(self._descriptor)
+        self._descriptor = None
+        self._size = 0
+        for number in range(self._kept, 0, -1):
+            newer = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(newer, path.with_name(f"{path.name}.{number}"))

@@ -1,0 +1,113 @@
+"""What lies where in a node's state directory, and the lock that keeps it to one daemon.
+
+::
+
+    identity.pem     the node's key
+    node.toml        settings, where the operator wrote some
+    daemon.lock      held while a daemon runs
+    api.json         where its API listens, while it runs
+    events.jsonl     what happened (rotated)
+    checkpoints/     see node.checkpoint
+    logs/            trainer ranks, and tracebacks of internal errors
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from node.errors import operator_error
+
+_MAX_API_FILE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ApiFile:
+    """Where a running daemon's API is."""
+
+    address: str  # HOST:PORT
+    pid: int
+    key: str = ""
+
+
+class StateDir:
+    """Paths of one state directory; creates it with mode 0700."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.checkpoints = root / "checkpoints"
+        self.logs = root / "logs"
+        self.events = root / "events.jsonl"
+        self.api_file = root / "api.json"
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Create the directory and keep it for this process; raises E105 if another has it."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for directory in (self.checkpoints, self.logs):
+                directory.mkdir(exist_ok=True)
+            descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise operator_error(
+                "E105",
+                f"cannot use the state directory {self.root}",
+                why=error.strerror or str(error),
+                fix="give a directory this user may write with --dir",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise operator_error(
+                "E105",
+                f"the state directory {self.root} is in use",
+                why=f"another node (process {pid or '?'}) runs in it",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor  # the lock ends with the process, however that ends
+
+    def unlock(self) -> None:
+        """Give the directory free; without effect where it is not held."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def publish_api(self, address: str, key: str = "") -> None:
+        """Let ``node status`` find this process; readable by this user alone."""
+        text = json.dumps(asdict(ApiFile(address, os.getpid(), key)))
+        descriptor, draft = tempfile.mkstemp(dir=self.root, prefix=".api-")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(draft, self.api_file)
+
+    def withdraw_api(self) -> None:
+        """Undo :meth:`publish_api`."""
+        self.api_file.unlink(missing_ok=True)
+
+    def find_api(self) -> ApiFile | None:
+        """The API of the daemon that runs here, as it published it."""
+        try:
+            with self.api_file.open("rb") as file:
+                values = json.loads(file.read(_MAX_API_FILE))
+            return ApiFile(str(values["address"]), int(values["pid"]), str(values.get("key", "")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def crash_log(self, text: str) -> Path | None:
+        """Keep a traceback: in ``logs/``, else in the temporary directory, else nowhere."""
+        name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        for directory in (self.logs, Path(tempfile.gettempdir())):
+            with contextlib.suppress(OSError):
+                directory.mkdir(parents=True, exist_ok=True)
+                (directory / name).write_text(text)
+                return directory / name
+        return None
