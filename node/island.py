@@ -9,6 +9,7 @@ three steps (asked, terminated, killed) and die with the daemon.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -24,10 +25,10 @@ import node
 from node.trainer.channel import (
     READ_BYTES,
     REPORTS,
-    Applied,
     ChannelClosedError,
     Command,
     Failed,
+    Ready,
     Report,
     StepDone,
     Stop,
@@ -107,6 +108,7 @@ class Island:
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
+        self._ready = False
         self._failed: Failed | None = None
 
     async def __aenter__(self) -> Island:
@@ -132,8 +134,10 @@ class Island:
             raise RuntimeError("the island is running")
         self._stopping, self._failed, self._ranks = False, None, []
         self.starts += 1
-        self.vectors.snapshot = None
-        self.vectors.release()
+        self._ready = False
+        while not self._events.empty():  # an earlier life's snapshots are void
+            self._events.get_nowait()
+        self.vectors.clear()
         self.directory.mkdir(parents=True, exist_ok=True)
         settings_file = self.directory / "trainer.json"
         settings_file.write_text(self.settings.model_dump_json(indent=1), encoding="utf-8")
@@ -179,8 +183,8 @@ class Island:
         """Take ``base`` and ``sent`` from the trainer; it writes no snapshot until it has applied.
 
         Look at ``vectors.snapshot`` afterwards: a snapshot may lie there whose event is still on
-        its way. Write, then send an Apply; the claim ends with :class:`Applied`. Should
-        nothing come to be applied, call ``vectors.release()``.
+        its way. Write, then send Begin or Apply; the claim ends with ``Applied``. Should nothing
+        come to be applied, call ``vectors.unclaim()``.
         """
         while not self.vectors.try_claim():  # noqa: ASYNC110 - a lock of another process
             await asyncio.sleep(CLAIM_POLL_S)
@@ -191,11 +195,10 @@ class Island:
         if self._supervisor is None:
             return
         try:
-            try:
-                await self.send(Stop())
-                await asyncio.wait((self._supervisor,), timeout=STOP_GRACE_S)
-            except ChannelClosedError:
-                pass  # it went by itself in the meantime
+            if self._ready and self.alive:  # before that it listens to nothing
+                with contextlib.suppress(ChannelClosedError):  # it went by itself meanwhile
+                    await self.send(Stop())
+                    await asyncio.wait((self._supervisor,), timeout=STOP_GRACE_S)
             if self.alive:
                 self._signal_all(signal.SIGTERM)
                 await asyncio.wait((self._supervisor,), timeout=TERMINATE_GRACE_S)
@@ -265,7 +268,7 @@ class Island:
                 await asyncio.wait(exits)
         finally:
             self._signal_all(signal.SIGKILL)
-            self.vectors.release()
+            self.vectors.clear()
             if self._writer is not None:
                 self._writer.close()
             shutil.rmtree(rendezvous, ignore_errors=True)
@@ -303,8 +306,8 @@ class Island:
         if isinstance(report, Failed):
             self._failed = report  # becomes part of TrainerDied
             return
-        if isinstance(report, Applied):
-            self.vectors.release()
+        if isinstance(report, Ready):
+            self._ready = True
         if isinstance(report, StepDone) and self._events.qsize() >= MAX_QUEUED:
             return
         self._events.put_nowait(report)

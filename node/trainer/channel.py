@@ -8,6 +8,7 @@ The order of a round::
 
     daemon                                   trainer
     Begin(round=r, target_steps=H)  ->
+                                        <-   Applied(round=r)
                                              H inner steps (StepDone each)
                                         <-   Snapshot(round=r)      `sent` holds θ
     (round r is merged and committed;        goes on with inner steps
@@ -17,8 +18,8 @@ The order of a round::
                                              θ ← base + (θ − sent)
                                         <-   Applied(round=r+1)     vectors are free again
 
-The daemon changes the vectors only between a claim (:meth:`SharedVectors.try_claim`) and the
-matching :class:`Applied`.
+The daemon has the vectors from its claim (:meth:`SharedVectors.try_claim`) until it sends
+:class:`Begin` or :class:`Apply`; from then until :class:`Applied` nobody changes them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ Text = Annotated[str, Max(8192)]
 
 
 class Begin(Message, kind=100):
-    """Start training from ``base``, or from a checkpoint that was made on this very ``base``."""
+    """Start training from ``base``, or from a checkpoint that was made on this very ``base``.
+
+    Answered by :class:`Applied`.
+    """
 
     round: int  # rounds committed so far
     target_steps: int  # inner steps until the next snapshot
@@ -60,7 +64,7 @@ class Apply(Message, kind=101):
     """Round ``round - 1`` is committed: θ ← base + (θ − sent), exactly ``base`` if ``reset``.
 
     ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
-    its steps and tokens still count towards the next contribution.
+    its steps and tokens still count towards the next contribution. Answered by :class:`Applied`.
     """
 
     round: int
@@ -123,7 +127,7 @@ class Snapshot(Message, kind=112):
 
 
 class Applied(Message, kind=113):
-    """The outcome of an :class:`Apply`; the trainer reads the vectors no more."""
+    """Answer to :class:`Begin` and :class:`Apply`; the trainer reads the vectors no more."""
 
     round: int
     step: int  # inner steps so far, and tokens

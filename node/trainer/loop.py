@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,13 +28,10 @@ from torch import Tensor
 
 from node.checkpoint import FULL_DISK
 from node.trainer.channel import (
-    COMMANDS,
     Applied,
     Apply,
     Begin,
-    Channel,
     Checkpoint,
-    Command,
     Evaluate,
     Evaluated,
     Ready,
@@ -50,6 +45,7 @@ from node.trainer.channel import (
 from node.trainer.data import TrainingData, open_tokens
 from node.trainer.evaluate import evaluate, shard_tokens
 from node.trainer.layout import Layout
+from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step, TakeSnapshot
 from node.trainer.model import build, next_token_loss
 from node.trainer.optim import (
     clip_gradients,
@@ -58,59 +54,13 @@ from node.trainer.optim import (
     reentry_factor,
     set_learning_rate,
 )
-from node.trainer.parallel import LONGEST_WAIT_S, Ranks, gather, local, scatter, shard
+from node.trainer.parallel import Ranks, gather, local, scatter, shard
 from node.trainer.resume import Standing, Work, load, optimizer_steps, sanitise, save
 from node.trainer.settings import TrainerSettings
-from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
-from protocols.wire import Message, decode_any
+from protocols.wire import decode_any
 
 BAD_STEPS = 3  # steps without a finite gradient after which the island says that it is lost
-
-
-class Step(Message, kind=118):
-    """What rank 0 decided: all ranks take an inner step."""
-
-
-class TakeSnapshot(Message, kind=119):
-    """What rank 0 decided: all ranks give their part of θ for ``sent``."""
-
-
-class Idle(Message, kind=120):
-    """What rank 0 decided: nothing now; keeps the other ranks from timing out."""
-
-
-Action = Command | Step | TakeSnapshot | Idle
-ACTIONS = (*COMMANDS, Step, TakeSnapshot, Idle)
-
-
-@dataclass
-class Leader:
-    """Rank 0's link to the daemon, and what it decides for all ranks."""
-
-    channel: Channel
-    vectors: SharedVectors
-    clock: Callable[[], float] = time.monotonic
-    wait_until: float | None = field(default=None, init=False)
-
-    def decide(self, trainer: Trainer) -> Action:
-        """What to do at this step boundary: a command first, then a snapshot, then a step."""
-        if not trainer.waiting:
-            self.wait_until = None
-        elif self.wait_until is None:
-            self.wait_until = self.clock() + trainer.settings.wait_s
-        left = 0.0 if self.wait_until is None else self.wait_until - self.clock()
-        if not trainer.begun:
-            left = LONGEST_WAIT_S
-        command = self.channel.receive(min(max(left, 0.0), LONGEST_WAIT_S))
-        if command is not None:
-            return command
-        if left > 0:
-            return Idle()
-        # A daemon at work on the vectors is about to send Apply: no snapshot now, train on.
-        if trainer.due and self.vectors.try_claim():
-            return TakeSnapshot()
-        return Step()
 
 
 class Trainer:
@@ -309,10 +259,11 @@ class Trainer:
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
             self.carried, self.unsent = standing.carried, standing.unsent
         self.begun = True
+        self._read_vectors(None)
 
     @torch.no_grad()
     def take_snapshot(self) -> None:
-        """θ into ``sent``. Rank 0 has claimed the vectors for this and gives them back."""
+        """θ into ``sent``, which rank 0 has opened for this; closes it."""
         _, sent = self._vectors()
         for name, parameter in self.parameters.items():
             whole = gather(parameter.detach())
@@ -323,8 +274,7 @@ class Trainer:
         if self.leader is None:
             return
         finite = all(bool(view.isfinite().all()) for view in sent.values())
-        self.leader.vectors.snapshot = self.round
-        self.leader.vectors.release()
+        self.leader.vectors.end_snapshot(self.round)
         self._report(
             Snapshot(
                 round=self.round,
@@ -363,9 +313,7 @@ class Trainer:
         self.round, self.round_step = command.round, 0
         self.slot, self.slots = command.slot, command.slots
         self.target_steps = command.target_steps
-        if self.leader is not None:
-            self.leader.vectors.snapshot = None
-        self._report(Applied(self.round, self.step, self.tokens, loss))
+        self._read_vectors(loss)
 
     def checkpoint(self, command: Checkpoint) -> None:
         """Write the trainer's files; a disk that is full or broken is reported, no more."""
@@ -385,6 +333,12 @@ class Trainer:
         except OSError as error:
             problem, full = str(error), error.errno in FULL_DISK
         self._report(Saved(command.directory, problem, full))
+
+    def _read_vectors(self, validation_loss: float | None) -> None:
+        """Tell the daemon that nothing is left to read in the vectors."""
+        if self.leader is not None:
+            self.leader.vectors.clear()
+        self._report(Applied(self.round, self.step, self.tokens, validation_loss))
 
     def _vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """``base`` and ``sent`` as views by parameter on rank 0; empty on the others."""

@@ -21,8 +21,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
-# Rank 0 waits for the daemon only in pieces of this many seconds, far below the time-out above.
-LONGEST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)

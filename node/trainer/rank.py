@@ -79,7 +79,8 @@ def train(
     import torch
 
     from node.trainer.layout import Layout
-    from node.trainer.loop import Leader, Trainer
+    from node.trainer.leader import Leader
+    from node.trainer.loop import Trainer
     from node.trainer.parallel import Ranks
 
     torch.set_num_threads(settings.threads)

@@ -6,10 +6,11 @@ snapshot, written by the trainer; the daemon corrects the ranges of it that were
 The memory is an anonymous file whose descriptor rank 0 inherits. It has no name, so nothing is
 left behind after ``kill -9`` on either side, and it outlives a trainer that is restarted.
 
-Who may write is settled by a record lock on that file. The trainer holds it while it writes a
-snapshot; the daemon claims it before it touches either vector and keeps it until the trainer has
-applied. So a snapshot never lands on vectors that the daemon is at work on. The kernel gives the
-lock back when its holder dies.
+Who may write is settled by a flag in the file, changed under a record lock on it. The daemon claims
+the vectors before it touches either, and has them until the trainer has applied what lies there;
+meanwhile the trainer writes no snapshot. A claim in turn waits for a snapshot that is being
+written. Nobody holds the lock for longer than that copy, and the kernel gives it back when its
+holder dies.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from protocols.errors import OperatorError
 if TYPE_CHECKING:
     import torch
 
-HEADER_BYTES = 4096  # one page: the round of the unanswered snapshot plus one, or zero
+HEADER_BYTES = 4096  # one page: int64 flags, see _SNAPSHOT and _CLAIMED
+_SNAPSHOT, _CLAIMED = 0, 1  # round of the unanswered snapshot plus one, or zero; 0 or 1
 FLOAT_BYTES = 4
 SHM = Path("/dev/shm")
 
@@ -44,7 +46,7 @@ class SharedVectors:
         self.descriptor = descriptor
         self.size = size
         self._map = mmap.mmap(descriptor, file_bytes(size))
-        self._snapshot = np.frombuffer(self._map, np.int64, 1)
+        self._header = np.frombuffer(self._map, np.int64, 2)
 
     @classmethod
     def create(cls, size: int) -> SharedVectors:
@@ -89,23 +91,51 @@ class SharedVectors:
 
     @property
     def snapshot(self) -> int | None:
-        """The round for which ``sent`` holds a snapshot that no Apply has answered yet."""
-        return int(self._snapshot[0]) - 1 if self._snapshot[0] else None
+        """The round for which ``sent`` holds a snapshot that nothing has answered yet."""
+        return int(self._header[_SNAPSHOT]) - 1 if self._header[_SNAPSHOT] else None
 
-    @snapshot.setter
-    def snapshot(self, round: int | None) -> None:
-        self._snapshot[0] = 0 if round is None else round + 1
+    # --- the daemon's side --------------------------------------------------------------------
 
     def try_claim(self) -> bool:
-        """Take the right to write, if the other process does not hold it. Never waits."""
+        """Take both vectors for the daemon; false while the trainer writes a snapshot."""
+        if not self._try_lock():
+            return False
+        self._header[_CLAIMED] = 1
+        self._unlock()
+        return True
+
+    def unclaim(self) -> None:
+        """Give the vectors back as they are; a snapshot in them still waits for its answer."""
+        self._header[_CLAIMED] = 0
+
+    def clear(self) -> None:
+        """End claim and snapshot alike: the trainer has read what it was given, or is no more."""
+        self._header[:] = 0
+
+    # --- the trainer's side -------------------------------------------------------------------
+
+    def try_snapshot(self) -> bool:
+        """Begin to write ``sent``; false when the daemon has the vectors, or is taking them."""
+        if not self._try_lock():
+            return False
+        if self._header[_CLAIMED]:
+            self._unlock()
+            return False
+        return True
+
+    def end_snapshot(self, round: int) -> None:
+        """``sent`` is complete."""
+        self._header[_SNAPSHOT] = round + 1
+        self._unlock()
+
+    def _try_lock(self) -> bool:
         try:
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # POSIX allows EAGAIN and EACCES
             return False
         return True
 
-    def release(self) -> None:
-        """Give the right to write back."""
+    def _unlock(self) -> None:
         fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:

@@ -1,0 +1,67 @@
+"""What rank 0 decides for all ranks at a step boundary, from the daemon's commands and the clock.
+
+The decision is a message too, so that the other ranks get it by one broadcast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from node.trainer.channel import COMMANDS, Channel, Command
+from node.trainer.shared import SharedVectors
+from protocols.wire import Message
+
+if TYPE_CHECKING:
+    from node.trainer.loop import Trainer
+
+# Rank 0 waits for the daemon only in pieces of this many seconds, far below the time after which
+# the other ranks give a collective call up.
+LONGEST_WAIT_S = 5.0
+
+
+class Step(Message, kind=118):
+    """What rank 0 decided: all ranks take an inner step."""
+
+
+class TakeSnapshot(Message, kind=119):
+    """What rank 0 decided: all ranks give their part of θ for ``sent``."""
+
+
+class Idle(Message, kind=120):
+    """What rank 0 decided: nothing now; keeps the other ranks from timing out."""
+
+
+Action = Command | Step | TakeSnapshot | Idle
+ACTIONS = (*COMMANDS, Step, TakeSnapshot, Idle)
+
+
+@dataclass
+class Leader:
+    """Rank 0's link to the daemon, and what it decides for all ranks."""
+
+    channel: Channel
+    vectors: SharedVectors
+    clock: Callable[[], float] = time.monotonic
+    wait_until: float | None = field(default=None, init=False)
+
+    def decide(self, trainer: Trainer) -> Action:
+        """What to do at this step boundary: a command first, then a snapshot, then a step."""
+        if not trainer.waiting:
+            self.wait_until = None
+        elif self.wait_until is None:
+            self.wait_until = self.clock() + trainer.settings.wait_s
+        left = 0.0 if self.wait_until is None else self.wait_until - self.clock()
+        if not trainer.begun:
+            left = LONGEST_WAIT_S
+        command = self.channel.receive(min(max(left, 0.0), LONGEST_WAIT_S))
+        if command is not None:
+            return command
+        if left > 0:
+            return Idle()
+        # A daemon at work on the vectors is about to send Apply: no snapshot now, train on.
+        if trainer.due and self.vectors.try_snapshot():
+            return TakeSnapshot()
+        return Step()
