@@ -1,0 +1,118 @@
+"""The export: transformers loads it and computes what we compute."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bootstrap.manifest import Model
+from node.export import byte_names, export_hf
+from node.trainer.layout import Layout
+from node.trainer.model import build
+from protocols.errors import OperatorError
+
+BASE = Model(d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_seq_len=32)
+VARIANTS = {
+    "tied, grouped": {},
+    "untied": {"tied_embeddings": False},
+    "full heads": {"n_kv_heads": 4},
+    "one key head, other constants": {"n_kv_heads": 1, "rope_theta": 500.0, "norm_eps": 1e-2},
+    "larger vocabulary": {"vocab_size": 300, "tied_embeddings": False},
+}
+
+
+def vector_of(config: Model) -> torch.Tensor:
+    """Parameters that a wrong order, constant or norm could not hide in."""
+    layout = Layout.of_config(config)
+    vector = layout.flatten_into(build(config, 1), torch.empty(layout.size))
+    noise = torch.randn(layout.size, generator=torch.Generator().manual_seed(2))
+    return vector + 0.05 * noise
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_transformers_gives_our_logits(tmp_path: Path, changes: dict[str, object]):
+    from transformers import AutoModelForCausalLM
+
+    config = Model.model_validate({**BASE.model_dump(), **changes})
+    vector = vector_of(config)
+    ours = build(config, 0)
+    Layout.of_config(config).load_from(vector, ours)
+    folder = export_hf(config, vector, tmp_path / "model")
+    theirs, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    assert theirs.dtype == torch.float32
+    x = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x).logits, ours(x), atol=1e-5, rtol=1e-5)
+    size = sum(p.numel() for p in theirs.parameters())
+    assert size == vector.numel()
+
+
+def test_transformers_tokenizes_to_bytes(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(export_hf(BASE, vector_of(BASE), tmp_path / "model"))
+    text = "def f(x):\n\treturn  'café' # ≥ 3 😀\n\n  done "
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert tokenizer.eos_token_id == 0
+
+
+def test_it_generates(tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+
+    folder = export_hf(BASE, vector_of(BASE), tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = torch.tensor([[72, 105]])
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_length=8,
+        pad_token_id=0,
+    )
+    assert out[0, :2].tolist() == [72, 105]
+    assert 3 <= out.shape[1] <= 8
+
+
+def test_half_precision(tmp_path: Path):
+    from safetensors.torch import load_file
+
+    vector = vector_of(BASE)
+    folder = export_hf(BASE, vector, tmp_path / "model", torch.bfloat16)
+    weights = load_file(folder / "model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert sum(w.numel() for w in weights.values()) == vector.numel()
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_byte_names_are_the_known_ones():
+    names = byte_names()
+    assert len(set(names)) == 256
+    assert (names[0], names[ord(" ")], names[ord("\n")], names[ord("A")]) == ("Ā", "Ġ", "Ċ", "A")
+
+
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OperatorError, match="No space left") as caught:
+        export_hf(BASE, vector_of(BASE), tmp_path / "model")
+    assert caught.value.code == "E602"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path):
+    folder, vector = tmp_path / "model", vector_of(BASE)
+    folder.mkdir()
+    export_hf(BASE, vector, folder)  # an empty folder may be filled
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(OperatorError, match="not an empty folder"):
+        export_hf(BASE, vector, folder)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="layout of"):
+        export_hf(BASE, vector[:-1], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
