@@ -1,0 +1,254 @@
+"""The transport for tests and simulation: peers of one process on a simulated internet.
+
+:class:`MemoryTransport` behaves as :mod:`protocols.http` does, over the links, speeds and faults
+of a :class:`MemoryNetwork` (:mod:`protocols.memory_network` explains the model). On the loop of
+:mod:`protocols.virtual_time` hours pass in seconds, and one seed gives one history.
+
+>>> network = MemoryNetwork(seed=7, link=Link(latency=0.03), upload=12.5e6, download=12.5e6)
+>>> a, b = network.join(alice.peer_id), network.join(bob.peer_id)
+>>> b.on_call("greet", greet)
+>>> await a.call(b.peer_id, "greet", b"hello", timeout=5)
+
+Identities are taken on trust, nothing is encrypted. Every peer that ever joined the network can
+be dialled by its id. Chunks are valid until the next one, as the interface says: a view that is
+used later raises ``ValueError`` or holds garbage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from protocols.errors import (
+    IdentityMismatch,
+    LocalProtocolError,
+    RemoteRefused,
+    Unreachable,
+    Why,
+)
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId
+from protocols.memory_exchange import Exchange
+from protocols.memory_network import Link, MemoryNetwork, Node, TraceEvent
+from protocols.transport import (
+    MAX_CALL_BYTES,
+    MAX_HEADER_BYTES,
+    CallHandler,
+    Incoming,
+    Outgoing,
+    PullHandler,
+    PushHandler,
+)
+
+__all__ = ["Link", "MemoryNetwork", "MemoryTransport", "TraceEvent"]
+
+DIAL_TIMEOUT = 5.0  # seconds
+
+_H = TypeVar("_H")
+
+
+class MemoryTransport:
+    """One peer's end, made by :meth:`MemoryNetwork.join`; see
+    :class:`~protocols.transport.Transport`."""
+
+    def __init__(self, network: MemoryNetwork, node: Node) -> None:
+        self.network = network
+        self.node = node
+        self.stats = TransportStats()
+        self._calls: dict[str, tuple[CallHandler, int]] = {}
+        self._pushes: dict[str, tuple[PushHandler, int]] = {}
+        self._pulls: dict[str, PullHandler] = {}
+        self._linked: dict[PeerId, Node] = {}  # open connections; a restart makes another Node
+        # dicts, not sets: their order is the same in every run
+        self.exchanges: dict[Exchange, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who we are."""
+        return self.node.peer
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` for :meth:`dial`; kept over a restart."""
+        return self.node.address
+
+    def on_call(self, name: str, handler: CallHandler, *, max_body: int = MAX_CALL_BYTES) -> None:
+        """Answer calls of ``name``."""
+        self._calls[name] = (handler, max_body)
+
+    def on_push(self, name: str, handler: PushHandler, *, max_length: int) -> None:
+        """Take bodies of ``name``."""
+        self._pushes[name] = (handler, max_length)
+
+    def on_pull(self, name: str, handler: PullHandler) -> None:
+        """Serve bodies of ``name``."""
+        self._pulls[name] = handler
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        peer: PeerId,
+        name: str,
+        body: bytes,
+        *,
+        timeout: float,
+        max_reply: int = MAX_CALL_BYTES,
+    ) -> bytes:
+        """Send ``body`` and return the reply."""
+        with self._exchange(peer, name, timeout, patient=False) as exchange:
+            exchange.connect(
+                lambda: exchange.request(
+                    "call", body, partial(exchange.callee._serve_call, exchange)
+                )
+            )
+            reply = await exchange.result
+            self.stats.measured_call(peer, exchange.elapsed - exchange.took)
+        if len(reply) > max_reply:
+            raise RemoteRefused("too_large", f"an answer of {len(reply)} bytes")
+        return reply
+
+    async def push(
+        self, peer: PeerId, name: str, header: bytes, body: Outgoing, *, timeout: float
+    ) -> bytes:
+        """Send a long body."""
+        _check_header(header)
+        with self._exchange(peer, name, timeout) as exchange:
+
+            def connected() -> None:
+                exchange.expect(body.length)
+                exchange.request("push", header, partial(exchange.callee._serve_push, exchange))
+                exchange.pump = asyncio.create_task(exchange.push_body(body))
+
+            exchange.connect(connected)
+            try:
+                reply = await exchange.result
+            finally:
+                await exchange.end_pump()
+            self.stats.measured_upload(peer, body.length, exchange.elapsed)
+            return reply
+
+    @asynccontextmanager
+    async def pull(
+        self, peer: PeerId, name: str, header: bytes, *, max_length: int, timeout: float
+    ) -> AsyncIterator[Incoming]:
+        """Receive a long body."""
+        _check_header(header)
+        with self._exchange(peer, name, timeout) as exchange:
+            exchange.connect(
+                lambda: exchange.request(
+                    "pull", header, partial(exchange.callee._serve_pull, exchange, max_length)
+                )
+            )
+            await exchange.result
+            exchange.stop_watching()
+            assert exchange.body is not None
+            yield exchange.body
+            if exchange.body.complete:
+                self.stats.measured_download(peer, exchange.body.length, exchange.elapsed)
+
+    async def dial(self, address: str, expected: PeerId | None = None) -> PeerId:
+        """Connect to an address and learn who answers."""
+        node = self.network.at(address)
+        if node is None:
+            raise Unreachable(address, Why.REFUSED)
+        with self._exchange(node.peer, "dial", DIAL_TIMEOUT, patient=False) as exchange:
+            exchange.connect(exchange.finish)
+            await exchange.result
+        if expected is not None and expected != node.peer:
+            raise IdentityMismatch(address, expected, node.peer)
+        return node.peer
+
+    def _exchange(
+        self, peer: PeerId, name: str, timeout: float, *, patient: bool = True
+    ) -> Exchange:
+        if not self.node.alive:
+            raise Unreachable(peer, Why.RESET, "this transport is closed")
+        if peer == self.peer_id:
+            raise Unreachable(peer, Why.SELF)
+        node = self.network.node(peer)
+        if node is None:
+            raise Unreachable(peer, Why.NO_ADDRESS)
+        return Exchange(self, node.transport, name, timeout, patient=patient)
+
+    def connected(self, other: MemoryTransport) -> bool:
+        """Whether a connection to that very node, not one before its restart, is open."""
+        return other.node.alive and self._linked.get(other.peer_id) is other.node
+
+    def remember(self, other: MemoryTransport) -> None:
+        """A connection was made."""
+        self._linked[other.peer_id] = other.node
+
+    def forget(self, other: MemoryTransport) -> None:
+        """A connection broke."""
+        self._linked.pop(other.peer_id, None)
+
+    # --- answering ------------------------------------------------------------------------------
+
+    async def _serve_call(self, exchange: Exchange, body: bytes) -> None:
+        async def serve() -> bytes:
+            handler, max_body = _registered(self._calls, exchange.name)
+            if len(body) > max_body:
+                raise RemoteRefused("too_large", f"at most {max_body} bytes")
+            return await handler(exchange.caller.peer_id, body)
+
+        await exchange.answer(serve())
+
+    async def _serve_push(self, exchange: Exchange, header: bytes) -> None:
+        async def serve() -> bytes:
+            handler, max_length = _registered(self._pushes, exchange.name)
+            assert exchange.body is not None
+            if exchange.body.length > max_length:
+                raise RemoteRefused("too_large", f"at most {max_length} bytes")
+            return await handler(exchange.caller.peer_id, header, exchange.body)
+
+        await exchange.answer(serve())
+
+    async def _serve_pull(self, exchange: Exchange, max_length: int, header: bytes) -> None:
+        async def serve() -> Outgoing:
+            handler = _registered(self._pulls, exchange.name)
+            return await handler(exchange.caller.peer_id, header)
+
+        await exchange.answer_pull(serve(), max_length)
+
+    def spawn(self, exchange: Exchange, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start the task that answers an exchange; it ends with this transport at the latest."""
+        self.exchanges[exchange] = None
+        task = asyncio.create_task(serving)
+        self._tasks[task] = None
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.pop(task, None)
+            self.exchanges.pop(exchange, None)
+
+        task.add_done_callback(done)
+        return task
+
+    def shut(self) -> None:
+        """Break everything at once, as the end of the process would."""
+        self.node.alive = False
+        for exchange in list(self.exchanges):
+            exchange.end_of(self)
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Refuse connections, break the open ones, wait for cancelled handlers to end."""
+        self.shut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _check_header(header: bytes) -> None:
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(f"header of {len(header)} bytes exceeds {MAX_HEADER_BYTES}")
+
+
+def _registered(table: dict[str, _H], name: str) -> _H:
+    try:
+        return table[name]
+    except KeyError:
+        raise RemoteRefused("unknown", "nothing here answers to that name") from None
