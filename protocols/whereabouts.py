@@ -1,0 +1,225 @@
+"""Where peers are: signed address records, kept, exchanged and asked for.
+
+A peer id is a key and says nothing of an address. So every peer signs a
+:class:`~protocols.messages.PeerRecord`, sends it along with its DHT calls, and keeps the records
+of those it met. Whoever hears of an id from a peer can ask that peer ``where`` the id is; the
+answer is signed by the id itself, so it does not matter who passes it on. The record with the
+highest sequence number wins: a peer that moves publishes a new one and the old is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from protocols.addresses import AddressBook
+from protocols.envelope import open_envelope, seal
+from protocols.errors import Malformed, RemoteProtocolError, Stale, TransportError
+from protocols.identity import Identity, PeerId
+from protocols.messages import Envelope, Found, PeerRecord, Where
+from protocols.transport import Transport
+
+PURPOSE = "record"
+LIFETIME = 3600.0  # seconds a record is valid; it is signed anew at half of that
+MAX_RECORD_BYTES = 4096
+MAX_KNOWN = 4096  # records and mentions kept
+MAX_INFORMANTS = 4  # peers remembered for, and asked about, one id
+ASK_TIMEOUT = 3.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A verified record as it arrived."""
+
+    record: PeerRecord
+    sequence: int
+    expires: float
+    data: bytes
+
+
+class Whereabouts:
+    """The records one node holds, its own among them.
+
+    With ``book``, the transport's address book, what is learned goes there, and the book asks here
+    when it knows no address of a peer or all of them failed. ``clock`` is wall time (Unix
+    seconds): records carry expiries that other machines set.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        book: AddressBook | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        limit: int = MAX_KNOWN,
+    ) -> None:
+        self._transport = transport
+        self._identity = identity
+        self._clock = clock
+        self._limit = limit
+        self._run = b""
+        self._own: Known | None = None
+        self._known: OrderedDict[PeerId, Known] = OrderedDict()
+        self._mentions: OrderedDict[PeerId, OrderedDict[PeerId, None]] = OrderedDict()
+        self._asking: dict[PeerId, asyncio.Task[Known | None]] = {}
+        self._book = book
+        if book is not None:
+            book.resolver = self._resolve
+        transport.on_call("where", self._answer)
+
+    # --- our own record -------------------------------------------------------------------------
+
+    def publish(self, addresses: Iterable[str], relay: str = "") -> bytes:
+        """Say where we are from now on; returns the envelope, which peers learn with our calls."""
+        record = PeerRecord(self._identity.peer_id, tuple(addresses), relay)
+        now = self._clock()
+        # milliseconds of wall time: grows over restarts without anything being stored
+        sequence = max(int(now * 1000), self._own.sequence + 1 if self._own else 0)
+        data = seal(
+            self._identity,
+            record,
+            purpose=PURPOSE,
+            run=self._run,
+            sequence=sequence,
+            expires=now + LIFETIME,
+        )
+        self._own = Known(record, sequence, now + LIFETIME, data)
+        return data
+
+    def enter(self, run: bytes) -> None:
+        """Sign our record for a run from now on, as the run's directory wants it."""
+        if run != self._run:
+            self._run = run
+            if self._own is not None:
+                self.publish(self._own.record.addresses, self._own.record.relay)
+
+    @property
+    def own(self) -> Known | None:
+        """Our record, signed anew when half its lifetime has passed; None before `publish`."""
+        own = self._own
+        if own is not None and own.expires - self._clock() < LIFETIME / 2:
+            self.publish(own.record.addresses, own.record.relay)
+        return self._own
+
+    # --- others' records ------------------------------------------------------------------------
+
+    def learn(self, data: bytes, expected: PeerId | None = None) -> Known:
+        """Verify and keep a record; returns the newest one held of its peer.
+
+        Raises :class:`~protocols.errors.RemoteProtocolError` (malformed, badly signed, expired,
+        or about somebody else than its signer or ``expected``).
+        """
+        if expected is not None and (held := self._known.get(expected)) and held.data == data:
+            return held  # what most calls carry: verified before
+        known = self.verify(data)
+        peer = known.record.peer
+        if expected is not None and peer != expected:
+            raise Malformed(f"the record of {peer} where that of {expected} was due")
+        if peer == self._identity.peer_id:
+            return known
+        held = self._known.get(peer)
+        if held is not None and held.sequence >= known.sequence:
+            return held
+        self._known[peer] = known
+        self._known.move_to_end(peer)
+        while len(self._known) > self._limit:
+            self._known.popitem(last=False)
+        if self._book is not None:
+            self._book.add_record(known.record, known.sequence)
+        return known
+
+    def verify(self, data: bytes) -> Known:
+        """Check a record's bounds, signature, lifetime and that it speaks of its signer."""
+        if len(data) > MAX_RECORD_BYTES:
+            raise Malformed("an oversized record")
+        now = self._clock()
+        outer: Envelope = Envelope.decode(data)  # a record counts whichever run it is for
+        opened = open_envelope(data, PeerRecord, purpose=PURPOSE, run=outer.run, now=now)
+        if outer.expires > now + 2 * LIFETIME:
+            raise Stale("a record that claims to live too long")
+        record: PeerRecord = opened.message
+        if record.peer != opened.signer:
+            raise Malformed("a record that speaks of somebody else")
+        return Known(record, outer.sequence, outer.expires, data)
+
+    def get(self, peer: PeerId) -> Known | None:
+        """The record held of ``peer``, if it has not expired."""
+        if peer == self._identity.peer_id:
+            return self.own
+        known = self._known.get(peer)
+        if known is not None and known.expires < self._clock():
+            del self._known[peer]
+            return None
+        return known
+
+    def sequence(self, peer: PeerId) -> int:
+        """Sequence number of the record held of ``peer``; 0 if none."""
+        known = self.get(peer)
+        return known.sequence if known else 0
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def mention(self, peer: PeerId, by: PeerId) -> None:
+        """``by`` spoke of ``peer``, so it may know where that is."""
+        if peer in (self._identity.peer_id, by):
+            return
+        informants = self._mentions.setdefault(peer, OrderedDict())
+        informants[by] = None
+        informants.move_to_end(by)
+        while len(informants) > MAX_INFORMANTS:
+            informants.popitem(last=False)
+        self._mentions.move_to_end(peer)
+        while len(self._mentions) > self._limit:
+            self._mentions.popitem(last=False)
+
+    async def ask(self, peer: PeerId) -> Known | None:
+        """Ask those who spoke of ``peer``; None unless a record newer than ours turned up.
+
+        Askers of one id share one round of questions.
+        """
+        task = self._asking.get(peer)
+        if task is None:
+            task = asyncio.create_task(self._ask(peer))
+            self._asking[peer] = task
+            task.add_done_callback(lambda _: self._asking.pop(peer, None))
+        return await asyncio.shield(task)
+
+    async def _resolve(self, peer: PeerId) -> None:
+        await self.ask(peer)  # what is learned goes to the book
+
+    async def _ask(self, peer: PeerId) -> Known | None:
+        before = self.sequence(peer)
+        # only those whose own address is at hand: else two unknown peers could wait for each other
+        informants = [p for p in reversed(self._mentions.get(peer, ())) if self.get(p) is not None]
+        question = Where((peer,)).encode()
+
+        async def one(informant: PeerId) -> Known | None:
+            try:
+                reply = await self._transport.call(
+                    informant, "where", question, timeout=ASK_TIMEOUT, max_reply=Found.MAX_BYTES
+                )
+                for data in Found.decode(reply).records:
+                    known = self.learn(data, expected=peer)
+                    if known.sequence > before:
+                        return known
+            except (TransportError, RemoteProtocolError):
+                pass  # an informant that is gone or lies is one answer less, the others remain
+            return None
+
+        answers = await asyncio.gather(*[one(informant) for informant in informants])
+        return max((a for a in answers if a), key=lambda known: known.sequence, default=None)
+
+    async def _answer(self, peer: PeerId, body: bytes) -> bytes:
+        wanted = (self.get(asked) for asked in Where.decode(body).peers)
+        return Found(tuple(known.data for known in wanted if known is not None)).encode()
+
+    async def aclose(self) -> None:
+        """Drop questions that are under way."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

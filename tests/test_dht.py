@@ -1,0 +1,240 @@
+"""The directory of a run over hivemind's DHT: entries, attacks on them, upkeep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from bootstrap.dht import Dht
+from protocols.envelope import seal
+from protocols.errors import Malformed
+from protocols.identity import Identity
+from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.messages import PeerRecord
+from protocols.p2p import bindings
+from protocols.whereabouts import Whereabouts
+
+RUN = bytes(range(32))
+
+
+def identity(number: int) -> Identity:
+    return Identity.from_seed(bytes([number]) * 32)
+
+
+class Swarm:
+    """Nodes on a memory network; the first is everybody's seed."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork(seed=3, link=Link(latency=0.0005))
+        self.dhts: list[Dht] = []
+        self.whereabouts: list[Whereabouts] = []
+        self.transports: list[MemoryTransport] = []
+
+    async def add(self, run: bytes = RUN, **options: Any) -> Dht:
+        who = identity(len(self.dhts) + 1)
+        transport = self.network.join(who.peer_id)
+        whereabouts = Whereabouts(transport, who)
+        whereabouts.publish([f"192.0.2.{len(self.dhts) + 1}:4390"])
+        seeds = [self.transports[0].peer_id] if self.transports else []
+        dht = await Dht.start(transport, whereabouts, seeds, run, **options)
+        self.dhts.append(dht)
+        self.whereabouts.append(whereabouts)
+        self.transports.append(transport)
+        return dht
+
+    async def grow(self, count: int) -> None:
+        for _ in range(count):
+            await self.add()
+
+    def record(self, index: int) -> bytes:
+        own = self.whereabouts[index].own
+        assert own is not None
+        return own.data
+
+
+@pytest.fixture
+async def swarm() -> AsyncIterator[Swarm]:
+    swarm = Swarm()
+    yield swarm
+    for dht in swarm.dhts:
+        await dht.aclose()
+
+
+async def until_islands(dht: Dht, count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(await dht.islands()) != count:
+            await asyncio.sleep(0.02)
+
+
+async def test_everybody_finds_every_island(swarm: Swarm) -> None:
+    await swarm.grow(8)
+    for dht in swarm.dhts:
+        dht.keep_announced()
+    for dht in swarm.dhts:
+        await until_islands(dht, 8)
+    found = await swarm.dhts[5].islands()
+    assert found[identity(2).peer_id] == PeerRecord(identity(2).peer_id, ("192.0.2.2:4390",), "")
+    assert swarm.whereabouts[5].get(identity(2).peer_id) is not None
+
+
+async def test_runs_do_not_mix(swarm: Swarm) -> None:
+    await swarm.add()
+    await swarm.add(run=b"\x01" * 32)
+    for index, dht in enumerate(swarm.dhts):
+        assert await dht.announce(swarm.record(index))
+    for index, dht in enumerate(swarm.dhts):
+        assert list(await dht.islands()) == [identity(index + 1).peer_id]
+    other = await swarm.dhts[0].get("record", b"\x01" * 32)
+    assert list(other) == [identity(2).peer_id]
+
+
+async def test_a_new_record_replaces_the_old_one_everywhere(swarm: Swarm) -> None:
+    await swarm.grow(6)
+    assert await swarm.dhts[4].announce(swarm.record(4))
+    old = swarm.record(4)
+    swarm.whereabouts[4].publish(["192.0.2.5:9999"])
+    assert await swarm.dhts[4].announce(swarm.record(4))
+    assert not await swarm.dhts[4].announce(old)
+    for dht in swarm.dhts:
+        assert (await dht.islands())[identity(5).peer_id].addresses == ("192.0.2.5:9999",)
+
+
+async def test_a_newer_sequence_wins_though_it_expires_sooner(swarm: Swarm) -> None:
+    await swarm.grow(5)
+    now = time.time()
+    who = identity(3)
+    for sequence, lifetime in ((10, 900.0), (11, 300.0)):
+        record = PeerRecord(who.peer_id, (f"192.0.2.3:{sequence}",), "")
+        data = seal(
+            who, record, purpose="record", run=RUN, sequence=sequence, expires=now + lifetime
+        )
+        assert await swarm.dhts[2].announce(data)
+    for dht in swarm.dhts:
+        entry = (await dht.get("record"))[who.peer_id]
+        assert entry.envelope.sequence == 11
+
+
+async def test_nobody_writes_under_another_name(swarm: Swarm) -> None:
+    await swarm.grow(4)
+    thief, victim = identity(1), identity(2)
+    assert await swarm.dhts[1].announce(swarm.record(1))
+    expires = time.time() + 600
+    forged = seal(
+        thief,
+        PeerRecord(victim.peer_id, ("198.51.100.1:1",), ""),
+        purpose="record",
+        run=RUN,
+        sequence=2**50,
+        expires=expires,
+    )
+    honest = swarm.dhts[0]._node
+    honest.protocol.record_validator = None  # the thief's own node checks nothing
+    key = f"run/{RUN.hex()}/islands"
+    replies = await asyncio.gather(
+        *[
+            honest.protocol.call_store(
+                dht._node.peer_id,
+                [_key_id(key)],
+                [_packed(forged)],
+                [expires],
+                subkeys=[victim.peer_id],
+            )
+            for dht in swarm.dhts[1:]
+        ]
+    )
+    assert replies == [[False]] * 3
+    found = (await swarm.dhts[3].islands())[victim.peer_id]
+    assert found.addresses == ("192.0.2.2:4390",)
+
+
+async def test_a_made_up_node_id_is_refused(swarm: Swarm) -> None:
+    await swarm.grow(2)
+    from hivemind.dht.routing import DHTID
+
+    liar = swarm.dhts[1]._node
+    liar.protocol.node_info.node_id = DHTID.generate().to_bytes()
+    liar.protocol.routing_table.__init__(liar.node_id, 20, 5)
+    assert await liar.protocol.call_ping(swarm.dhts[0]._node.peer_id) is None
+    liar_id = swarm.transports[1].peer_id
+    table = swarm.dhts[0]._node.protocol.routing_table
+    assert table.get(peer_id=bindings().PeerID.from_base58(liar_id)) in (None, liar.node_id)
+
+
+async def test_records_survive_the_death_of_most_nodes(swarm: Swarm) -> None:
+    await swarm.grow(12)
+    for index, dht in enumerate(swarm.dhts):
+        assert await dht.announce(swarm.record(index))
+    for index in range(3):  # of the five replicas at most these die
+        await swarm.transports[index].aclose()
+    found = await swarm.dhts[-1].islands()
+    assert len(found) == 12
+
+
+async def test_records_are_announced_again_at_half_their_lifetime(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocols.whereabouts.LIFETIME", 1.0)
+    monkeypatch.setattr("bootstrap.dht.RETRY", 0.1)
+    await swarm.grow(3)
+    swarm.dhts[1].keep_announced()
+    seen: set[int] = set()
+    async with asyncio.timeout(10):
+        while len(seen) < 3:
+            for entry in (await swarm.dhts[2].get("record")).values():
+                seen.add(entry.envelope.sequence)
+            await asyncio.sleep(0.05)
+
+
+async def test_who_lost_everybody_meets_the_seeds_again(swarm: Swarm) -> None:
+    await swarm.add()
+    late = await swarm.add(refresh=0.1)
+    seed = swarm.transports[0].peer_id
+    assert late.neighbours() == [seed]
+    table = late._node.protocol.routing_table
+    del table[table.get(peer_id=bindings().PeerID.from_base58(seed))]
+    assert late.neighbours() == []
+    async with asyncio.timeout(10):
+        while late.neighbours() != [seed]:
+            await asyncio.sleep(0.02)
+
+
+async def test_alone_and_with_dead_seeds_it_still_starts() -> None:
+    network = MemoryNetwork(seed=3, link=Link(latency=0.0005))
+    who = identity(1)
+    transport = network.join(who.peer_id)
+    whereabouts = Whereabouts(transport, who)
+    whereabouts.publish(["192.0.2.1:4390"])
+    dht = await Dht.start(transport, whereabouts, [identity(50).peer_id], RUN)
+    assert await dht.join([identity(51).peer_id]) == 0
+    own = whereabouts.own
+    assert own is not None
+    assert await dht.announce(own.data)
+    assert list(await dht.islands()) == [who.peer_id]
+    await dht.aclose()
+    with pytest.raises(Malformed):
+        await dht.get("diary")
+
+
+async def test_a_client_is_in_nobodys_table(swarm: Swarm) -> None:
+    await swarm.grow(2)
+    client = await swarm.add(client_mode=True)
+    assert await client.announce(swarm.record(2))
+    for dht in swarm.dhts[:2]:
+        assert identity(3).peer_id not in dht.neighbours()
+        assert identity(3).peer_id in await dht.islands()
+
+
+def _key_id(key: str) -> Any:
+    from hivemind.dht.routing import DHTID
+
+    return DHTID.generate(key)
+
+
+def _packed(data: bytes) -> bytes:
+    from bootstrap.records import pack_value
+
+    return pack_value(data)

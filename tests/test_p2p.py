@@ -1,0 +1,473 @@
+"""hivemind's calls over our transports: plain, streamed, refused, and how peers are found."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from protocols.addresses import AddressBook
+from protocols.errors import Malformed, RemoteRefused, TransferStalled, Unreachable, Why
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork
+from protocols.p2p import P2P, RateLimit, bindings
+from protocols.transport import MAX_CALL_BYTES, CallHandler
+from protocols.whereabouts import Whereabouts
+
+bindings()
+
+from hivemind.dht import DHTNode  # noqa: E402
+from hivemind.dht.routing import DHTID  # noqa: E402
+from hivemind.proto import dht_pb2  # noqa: E402
+
+
+def identity(number: int) -> Identity:
+    return Identity.from_seed(bytes([number]) * 32)
+
+
+def fast_network() -> MemoryNetwork:
+    return MemoryNetwork(seed=1, link=Link(latency=0.0005))
+
+
+class Host:
+    """A peer on a memory network."""
+
+    def __init__(self, network: MemoryNetwork, number: int, **options: Any) -> None:
+        self.identity = identity(number)
+        self.transport = network.join(self.identity.peer_id)
+        self.whereabouts = Whereabouts(self.transport, self.identity)
+        self.whereabouts.publish([f"192.0.2.{number}:4390"])
+        self.p2p = P2P(self.transport, self.whereabouts, **options)
+        self.peer_id = self.p2p.peer_id
+
+
+@pytest.fixture
+def pair() -> tuple[Host, Host]:
+    network = fast_network()
+    return Host(network, 1), Host(network, 2)
+
+
+async def double(request: Any, context: Any) -> Any:
+    return dht_pb2.PingResponse(dht_time=2.0, available=request.validate)
+
+
+async def test_a_plain_call_knows_its_caller(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    seen = []
+
+    async def handler(request: Any, context: Any) -> Any:
+        seen.append((context.remote_id, context.local_id, context.handle_name))
+        return await double(request, context)
+
+    await b.p2p.add_protobuf_handler("ping", handler, dht_pb2.PingRequest)
+    reply = await a.p2p.call_protobuf_handler(
+        b.peer_id, "ping", dht_pb2.PingRequest(validate=True), dht_pb2.PingResponse
+    )
+    assert reply.available
+    assert seen == [(a.peer_id, b.peer_id, "ping")]
+
+
+async def test_a_call_brings_both_records(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    await b.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    ping = dht_pb2.PingRequest()
+    await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, dht_pb2.PingResponse)
+    first = a.whereabouts.get(b.identity.peer_id)
+    assert first is not None
+    assert first.record.addresses == ("192.0.2.2:4390",)
+    assert b.whereabouts.get(a.identity.peer_id) is not None
+    b.whereabouts.publish(["192.0.2.9:4390"])
+    await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, dht_pb2.PingResponse)
+    moved = a.whereabouts.get(b.identity.peer_id)
+    assert moved is not None
+    assert moved.record.addresses == ("192.0.2.9:4390",)
+    assert moved.sequence > first.sequence
+
+
+async def test_errors_are_those_hivemind_knows(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    upstream = bindings()
+
+    async def boom(request: Any, context: Any) -> Any:
+        raise ValueError("boom")
+
+    await b.p2p.add_protobuf_handler("boom", boom, dht_pb2.PingRequest)
+    ping = dht_pb2.PingRequest()
+    with pytest.raises(upstream.P2PHandlerError, match="boom"):
+        await a.p2p.call_protobuf_handler(b.peer_id, "boom", ping, dht_pb2.PingResponse)
+    with pytest.raises(upstream.P2PDaemonError):
+        await a.p2p.call_protobuf_handler(b.peer_id, "missing", ping, dht_pb2.PingResponse)
+    with pytest.raises(upstream.P2PDaemonError):
+        await a.p2p.call_protobuf_handler(a.peer_id, "boom", ping, dht_pb2.PingResponse)
+    with pytest.raises(upstream.P2PDaemonError):
+        await b.p2p.add_protobuf_handler("boom", boom, dht_pb2.PingRequest)
+    await b.p2p.remove_protobuf_handler("boom")
+    with pytest.raises(upstream.P2PDaemonError):
+        await a.p2p.call_protobuf_handler(b.peer_id, "boom", ping, dht_pb2.PingResponse)
+    nobody = upstream.PeerID.from_base58(identity(77).peer_id)
+    with pytest.raises(upstream.P2PDaemonError):
+        await a.p2p.call_protobuf_handler(nobody, "boom", ping, dht_pb2.PingResponse)
+
+
+async def test_oversized_protobufs_stay_errors_of_the_call(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    upstream = bindings()
+
+    async def huge(request: Any, context: Any) -> Any:
+        return dht_pb2.FindResult(value=bytes(2**20))
+
+    await b.p2p.add_protobuf_handler("huge", huge, dht_pb2.PingRequest)
+    with pytest.raises(upstream.P2PHandlerError, match="exceeds"):
+        await a.p2p.call_protobuf_handler(
+            b.peer_id, "huge", dht_pb2.PingRequest(), dht_pb2.FindResult
+        )
+    with pytest.raises(upstream.P2PDaemonError, match="exceed"):
+        await a.p2p.call_protobuf_handler(
+            b.peer_id, "huge", dht_pb2.FindResult(value=bytes(2**20)), dht_pb2.FindResult
+        )
+
+
+async def test_a_peer_that_calls_too_often_is_refused() -> None:
+    network = fast_network()
+    a = Host(network, 1)
+    b = Host(network, 2, limit=RateLimit(rate=0.0, burst=2))
+    await b.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    ping, pong = dht_pb2.PingRequest(), dht_pb2.PingResponse
+    for _ in range(2):
+        await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, pong)
+    with pytest.raises(bindings().P2PHandlerError, match="busy"):
+        await a.p2p.call_protobuf_handler(b.peer_id, "ping", ping, pong)
+
+
+def test_tokens_come_back_and_buckets_are_bounded() -> None:
+    now = [0.0]
+    limit = RateLimit(rate=2.0, burst=4.0, clock=lambda: now[0], limit=3)
+    alice = identity(1).peer_id
+    assert [limit.take(alice) for _ in range(5)] == [True] * 4 + [False]
+    now[0] += 1.0
+    assert [limit.take(alice) for _ in range(3)] == [True, True, False]
+    for number in range(2, 12):
+        limit.take(identity(number).peer_id)
+    assert len(limit._buckets) == 3
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+async def numbers(count: int) -> AsyncIterator[Any]:
+    for number in range(count):
+        yield dht_pb2.PingResponse(dht_time=float(number))
+
+
+async def powers(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield dht_pb2.PingResponse(dht_time=request.dht_time**2)
+        yield dht_pb2.PingResponse(dht_time=request.dht_time**3)
+
+
+async def test_streams_both_ways_keep_their_order(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    await b.p2p.add_protobuf_handler(
+        "powers", powers, dht_pb2.PingResponse, stream_input=True, stream_output=True
+    )
+    stream = await a.p2p.iterate_protobuf_handler(
+        b.peer_id, "powers", numbers(50), dht_pb2.PingResponse
+    )
+    assert [item.dht_time async for item in stream] == [
+        float(n) ** e for n in range(50) for e in (2, 3)
+    ]
+
+
+async def test_a_stream_in_and_one_reply(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+
+    async def total(requests: AsyncIterator[Any], context: Any) -> Any:
+        return dht_pb2.PingResponse(dht_time=sum([r.dht_time async for r in requests]))
+
+    await b.p2p.add_protobuf_handler("sum", total, dht_pb2.PingResponse, stream_input=True)
+    reply = await a.p2p.call_protobuf_handler(b.peer_id, "sum", numbers(10), dht_pb2.PingResponse)
+    assert reply.dht_time == 45.0
+
+
+async def test_closing_a_stream_cancels_its_handler(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    ended = asyncio.Event()
+
+    async def endless(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            yield request
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    await b.p2p.add_protobuf_handler("endless", endless, dht_pb2.PingResponse, stream_output=True)
+    stream = await a.p2p.iterate_protobuf_handler(
+        b.peer_id, "endless", dht_pb2.PingResponse(dht_time=1.0), dht_pb2.PingResponse
+    )
+    assert (await anext(stream)).dht_time == 1.0
+    await stream.aclose()
+    await asyncio.wait_for(ended.wait(), 5)
+    assert not b.p2p._streams._served
+
+
+async def test_errors_in_a_stream_reach_the_caller(pair: tuple[Host, Host]) -> None:
+    a, b = pair
+    upstream = bindings()
+
+    async def breaks(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield request
+        raise ValueError("half way")
+
+    async def bad_input() -> AsyncIterator[Any]:
+        yield dht_pb2.PingResponse()
+        raise KeyError("my own input")
+
+    await b.p2p.add_protobuf_handler("breaks", breaks, dht_pb2.PingResponse, stream_output=True)
+    await b.p2p.add_protobuf_handler(
+        "powers", powers, dht_pb2.PingResponse, stream_input=True, stream_output=True
+    )
+    stream = await a.p2p.iterate_protobuf_handler(
+        b.peer_id, "breaks", dht_pb2.PingResponse(), dht_pb2.PingResponse
+    )
+    with pytest.raises(upstream.P2PHandlerError, match="half way"):
+        [item async for item in stream]
+    stream = await a.p2p.iterate_protobuf_handler(
+        b.peer_id, "powers", bad_input(), dht_pb2.PingResponse
+    )
+    with pytest.raises(KeyError, match="my own input"):
+        [item async for item in stream]
+    stream = await a.p2p.iterate_protobuf_handler(
+        b.peer_id, "missing", dht_pb2.PingResponse(), dht_pb2.PingResponse
+    )
+    with pytest.raises(upstream.P2PDaemonError):
+        [item async for item in stream]
+    assert not b.p2p._streams._served
+
+
+async def test_one_peer_cannot_hold_all_streams(
+    pair: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    monkeypatch.setattr("protocols.p2p_streams.MAX_STREAMS_PER_PEER", 2)
+
+    async def endless(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield request
+        await asyncio.Event().wait()
+
+    await b.p2p.add_protobuf_handler("endless", endless, dht_pb2.PingResponse, stream_output=True)
+    streams = [
+        await a.p2p.iterate_protobuf_handler(
+            b.peer_id, "endless", dht_pb2.PingResponse(), dht_pb2.PingResponse
+        )
+        for _ in range(3)
+    ]
+    await anext(streams[0])
+    await anext(streams[1])
+    with pytest.raises(bindings().P2PHandlerError, match="busy"):
+        await anext(streams[2])
+    for stream in streams[:2]:
+        await stream.aclose()
+    await b.p2p.shutdown()
+
+
+# --- where peers are --------------------------------------------------------------------------
+
+
+class Roads:
+    """A network with addresses: who listens where. An id alone leads nowhere."""
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Roadside] = {}
+
+
+class Roadside:
+    """A transport that finds peers through its address book, as the real one does."""
+
+    def __init__(self, roads: Roads, peer: PeerId, address: str) -> None:
+        self.roads, self.peer_id = roads, peer
+        self.book = AddressBook()
+        self.handlers: dict[str, CallHandler] = {}
+        self.move(address)
+
+    def move(self, address: str) -> None:
+        self.roads.listening = {a: t for a, t in self.roads.listening.items() if t is not self}
+        if address:
+            self.roads.listening[address] = self
+
+    def on_call(self, name: str, handler: CallHandler, *, max_body: int = MAX_CALL_BYTES) -> None:
+        self.handlers[name] = handler
+
+    async def call(
+        self, peer: PeerId, name: str, body: bytes, *, timeout: float, max_reply: int = 0
+    ) -> bytes:
+        for attempt in range(2):
+            for address in self.book.addresses(peer):
+                other = self.roads.listening.get(address)
+                if other is None or other.peer_id != peer:
+                    self.book.failed(peer, address)
+                    continue
+                self.book.succeeded(peer, address)
+                if name not in other.handlers:
+                    raise RemoteRefused("unknown")
+                try:
+                    return await asyncio.wait_for(other.handlers[name](self.peer_id, body), timeout)
+                except TimeoutError:
+                    raise TransferStalled(peer) from None
+                except Malformed as error:
+                    raise RemoteRefused("protocol", str(error)) from error
+            if attempt == 0:
+                await self.book.resolve(peer)
+        known = self.book.addresses(peer)
+        raise Unreachable(peer, Why.REFUSED if known else Why.NO_ADDRESS)
+
+
+class Resident:
+    def __init__(self, roads: Roads, number: int) -> None:
+        self.identity = identity(number)
+        self.peer = self.identity.peer_id
+        self.address = f"192.0.2.{number}:4390"
+        self.transport = Roadside(roads, self.peer, self.address)
+        self.whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)  # type: ignore[arg-type]
+        self.whereabouts.publish([self.address])
+        self.p2p = P2P(self.transport, self.whereabouts)  # type: ignore[arg-type]
+
+    def move(self, address: str) -> None:
+        self.address = address
+        self.transport.move(address)
+        self.whereabouts.publish([address])
+
+    async def meet(self, other: Resident) -> None:
+        """Dial by address once, as a newcomer does with a seed."""
+        self.transport.book.add(other.peer, other.address)
+        with pytest.raises(bindings().P2PDaemonError, match="no such handler"):
+            await self.say(other)
+
+    async def say(self, other: Resident) -> None:
+        await self.p2p.call_protobuf_handler(
+            other.p2p.peer_id, "none", dht_pb2.PingRequest(), dht_pb2.PingResponse
+        )
+
+
+async def test_who_named_an_id_tells_where_it_is() -> None:
+    roads = Roads()
+    a, b, c = (Resident(roads, n) for n in (1, 2, 3))
+    await a.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    await c.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    ping, pong = dht_pb2.PingRequest(), dht_pb2.PingResponse
+    for host in (b, c):
+        host.transport.book.add(a.peer, a.address)
+        await host.p2p.call_protobuf_handler(a.p2p.peer_id, "ping", ping, pong)
+    with pytest.raises(bindings().P2PDaemonError, match="no address"):
+        await b.p2p.call_protobuf_handler(c.p2p.peer_id, "ping", ping, pong)
+    b.whereabouts.mention(c.peer, by=a.peer)
+    await b.p2p.call_protobuf_handler(c.p2p.peer_id, "ping", ping, pong)
+    assert b.transport.book.addresses(c.peer) == [c.address]
+
+
+async def test_a_node_that_moved_is_found_again_through_others() -> None:
+    roads = Roads()
+    a, b, c = (Resident(roads, n) for n in (1, 2, 3))
+    for host in (a, b, c):
+        await host.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    ping, pong = dht_pb2.PingRequest(), dht_pb2.PingResponse
+    for host in (b, c):
+        host.transport.book.add(a.peer, a.address)
+        await host.p2p.call_protobuf_handler(a.p2p.peer_id, "ping", ping, pong)
+    b.whereabouts.mention(c.peer, by=a.peer)
+    await b.p2p.call_protobuf_handler(c.p2p.peer_id, "ping", ping, pong)
+    before = b.whereabouts.sequence(c.peer)
+
+    c.move("192.0.2.3:5555")
+    await c.p2p.call_protobuf_handler(a.p2p.peer_id, "ping", ping, pong)  # only a hears of it
+    await b.p2p.call_protobuf_handler(c.p2p.peer_id, "ping", ping, pong)
+    assert b.transport.book.addresses(c.peer)[0] == "192.0.2.3:5555"
+    assert b.whereabouts.sequence(c.peer) > before
+
+
+async def test_an_id_nobody_knows_has_no_address() -> None:
+    roads = Roads()
+    a, b = Resident(roads, 1), Resident(roads, 2)
+    await a.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    b.transport.book.add(a.peer, a.address)
+    await b.p2p.call_protobuf_handler(
+        a.p2p.peer_id, "ping", dht_pb2.PingRequest(), dht_pb2.PingResponse
+    )
+    ghost = identity(99).peer_id
+    b.whereabouts.mention(ghost, by=a.peer)
+    with pytest.raises(Unreachable) as raised:
+        await b.transport.call(ghost, "p2p", b"", timeout=1)
+    assert raised.value.why is Why.NO_ADDRESS
+
+
+async def test_two_unknown_peers_do_not_wait_for_each_other() -> None:
+    roads = Roads()
+    a = Resident(roads, 1)
+    first, second = identity(11).peer_id, identity(12).peer_id
+    a.whereabouts.mention(first, by=second)
+    a.whereabouts.mention(second, by=first)
+    async with asyncio.timeout(2):
+        assert await a.whereabouts.ask(first) is None
+
+
+async def test_forged_and_old_records_are_refused() -> None:
+    roads = Roads()
+    a, b, c = (Resident(roads, n) for n in (1, 2, 3))
+    old = b.whereabouts.own
+    assert old is not None
+    new = b.whereabouts.publish(["192.0.2.2:7777"])
+    a.whereabouts.learn(new, expected=b.peer)
+    assert a.whereabouts.learn(old.data).record.addresses == ("192.0.2.2:7777",)
+    with pytest.raises(Malformed, match="where that of"):
+        a.whereabouts.learn(new, expected=c.peer)
+    broken = bytearray(new)
+    broken[-1] ^= 1
+    with pytest.raises(Exception, match="signed"):
+        a.whereabouts.learn(bytes(broken))
+    with pytest.raises(Malformed):
+        a.whereabouts.learn(bytes(5000))
+
+
+async def test_records_expire_and_are_signed_anew() -> None:
+    now = [1000.0]
+    network = fast_network()
+    someone, other = identity(1), identity(2)
+    mine = Whereabouts(network.join(someone.peer_id), someone, clock=lambda: now[0], limit=2)
+    theirs = Whereabouts(network.join(other.peer_id), other, clock=lambda: now[0])
+    mine.learn(theirs.publish(["192.0.2.2:1"]))
+    first = theirs.own
+    now[0] += 2000
+    assert theirs.own is not first
+    assert mine.get(other.peer_id) is not None
+    now[0] += 2000
+    assert mine.get(other.peer_id) is None
+    for number in range(3, 8):
+        extra = Whereabouts(
+            network.join(identity(number).peer_id), identity(number), clock=lambda: now[0]
+        )
+        mine.learn(extra.publish([]))
+    assert len(mine._known) == 2
+
+
+async def test_twenty_nodes_find_each_other_by_id_alone() -> None:
+    roads = Roads()
+    hosts = [Resident(roads, n) for n in range(1, 21)]
+    nodes = [await DHTNode.create(p2p=hosts[0].p2p, wait_timeout=3)]
+    seed = await hosts[0].p2p.get_visible_maddrs()
+    assert str(seed[0]) == f"/ip4/192.0.2.1/tcp/4390/p2p/{hosts[0].peer}"
+    for host in hosts[1:]:
+        host.transport.book.add(hosts[0].peer, hosts[0].address)
+        nodes.append(await DHTNode.create(p2p=host.p2p, initial_peers=seed, wait_timeout=3))
+    assert await nodes[3].store("key", b"value", time.time() + 60)
+    found = await asyncio.gather(*[node.get("key") for node in nodes])
+    assert [item.value for item in found] == [b"value"] * 20
+    wanted = nodes[-1].node_id
+    nearest = await nodes[1].find_nearest_nodes([wanted], k_nearest=1)
+    assert nearest[wanted] == {wanted: nodes[-1].peer_id}
+    assert isinstance(wanted, DHTID)
+    # an address was needed, and asked for, for each that was only heard of
+    assert len(hosts[7].transport.book.peers()) > 1
+    for node in nodes:
+        await node.shutdown()
