@@ -48,11 +48,16 @@ class Limits:
     grace: float = 0.5  # for handlers at the end
 
 
-def frame(header: bytes) -> bytes:
-    """What stands before the body of a push."""
+def checked_header(header: bytes) -> bytes:
+    """The header, or :class:`LocalProtocolError` if it exceeds the bound."""
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(f"header of {len(header)} bytes exceeds {MAX_HEADER_BYTES}")
-    return len(header).to_bytes(_LENGTH_BYTES, "big") + header
+    return header
+
+
+def frame(header: bytes) -> bytes:
+    """What stands before the body of a push."""
+    return len(checked_header(header)).to_bytes(_LENGTH_BYTES, "big") + header
 
 
 class BodyReader:

@@ -45,6 +45,7 @@ from protocols.http_body import (
     VERSION_HEADER,
     BodyReader,
     Limits,
+    checked_header,
     frame,
     send_body,
 )
@@ -314,7 +315,9 @@ class HttpClient:
     ) -> AsyncIterator[BodyReader]:
         """See :class:`~protocols.transport.Transport`."""
         clock = asyncio.get_running_loop().time
-        sent = _Body(header, None, lambda count: self._stats.sent(peer, name, count))
+        sent = _Body(
+            checked_header(header), None, lambda count: self._stats.sent(peer, name, count)
+        )
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(timeout):
