@@ -166,6 +166,12 @@ _ROWS = (
         "give text files with --data, or use the recipe `docstrings`, which needs no download",
     ),
     Kind(
+        "E602",
+        "the export cannot be written",
+        "its folder exists and is not empty, or the disk refuses",
+        "name another folder, or free some disk space",
+    ),
+    Kind(
         "E999",
         "internal error",
         "Atoll has a defect: an exception that nothing expected; its traceback is in the log file",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
-from protocols.errors import OperatorError
+from node.errors import operator_error
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,9 @@ def export_hf(
     views = Layout.of_config(config).views(vector)
     weights = {hf_name(name): view.to(dtype) for name, view in views.items()}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _refusal(folder, "it exists and is not an empty folder", "name another folder")
+        raise operator_error(
+            "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
+        )
     temporary = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -52,8 +54,9 @@ def export_hf(
         temporary.chmod(0o755)
         os.rename(temporary, folder)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise _refusal(folder, why, "free some disk space or name another folder") from error
+        raise operator_error(
+            "E602", f"cannot export to {folder}", why=error.strerror or str(error)
+        ) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
@@ -63,10 +66,6 @@ def export_hf(
 def hf_name(name: str) -> str:
     """The name of one of our parameters in ``LlamaForCausalLM``."""
     return name if name.startswith("lm_head.") else f"model.{name}"
-
-
-def _refusal(folder: Path, why: str, fix: str) -> OperatorError:
-    return OperatorError("E602", f"cannot export to {folder}", why, fix)
 
 
 def _descriptions(config: Model, dtype: str) -> dict[str, dict[str, Any]]:

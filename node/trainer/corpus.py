@@ -36,8 +36,8 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from bootstrap.manifest import Data
+from node.errors import operator_error
 from node.trainer.data import DOCUMENT_END, encode
-from protocols.errors import OperatorError
 
 FORMAT = 1  # of the cached files; part of their names
 HELD_OUT_ONE_IN = 20
@@ -49,6 +49,9 @@ PARAGRAPH_LIMIT = 4096  # characters
 CHUNK_LIMIT = 65_536
 CHUNK_ONE_IN = 4  # a chunk ends after one in so many paragraphs, chosen by their hash
 PROBE = 65_536  # bytes looked at to tell text from other files
+
+SET_PATH = "set data.path to files or folders of UTF-8 text on this machine"
+MORE_TEXT = "give more text (a megabyte or more), or a smaller data.seq_len"
 
 Progress = Callable[[int, int], None]  # files done, files in all
 
@@ -84,12 +87,12 @@ class Corpus:
         length = seq_len + 1
         count = min(sequences, len(joined) // length)
         if count < 1:
-            raise OperatorError(
+            raise operator_error(
                 "E601",
-                f"the corpus is too small to set an evaluation shard apart ({self.path})",
-                f"{self.size:,} bytes in {self.documents} documents leave {len(joined)} bytes "
-                f"for it, and one sequence needs {length}",
-                "give more text (a megabyte or more), or a smaller data.seq_len",
+                "the corpus is too small to set an evaluation shard apart",
+                why=f"{self.size:,} bytes in {self.documents} documents leave {len(joined)} bytes "
+                f"for it, and one sequence needs {length} ({self.path})",
+                fix=MORE_TEXT,
             )
         starts = [i * (len(joined) - length) // max(1, count - 1) for i in range(count)]
         return b"".join(joined[start : start + length] for start in starts)
@@ -110,12 +113,12 @@ class Corpus:
         name = f"tokens-{FORMAT}-{self.digest[:16]}-{key}.bin"
         tokens = _cached(self.path.with_name(name), kept)
         if tokens.size < 2 * seq_len:
-            raise OperatorError(
+            raise operator_error(
                 "E601",
-                f"too little training text is left of {self.path}",
-                f"{self.documents} documents, less those for evaluation, have {tokens.size} bytes; "
-                f"two sequences need {2 * seq_len}",
-                "give more text (a megabyte or more), or a smaller data.seq_len",
+                "too little training text",
+                why=f"{self.documents} documents, less those for evaluation, have {tokens.size} "
+                f"bytes; two sequences need {2 * seq_len} ({self.path})",
+                fix=MORE_TEXT,
             )
         return tokens.path
 
@@ -161,13 +164,11 @@ def collect(data: Data, folder: Path | None = None, progress: Progress | None = 
     path = (folder or cache_folder()) / f"documents-{FORMAT}-{name}.bin"
     corpus = _cached(path, lambda: _distinct(produce()))
     if not corpus.documents:
-        raise OperatorError(
+        raise operator_error(
             "E601",
             "the corpus is empty",
-            f"{len(files)} files were read and none has usable text",
-            "set data.path to files or folders of UTF-8 text"
-            if data.recipe == "text"
-            else "this Python has no sources of its library; use data.recipe = 'text'",
+            why=f"{len(files)} files were read and none has usable text",
+            fix=SET_PATH if data.recipe == "text" else "use the recipe `text` with files of yours",
         )
     return corpus
 
@@ -224,20 +225,17 @@ def _text_files(paths: str) -> list[Path]:
             inside = (file for file in sorted(place.rglob("*")) if file.is_file())
             found += [f for f in inside if not f.name.startswith(".") and not _text_problem(f)]
         elif problem := _text_problem(place):
-            raise OperatorError(
-                "E601",
-                f"cannot read the training text {place}",
-                problem,
-                "set data.path to files or folders of UTF-8 text on this machine",
+            raise operator_error(
+                "E601", f"cannot read the training text {place}", why=problem, fix=SET_PATH
             )
         else:
             found.append(place)
     if not found:
-        raise OperatorError(
+        raise operator_error(
             "E601",
             f"no training text at {paths!r}" if paths else "data.path is not set",
-            "no readable, non-empty UTF-8 file is there",
-            "set data.path to files or folders of UTF-8 text on this machine",
+            why="no readable, non-empty UTF-8 file is there",
+            fix=SET_PATH,
         )
     return found
 
@@ -322,11 +320,11 @@ def _cached(path: Path, produce: Callable[[], Iterable[bytes]]) -> Corpus:
                 record = _write(path, produce())
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OperatorError(
+        raise operator_error(
             "E402" if full else "E601",
             f"cannot keep the corpus at {path}",
-            error.strerror or str(error),
-            "free some disk space, or set XDG_CACHE_HOME to a folder that can be written",
+            why=error.strerror or str(error),
+            fix="free some disk space, or set XDG_CACHE_HOME to a folder that can be written",
         ) from error
     return Corpus(path, record.blake3, record.size, record.documents)
 
