@@ -1,0 +1,200 @@
+"""The node's local web API: read-only, on a listener of its own, by default on loopback.
+
+========================  ==================================================================
+``GET /api/v1/state``     the whole state (:meth:`~node.monitor.state.NodeState.snapshot`)
+``GET /api/v1/events``    ``?since=SEQ&limit=N``: the events after that number
+``GET /healthz``          200 when healthy, else 503 with the reasons
+``GET /metrics``          for Prometheus
+========================  ==================================================================
+
+A request must name an IP address or ``localhost`` as its host, so that a web page cannot reach
+the API through a host name of its own (DNS rebinding); there are no CORS headers. On any
+other address than loopback all but ``/healthz`` want the key, as ``Authorization: Bearer KEY``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from node.config import host_port
+from node.errors import operator_error, port_in_use
+from node.monitor.events import EventLog
+from node.monitor.metrics import CONTENT_TYPE, exposition, registry
+from node.monitor.state import NodeState
+
+MAX_EVENTS = 500  # of one answer
+_MAX_SEQ = 2**53
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+STATE: web.AppKey[NodeState] = web.AppKey("state", NodeState)
+LOG: web.AppKey[EventLog] = web.AppKey("log", EventLog)
+
+
+def make_app(state: NodeState, log: EventLog, *, key: str = "", host: str = "") -> web.Application:
+    """The application; ``host`` is an own name of the listener, ``key`` empty asks for none.
+
+    Further read-only routes (the dashboard) are added to its router before it starts.
+    """
+    app = web.Application(middlewares=[_guard(key, host)], client_max_size=1024)
+    app[STATE] = state
+    app[LOG] = log
+    metrics = registry(state)
+
+    async def scrape(request: web.Request) -> web.Response:
+        return web.Response(body=exposition(metrics), headers={"Content-Type": CONTENT_TYPE})
+
+    app.router.add_get("/api/v1/state", _state)
+    app.router.add_get("/api/v1/events", _events)
+    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/metrics", scrape)
+    return app
+
+
+class ApiServer:
+    """The listener of the API."""
+
+    def __init__(self, app: web.Application, address: str, *, may_move: bool) -> None:
+        """``may_move``: take any free port where the one in ``address`` is in use."""
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._host, self._port = host_port(address)
+        self._may_move = may_move
+        self.address = ""  # HOST:PORT once started
+
+    async def start(self) -> str:
+        """Listen; returns ``HOST:PORT``, raises E303 if the port is taken."""
+        try:
+            listener = _bind(self._host, self._port)
+        except OSError as error:
+            if self._may_move:
+                listener = _bind(self._host, 0)
+            else:
+                raise port_in_use(_join(self._host, self._port), "--api") from error
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        self.address = _join(self._host, listener.getsockname()[1])
+        return self.address
+
+    async def aclose(self) -> None:
+        """Stop listening and end open answers."""
+        await self._runner.cleanup()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise operator_error(
+            "E204", f"cannot listen on {_join(host, port)}", why=f"{host}: {error.strerror}"
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _guard(key: str, host: str) -> Any:
+    own_names = {"localhost", host.lower()} - {""}
+
+    @web.middleware
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if not _own_host(request.host, own_names):
+            return _error(403, "ask by IP address or as localhost, not by another name")
+        if request.method not in ("GET", "HEAD"):
+            return _error(405, "this API is read-only", {"Allow": "GET, HEAD"})
+        if key and request.path != "/healthz" and not _has_key(request, key):
+            return _error(401, "give the key as Authorization: Bearer KEY")
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            return _error(error.status, error.reason)
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    return guard
+
+
+def _own_host(header: str, own_names: set[str]) -> bool:
+    name, _, port = header.rpartition(":")
+    if not port.isdigit():
+        name = header
+    name = name.strip("[]").lower()
+    if name in own_names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_key(request: web.Request, key: str) -> bool:
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode(errors="replace"), key.encode())
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return web.json_response(text=text, status=status)
+
+
+def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    response = _json({"error": reason}, status)
+    response.headers.update(_HEADERS | (headers or {}))
+    return response
+
+
+async def _state(request: web.Request) -> web.Response:
+    return _json(request.app[STATE].snapshot())
+
+
+async def _events(request: web.Request) -> web.Response:
+    log = request.app[LOG]
+    try:
+        since = _natural(request.query.get("since", "0"), _MAX_SEQ)
+        limit = _natural(request.query.get("limit", str(MAX_EVENTS)), _MAX_SEQ)
+    except ValueError as error:
+        return _json({"error": str(error)}, 400)
+    records = log.since(since, min(limit, MAX_EVENTS))
+    return _json(
+        {
+            "instance": log.instance,
+            "next": records[-1].seq if records else since,
+            "events": [record.plain() for record in records],
+        }
+    )
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    reasons = request.app[STATE].unhealthy()
+    return _json({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+def _natural(text: str, limit: int) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 16 or int(text) > limit:
+        raise ValueError("since and limit are whole numbers")
+    return int(text)

@@ -1,0 +1,292 @@
+"""The node as it stands now: what ``/api/v1/state``, ``/metrics`` and ``/healthz`` tell.
+
+A :class:`NodeState` subscribes to the event log and keeps the newest of everything; what is a
+quantity rather than an event (peers, traffic, links) it asks for when somebody looks, from the
+functions in :class:`Providers`. Every list in it is bounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from node.monitor.events import (
+    CheckpointSaved,
+    EventLog,
+    JoinProgress,
+    PeerRefused,
+    Problem,
+    Record,
+    Rejected,
+    RoundDone,
+    RoundFailed,
+    Step,
+    Stopping,
+    plain,
+)
+
+SCHEMA = 1
+KEPT_ROUNDS = 256
+KEPT_STEPS = 1024
+KEPT_PROBLEMS = 20
+MAX_PEERS = 512
+MAX_LINKS = 4096
+STALL_S = 120.0  # without an inner step, an island that takes part is not healthy
+STALL_STEPS = 20  # nor after that many times its usual step
+
+Status = Literal["starting", "joining", "active", "behind", "leaving"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What does not change while the process runs."""
+
+    peer: str
+    role: str = "island"
+    name: str = ""
+    region: str = ""
+    version: str = ""
+    device: str = ""
+    listen: str = ""
+    public_addr: str = ""
+    join_address: str = ""
+    pid: int = 0
+    started: float = 0.0  # seconds since the Unix epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run this node takes part in."""
+
+    id: str  # hex
+    label: str
+    total_rounds: int
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """One peer as this node sees it, itself included."""
+
+    peer: str
+    name: str = ""
+    role: str = "island"
+    status: str = ""
+    region: str = ""
+    version: str = ""
+    round: int = 0
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens_per_second: float = 0.0
+    total_tokens: int = 0
+    link: Literal["self", "direct", "relay", "none"] = "none"
+    rtt_s: float | None = None
+    upload: float = 0.0  # bytes a second, as it measured itself
+    download: float = 0.0
+    agrees: bool | None = None  # its outer state is ours bit for bit; None: at another round
+    clock_offset_s: float | None = None
+    silent_s: float = 0.0  # since it was last heard of
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one kind since the start (kinds: gradients, state, control, dht, relay)."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A measured link between two peers, bytes a second."""
+
+    source: str
+    target: str
+    bytes_per_second: float
+
+
+@dataclass(slots=True)
+class Providers:
+    """Where quantities come from when somebody looks; called in the event loop, so be quick."""
+
+    peers: Callable[[], Sequence[PeerView]] = tuple
+    traffic: Callable[[], Mapping[str, Traffic]] = dict
+    links: Callable[[], Sequence[LinkView]] = tuple
+    reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
+    unhealthy: list[Callable[[], str]] = field(default_factory=list)  # a reason, or empty
+
+
+class NodeState:
+    """A subscriber of the event log that can be asked for a snapshot."""
+
+    def __init__(
+        self,
+        node: NodeView,
+        *,
+        log: EventLog,
+        run: RunView | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.node = node
+        self.run = run
+        self.status: Status = "starting"
+        self.round = 0  # rounds committed
+        self.providers = Providers()
+        self.log = log
+        self.join: dict[int, JoinProgress] = {}
+        self.step: Step | None = None
+        self.steps: deque[tuple[int, float | None]] = deque(maxlen=KEPT_STEPS)  # step, loss
+        self.tokens = 0  # trained by this node since the start
+        self.rounds: deque[tuple[float, RoundDone]] = deque(maxlen=KEPT_ROUNDS)
+        self.outcomes: Counter[str] = Counter()
+        self.phase_seconds: dict[str, float] = {}
+        self.sent_bytes = 0  # of rounds
+        self.received_bytes = 0
+        self.raw_bytes = 0
+        self.rejected: Counter[str] = Counter()  # by reason
+        self.refused: Counter[str] = Counter()  # by error code
+        self.problems: deque[tuple[float, Problem]] = deque(maxlen=KEPT_PROBLEMS)
+        self.checkpoint: tuple[float, CheckpointSaved] | None = None
+        self._clock = clock
+        self._moved = clock()  # when training last moved
+        log.subscribe(self)
+
+    def __call__(self, record: Record) -> None:
+        """Take one event in."""
+        match record.event:
+            case Step() as step:
+                self.step = step
+                self.steps.append((step.step, step.loss))
+                self.tokens += step.tokens
+                self._moved = record.time
+            case RoundDone() as done:
+                self._round_done(record.time, done)
+            case RoundFailed():
+                self.outcomes["failed"] += 1
+            case JoinProgress() as progress:
+                self.join[progress.step] = progress
+                self._moved = record.time
+            case Rejected(reason=reason):
+                self.rejected[reason] += 1
+            case PeerRefused(code=code):
+                self.refused[code] += 1
+            case Problem() as problem:
+                self.problems.append((record.time, problem))
+            case CheckpointSaved() as saved:
+                self.checkpoint = (record.time, saved)
+            case Stopping():
+                self.status = "leaving"
+            case _:
+                pass
+
+    def unhealthy(self) -> list[str]:
+        """Why this node is not healthy; empty when it is."""
+        reasons = [reason for probe in self.providers.unhealthy if (reason := probe())]
+        reasons += [f"{p.code}: {p.what}" for _, p in self.problems if p.fatal]
+        if self.status in ("starting", "joining", "leaving"):
+            reasons.append(f"it is {self.status}")
+        elif self.node.role == "island":
+            still = self._clock() - self._moved
+            usual = self.step.seconds if self.step is not None else 0.0
+            if still > max(STALL_S, STALL_STEPS * usual):
+                reasons.append(f"no inner step for {still:.0f} s")
+        return reasons
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON values; ``schema`` grows when a key changes its meaning."""
+        now = self._clock()
+        reasons = self.unhealthy()
+        last = self.rounds[-1][1] if self.rounds else None
+        return {
+            "schema": SCHEMA,
+            "time": now,
+            "instance": self.log.instance,
+            "status": self.status,
+            "health": {"healthy": not reasons, "reasons": reasons},
+            "node": _plain(self.node)
+            | {
+                "uptime_s": now - self.node.started,
+                "reachability": self.providers.reachability(),
+            },
+            "run": None if self.run is None else _plain(self.run),
+            "join": [_plain(self.join[step]) for step in sorted(self.join)],
+            "training": self._training(last),
+            "rounds": {
+                "committed": self.round,
+                "outcomes": dict(self.outcomes),
+                "last": [_plain(done) | {"time": when} for when, done in self.rounds],
+            },
+            "consensus": _consensus(last),
+            "peers": [_plain(view) for view in self.peers()],
+            "network": self._network(),
+            "trust": {"rejected": dict(self.rejected), "refused": dict(self.refused)},
+            "checkpoint": _stamped(self.checkpoint),
+            "problems": [_stamped(item) for item in self.problems],
+            "events": {"newest": self._newest(), "dropped": self.log.dropped},
+        }
+
+    def peers(self) -> Sequence[PeerView]:
+        """The peers now, at most :data:`MAX_PEERS`."""
+        return self.providers.peers()[:MAX_PEERS]
+
+    def _round_done(self, when: float, done: RoundDone) -> None:
+        self.rounds.append((when, done))
+        self.round = max(self.round, done.round)
+        self.outcomes[done.outcome] += 1
+        self.sent_bytes += done.sent_bytes
+        self.received_bytes += done.received_bytes
+        self.raw_bytes += done.raw_bytes
+        for phase, seconds in done.phases.items():
+            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
+
+    def _training(self, last: RoundDone | None) -> dict[str, Any]:
+        step = _plain(self.step) if self.step is not None else None
+        return {
+            "step": step,
+            "tokens": self.tokens,
+            "validation_loss": last.validation_loss if last is not None else None,
+            "eta_s": last.eta_s if last is not None else None,
+            "steps": [[number, plain(loss)] for number, loss in self.steps],
+        }
+
+    def _network(self) -> dict[str, Any]:
+        return {
+            "rounds": {
+                "sent_bytes": self.sent_bytes,
+                "received_bytes": self.received_bytes,
+                "raw_bytes": self.raw_bytes,
+                "compression": self.raw_bytes / self.sent_bytes if self.sent_bytes else None,
+            },
+            "by_kind": {kind: _plain(item) for kind, item in self.providers.traffic().items()},
+            "links": [_plain(link) for link in self.providers.links()[:MAX_LINKS]],
+        }
+
+    def _newest(self) -> int:
+        return self.log.recent[-1].seq if self.log.recent else 0
+
+
+def _consensus(last: RoundDone | None) -> dict[str, Any] | None:
+    if last is None:
+        return None
+    before, after = last.consensus, last.consensus_after
+    return {
+        "round": last.round,
+        "before": plain(before),
+        "after": plain(after),
+        "contraction": plain(after / before) if before and after is not None else None,
+        "agreeing": last.agreeing,
+        "members": last.members,
+        "live": last.live,
+    }
+
+
+def _stamped(item: tuple[float, Any] | None) -> dict[str, Any] | None:
+    return None if item is None else _plain(item[1]) | {"time": item[0]}
+
+
+def _plain(view: Any) -> dict[str, Any]:
+    return {item.name: plain(getattr(view, item.name)) for item in dataclasses.fields(view)}

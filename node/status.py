@@ -1,0 +1,146 @@
+"""``node status``: one screen of what the local daemon says of itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+from node.config import host_port
+from node.errors import operator_error
+from node.monitor.console import clean, duration, megabytes, number, short
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+
+TIMEOUT_S = 3.0
+MAX_STATE_BYTES = 16 * 1024 * 1024
+_SHOWN_PEERS = 16
+
+
+def fetch(directory: Path, *, api: str = "", key: str = "") -> dict[str, Any]:
+    """The state of the daemon at ``api``, or of the one that runs in ``directory``; else E106."""
+    if not api:
+        found = StateDir(directory).find_api()
+        if found is None:
+            raise operator_error("E106", f"no node runs with the state directory {directory}")
+        api, key = found.address, key or found.key
+    try:
+        host, port = host_port(api)
+    except ValueError as error:
+        raise operator_error("E204", f"bad API address {api}", why=str(error)) from error
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request(
+            "GET", "/api/v1/state", headers={"Authorization": f"Bearer {key}"} if key else {}
+        )
+        answer = connection.getresponse()
+        body = answer.read(MAX_STATE_BYTES + 1)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise operator_error("E106", f"no node answers at {api}", why=reason) from error
+    finally:
+        connection.close()
+    return _checked(api, answer.status, body)
+
+
+def _checked(api: str, status: int, body: bytes) -> dict[str, Any]:
+    if status == 401:
+        raise operator_error(
+            "E106",
+            f"the node at {api} asks for a key",
+            why="its API is open to the network",
+            fix="set ATOLL_API_KEY, or run this on the node's own machine as its user",
+        )
+    try:
+        if status != 200 or len(body) > MAX_STATE_BYTES:
+            raise ValueError(f"status {status}, {len(body)} bytes")
+        state = json.loads(body)
+        if not isinstance(state, dict) or "schema" not in state:
+            raise ValueError("no state in it")
+    except ValueError as error:
+        raise _not_atoll(api, error) from error
+    return state
+
+
+def _not_atoll(api: str, error: ValueError) -> OperatorError:
+    return operator_error(
+        "E106",
+        f"what answers at {api} is not an Atoll node",
+        why=str(error),
+        fix="give the address that `node start` printed as its dashboard with --api",
+    )
+
+
+def render(state: dict[str, Any]) -> str:
+    """The state as text of at most 80 columns or so."""
+    node, run, training = state["node"], state["run"], state["training"]
+    lines = [
+        f"{clean(node['name']) or short(node['peer'])}  {node['role']}  {state['status']}"
+        f"  up {duration(node['uptime_s'])}  {node['device']}",
+        f"identity  {node['peer']}",
+    ]
+    if run is not None:
+        eta = training["eta_s"]
+        lines.append(
+            f"run       {run['label']}  round {state['rounds']['committed']}/{run['total_rounds']}"
+            + (f"  ETA {duration(eta)}" if eta is not None else "")
+        )
+    step = training["step"]
+    if step is not None:
+        lines.append(
+            f"training  step {step['step']}  loss {number(step['loss'])}"
+            f"  val {number(training['validation_loss'])}"
+            f"  {step['tokens_per_second']:,.0f} tokens/s"
+        )
+    lines += _consensus(state) + _network(state) + _peers(state["peers"])
+    health = state["health"]
+    lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
+    lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]
+    if node["join_address"]:
+        lines.append(f"join      node start --peers {node['join_address']}")
+    return "\n".join(lines)
+
+
+def _consensus(state: dict[str, Any]) -> list[str]:
+    consensus = state["consensus"]
+    if consensus is None:
+        return []
+    before, after = consensus["before"], consensus["after"]
+    distance = "-" if before is None else f"{before:.3f}"
+    if before is not None and after is not None:
+        distance += f" -> {after:.3f}"
+    return [
+        f"consensus {distance}  {consensus['members']}/{consensus['live']} merged"
+        f"  {consensus['agreeing']} agree bit for bit"
+    ]
+
+
+def _network(state: dict[str, Any]) -> list[str]:
+    rounds = state["network"]["rounds"]
+    if not rounds["sent_bytes"] and not rounds["received_bytes"]:
+        return []
+    compression = rounds["compression"]
+    return [
+        f"network   sent {megabytes(rounds['sent_bytes'])}"
+        f"  received {megabytes(rounds['received_bytes'])}"
+        + (f"  compressed {compression:.1f}x" if compression else "")
+        + f"  {state['node']['reachability']}".rstrip()
+    ]
+
+
+def _peers(peers: list[dict[str, Any]]) -> list[str]:
+    if not peers:
+        return []
+    lines = [f"{'peer':<22} {'status':<9} {'round':>6} {'loss':>6} {'tok/s':>9} {'link':<6} rtt"]
+    for peer in peers[:_SHOWN_PEERS]:
+        rtt = "-" if peer["rtt_s"] is None else f"{peer['rtt_s'] * 1000:.0f} ms"
+        name = clean(peer["name"], 12)
+        who = f"{name} {short(peer['peer'])}" if name else short(peer["peer"])
+        lines.append(
+            f"{who:<22} {clean(peer['status'], 9):<9} {peer['round']:>6} {number(peer['loss']):>6}"
+            f" {peer['tokens_per_second']:>9,.0f} {peer['link']:<6} {rtt}"
+        )
+    if len(peers) > _SHOWN_PEERS:
+        lines.append(f"… and {len(peers) - _SHOWN_PEERS} more")
+    return lines
