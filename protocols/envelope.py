@@ -1,0 +1,172 @@
+"""Signed envelopes: messages that are stored or passed on by others than their author.
+
+The signature covers every field, so an envelope made for one purpose, run, recipient or time
+cannot be used for another. A reader checks, in this order: bounds and canonical form, purpose,
+run, recipient and expiry, the signature, the body, and whether it was seen before.
+
+>>> data = seal(identity, record, purpose="record", expires=now + 60, sequence=7)
+>>> opened = open_envelope(data, PeerRecord, purpose="record", now=now)
+>>> opened.signer, opened.message
+
+Times are seconds since the Unix epoch. Clocks of peers differ, so an envelope is still taken up
+to :data:`CLOCK_SKEW` after its expiry.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, cast
+
+from protocols.errors import Malformed, Stale
+from protocols.identity import Identity, PeerId, verify
+from protocols.messages import Envelope
+from protocols.wire import Message
+
+CLOCK_SKEW = 30.0
+MAX_LIFETIME = 86400.0  # an expiry further off than that is refused
+MAX_REMEMBERED = 8192
+
+_DOMAIN = b"atoll envelope 1\x00"  # what this key signs elsewhere begins differently
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(Generic[M]):
+    """A message whose envelope held, and what the envelope said."""
+
+    message: M
+    signer: PeerId
+    sequence: int
+    expires: float
+
+
+class ReplayGuard:
+    """The newest sequence per signer, purpose and run: only a higher one is taken.
+
+    An entry is forgotten when all it stands for has expired. While ``limit`` entries are live,
+    signers that are not among them are refused: strangers cannot push out those we know, and
+    nothing that was taken once is taken again.
+    """
+
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._limit = limit
+        self._newest: dict[tuple[PeerId, str, bytes], tuple[int, float]] = {}
+        self._soonest = math.inf  # no entry expires before this
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def admit(self, envelope: Envelope, horizon: float) -> None:
+        """Remember an envelope whose signature holds; raises :class:`Stale` if it is not new.
+
+        What expires by ``horizon`` (seconds since the Unix epoch) is refused elsewhere.
+        """
+        key = (envelope.signer, envelope.purpose, envelope.run)
+        sequence, expires = self._newest.get(key, (-1, 0.0))
+        if envelope.sequence <= sequence:
+            raise Stale(f"sequence {envelope.sequence} after {sequence} of {envelope.signer}")
+        if sequence < 0 and len(self._newest) >= self._limit:
+            self._forget(horizon)
+            if len(self._newest) >= self._limit:
+                raise Stale(f"no room to remember {envelope.signer}")
+        # an older envelope may live longer than this one, and is remembered as long
+        expires = max(expires, envelope.expires)
+        self._newest[key] = (envelope.sequence, expires)
+        self._soonest = min(self._soonest, expires)
+
+    def _forget(self, horizon: float) -> None:
+        if self._soonest > horizon:
+            return
+        self._newest = {k: entry for k, entry in self._newest.items() if entry[1] > horizon}
+        self._soonest = min((expires for _, expires in self._newest.values()), default=math.inf)
+
+
+def seal(
+    identity: Identity,
+    message: Message,
+    *,
+    purpose: str,
+    expires: float,
+    sequence: int,
+    run: bytes = b"",
+    recipient: str = "",
+) -> bytes:
+    """Sign a message; returns the bytes of its :class:`~protocols.messages.Envelope`.
+
+    ``sequence`` must grow with every envelope of this key, purpose and run.
+    """
+    unsigned = Envelope(
+        signer=identity.peer_id,
+        purpose=purpose,
+        run=run,
+        recipient=recipient,
+        sequence=sequence,
+        expires=expires,
+        body=message.encode(),
+        signature=b"",
+    )
+    return replace(unsigned, signature=identity.sign(_signed(unsigned))).encode()
+
+
+def open(  # read as envelope.open
+    data: bytes,
+    *,
+    now: float,
+    purpose: str | None = None,
+    run: bytes | None = None,
+    me: str = "",
+    skew: float = CLOCK_SKEW,
+    max_lifetime: float = MAX_LIFETIME,
+) -> Envelope:
+    """Check an envelope without knowing what is in it; ``None`` takes any purpose or run.
+
+    ``me`` is the reader: an envelope for another recipient is refused, one for nobody in
+    particular is not. Raises :class:`Malformed`, :class:`Stale` and
+    :class:`~protocols.errors.BadSignature`.
+    """
+    envelope = cast(Envelope, Envelope.decode(data))
+    if purpose is not None and envelope.purpose != purpose:
+        raise Stale(f"an envelope for {envelope.purpose!r} where {purpose!r} is due")
+    if run is not None and envelope.run != run:
+        raise Stale("an envelope of another run")
+    if envelope.recipient and envelope.recipient != me:
+        raise Stale("an envelope for another recipient")
+    if envelope.expires + skew <= now:
+        raise Stale(f"expired {now - envelope.expires:.0f} s ago")
+    if envelope.expires > now + max_lifetime + skew:
+        raise Stale("an envelope that claims to live too long")
+    if envelope.encode() != data:
+        raise Malformed("not in canonical form")
+    verify(envelope.signer, envelope.signature, _signed(envelope))
+    return envelope
+
+
+def open_envelope(
+    data: bytes,
+    cls: type[M],
+    *,
+    purpose: str,
+    now: float,
+    run: bytes = b"",
+    me: str = "",
+    skew: float = CLOCK_SKEW,
+    max_lifetime: float = MAX_LIFETIME,
+    guard: ReplayGuard | None = None,
+) -> Opened[M]:
+    """Check an envelope and decode the message in it; with ``guard``, refuse replays too.
+
+    Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
+    """
+    envelope = open(
+        data, now=now, purpose=purpose, run=run, me=me, skew=skew, max_lifetime=max_lifetime
+    )
+    message: M = cls.decode(envelope.body)
+    if guard is not None:
+        guard.admit(envelope, now - skew)
+    return Opened(message, envelope.signer, envelope.sequence, envelope.expires)
+
+
+def _signed(envelope: Envelope) -> bytes:
+    return _DOMAIN + replace(envelope, signature=b"").encode()

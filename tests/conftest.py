@@ -1,0 +1,23 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from protocols.identity import Identity
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> None:
+    """Tests run beside each other and compare bits: torch gets one thread, once it is loaded."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def identities() -> Callable[[int], list[Identity]]:
+    """``identities(n)``: n identities, the same in every run."""
+    return lambda n: [Identity.from_seed(i.to_bytes(32, "big")) for i in range(1, n + 1)]
