@@ -1,9 +1,8 @@
 """The listening side of the HTTP transport: one port, proven peers, bounded everything.
 
-Connections are accepted here and not by ``loop.create_server``, so that they can be counted per
-address before TLS begins, and failed handshakes told apart. Names are looked up in dictionaries
-of what was registered; nothing of a request is ever a path. What a handler raises reaches the
-caller as a code: no traceback and no text of an unexpected exception leaves this machine.
+Names are looked up in dictionaries of what was registered; nothing of a request is ever a path.
+What a handler raises reaches the caller as a code: no traceback and no text of an unexpected
+exception leaves this machine.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +23,7 @@ from protocols.errors import (
     RemoteProtocolError,
     RemoteRefused,
     TransferStalled,
-    Unreachable,
+    TransportError,
 )
 from protocols.http_body import (
     ERROR_HEADER,
@@ -38,6 +36,7 @@ from protocols.http_body import (
     Limits,
     send_body,
 )
+from protocols.http_listener import Listener, proven_peer
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId, public_key
 from protocols.transport import (
@@ -49,17 +48,6 @@ from protocols.transport import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_LINE = 512  # of a request line and of a header field; ours are below 200
-_MAX_FIELDS = 24
-_REFUSED_REASONS = frozenset(
-    {
-        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
-        "CERTIFICATE_VERIFY_FAILED",
-        "UNSUPPORTED_PROTOCOL",
-        "NO_SHARED_CIPHER",
-        "BAD_SIGNATURE",
-    }
-)
 _STATUS = {"unknown": 404, "too_large": 413, "protocol": 400, "stalled": 408, "internal": 500}
 
 
@@ -73,33 +61,6 @@ class _Push:
 class _Call:
     handler: CallHandler
     max_body: int
-
-
-class _Connection(web.RequestHandler):
-    """One accepted connection. Bytes that are not HTTP are counted and answered with 400."""
-
-    def __init__(self, manager: web.Server, stats: TransportStats, **kwargs: Any) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(manager, loop=loop, **kwargs)
-        self._stats = stats
-        self.lost: asyncio.Future[None] = loop.create_future()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
-        if not self.lost.done():
-            self.lost.set_result(None)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        self._stats.garbage_connections += 1
-        response = web.Response(status=400, headers={VERSION_HEADER: PROTOCOL})
-        response.force_close()
-        return response
 
 
 class HttpServer:
@@ -120,8 +81,7 @@ class HttpServer:
         self._calls: dict[str, _Call] = {}
         self._pushes: dict[str, _Push] = {}
         self._pulls: dict[str, PullHandler] = {}
-        self._per_ip: Counter[str] = Counter()
-        self._links: dict[asyncio.BaseTransport, PeerId | None] = {}
+        self._listener = Listener(context, stats, limits)
         self._handlers: set[asyncio.Task[Any]] = set()
         self._running: asyncio.Task[None] | None = None
         self._web: web.Server | None = None
@@ -142,7 +102,9 @@ class HttpServer:
     def start(self, listener: socket.socket) -> None:
         """Accept on a bound and listening socket, which from now on is ours to close."""
         self._web = web.Server(self._handle, handler_cancellation=True)
-        self._running = asyncio.get_running_loop().create_task(self._run(listener))
+        self._running = asyncio.get_running_loop().create_task(
+            self._listener.run(listener, self._web)
+        )
 
     async def aclose(self) -> None:
         """Stop accepting, give handlers a moment, cancel them, close every connection."""
@@ -155,9 +117,7 @@ class HttpServer:
             task.cancel()
         if self._handlers:
             await asyncio.wait(self._handlers, timeout=self._limits.grace)
-        for transport in self._links:
-            if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()
+        self._listener.drop_all()
         self._running.cancel()
         await asyncio.wait([self._running])
         await self._web.shutdown(0.1)
@@ -165,81 +125,7 @@ class HttpServer:
 
     def drop(self, peer: PeerId) -> int:
         """Cut every connection of ``peer``; the number of them."""
-        found = [link for link, owner in self._links.items() if owner == peer]
-        for transport in found:
-            if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()
-        return len(found)
-
-    async def _run(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listener:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    try:
-                        sock, address = await loop.sock_accept(listener)
-                    except OSError as error:  # out of descriptors, or the stranger left already
-                        logger.warning("cannot accept a connection: %s", error)
-                        await asyncio.sleep(0.1)
-                        continue
-                    ip = address[0]
-                    if (
-                        self._per_ip[ip] >= self._limits.per_ip
-                        or self._per_ip.total() >= self._limits.total
-                    ):
-                        self._stats.capped_connections += 1
-                        sock.close()
-                        continue
-                    group.create_task(self._serve(sock, ip))
-
-    async def _serve(self, sock: socket.socket, ip: str) -> None:
-        """One connection from accept to end."""
-        loop = asyncio.get_running_loop()
-        self._per_ip[ip] += 1
-        try:
-            transport, connection = await loop.connect_accepted_socket(
-                self._connection,
-                sock,
-                ssl=self._context,
-                ssl_handshake_timeout=self._limits.handshake if self._context else None,
-                ssl_shutdown_timeout=self._limits.grace if self._context else None,
-            )
-            self._stats.connections += 1
-            self._links[transport] = _proven(transport)
-            try:
-                await asyncio.shield(connection.lost)
-            finally:
-                transport.abort()
-                del self._links[transport]
-        except ssl.SSLError as error:
-            if error.reason in _REFUSED_REASONS or isinstance(error, ssl.SSLCertVerificationError):
-                self._stats.refused_handshakes += 1
-            else:
-                self._stats.garbage_connections += 1
-            logger.debug("handshake of %s: %s", ip, error)
-        except OSError as error:  # left or stalled in the middle of the handshake
-            self._stats.garbage_connections += 1
-            logger.debug("handshake of %s: %s", ip, error)
-        except Exception:  # whatever one stranger's connection does must not end the server
-            logger.exception("the connection of %s failed", ip)
-        finally:
-            self._per_ip[ip] -= 1
-            if not self._per_ip[ip]:
-                del self._per_ip[ip]
-
-    def _connection(self) -> _Connection:
-        assert self._web is not None
-        return _Connection(
-            self._web,
-            self._stats,
-            keepalive_timeout=self._limits.idle_server,
-            max_line_size=_MAX_LINE,
-            max_field_size=_MAX_LINE,
-            max_headers=_MAX_FIELDS,
-            auto_decompress=False,
-            lingering_time=2.0,  # so that a refusal reaches a peer that is still sending
-            access_log=None,
-        )
+        return self._listener.drop(peer)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -256,7 +142,7 @@ class HttpServer:
         except TransferStalled as error:
             self._stats.stalled_bodies += 1
             return self._refuse(request, "stalled", str(error))
-        except (ConnectionError, Unreachable) as error:
+        except (ConnectionError, TransportError) as error:
             if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError("the caller left") from error
             return self._refuse(request, "unreachable", "")
@@ -334,7 +220,7 @@ class HttpServer:
                 request.transport.abort()
             if isinstance(error, TransferStalled):
                 self._stats.stalled_bodies += 1
-            elif not isinstance(error, OSError | Unreachable | asyncio.CancelledError):
+            elif not isinstance(error, OSError | TransportError | asyncio.CancelledError):
                 logger.exception("the body of %s failed", name)
             if isinstance(error, Exception):
                 raise ConnectionResetError("the body was cut") from error
@@ -357,17 +243,20 @@ class HttpServer:
         )
 
     def _peer(self, request: web.BaseRequest) -> PeerId:
-        assert request.transport is not None
+        if request.transport is None:
+            raise ConnectionResetError("the caller left")
         if self._context is not None:
-            proven = _proven(request.transport)
+            proven = proven_peer(request.transport)
             if proven is None:
                 raise LocalProtocolError("a request came in without a proven identity")
             return proven
         claimed = PeerId(request.headers.get(PEER_HEADER, ""))
         public_key(claimed)  # raises Malformed
-        if self._links.setdefault(request.transport, None) not in (None, claimed):
+        links = self._listener.links
+        if links.get(request.transport) not in (None, claimed):
             raise Malformed("the identity changed within a connection")
-        self._links[request.transport] = claimed
+        if request.transport in links:
+            links[request.transport] = claimed
         return claimed
 
     def _headers(self) -> dict[str, str]:
@@ -393,11 +282,6 @@ class HttpServer:
         if not request.content.is_eof():  # the rest of the body is not wanted
             response.force_close()
         return response
-
-
-def _proven(transport: asyncio.BaseTransport) -> PeerId | None:
-    peer: PeerId | None = getattr(transport.get_extra_info("ssl_object"), "peer_id", None)
-    return peer
 
 
 def _word(code: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -12,6 +13,7 @@ from protocols.addresses import parse_address
 from protocols.errors import OperatorError
 
 _BACKLOG = 256
+_UNSENT_BYTES = 256 * 1024
 _LISTENING = "0A"  # state column of /proc/net/tcp
 
 
@@ -44,6 +46,15 @@ async def open_listener(listen: str) -> socket.socket:
             raise _taken(family, host, port, error) from error
         raise _unusable(listen, error) from error
     return listener
+
+
+def prefer_small_queue(transport: asyncio.BaseTransport) -> None:
+    """Keep what the kernel holds unsent short, so that progress of a body is seen in time."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    sock = transport.get_extra_info("socket")
+    if option is not None and sock is not None:
+        with contextlib.suppress(OSError):  # the connection may have ended already
+            sock.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES)
 
 
 def _parse(listen: str) -> tuple[str, int]:

@@ -1,0 +1,178 @@
+"""Accepting connections for the HTTP transport: counted, bounded, and proven or refused.
+
+``loop.create_server`` hides what happens before a connection is ready. So connections are
+accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
+and each has a task of its own from its first byte to its last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+
+from protocols.http_body import PROTOCOL, VERSION_HEADER, Limits
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId
+from protocols.sockets import prefer_small_queue
+
+logger = logging.getLogger(__name__)
+
+_MAX_LINE = 512  # of a request line and of a header field; ours are below 200
+_MAX_FIELDS = 24
+_LINGER = 2.0  # seconds; so that a refusal reaches a peer that is still sending
+_REFUSED_REASONS = frozenset(
+    {
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "CERTIFICATE_VERIFY_FAILED",
+        "UNSUPPORTED_PROTOCOL",
+        "NO_SHARED_CIPHER",
+        "BAD_SIGNATURE",
+    }
+)
+
+
+class _Connection(web.RequestHandler):
+    """One accepted connection. Bytes that are not HTTP are counted and answered with 400."""
+
+    def __init__(self, manager: web.Server, stats: TransportStats, **kwargs: Any) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(manager, loop=loop, **kwargs)
+        self._stats = stats
+        self.lost: asyncio.Future[None] = loop.create_future()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        self._stats.garbage_connections += 1
+        response = web.Response(status=400, headers={VERSION_HEADER: PROTOCOL})
+        response.force_close()
+        return response
+
+
+class Listener:
+    """Accepts on one socket; ``links`` maps the open connections to their proven peers."""
+
+    def __init__(
+        self, context: ssl.SSLContext | None, stats: TransportStats, limits: Limits
+    ) -> None:
+        self.links: dict[asyncio.Transport, PeerId | None] = {}
+        self._context = context
+        self._stats = stats
+        self._limits = limits
+        self._per_source: Counter[str] = Counter()
+
+    def drop(self, peer: PeerId) -> int:
+        """Cut every connection of ``peer``; the number of them."""
+        found = [link for link, owner in self.links.items() if owner == peer]
+        for link in found:
+            link.abort()
+        return len(found)
+
+    def drop_all(self) -> None:
+        """Cut every connection."""
+        for link in list(self.links):
+            link.abort()
+
+    async def run(self, listener: socket.socket, server: web.Server) -> None:
+        """Accept until cancelled; then close the socket and every connection."""
+        loop = asyncio.get_running_loop()
+        with listener:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    try:
+                        sock, address = await loop.sock_accept(listener)
+                    except OSError as error:  # out of descriptors, or the stranger left already
+                        logger.warning("cannot accept a connection: %s", error)
+                        await asyncio.sleep(0.1)
+                        continue
+                    source = _source(address[0])
+                    if (
+                        self._per_source[source] >= self._limits.per_ip
+                        or self._per_source.total() >= self._limits.total
+                    ):
+                        self._stats.capped_connections += 1
+                        sock.close()
+                    else:
+                        self._per_source[source] += 1
+                        group.create_task(self._serve(sock, source, server))
+                    await asyncio.sleep(0)  # a flood of connections must not hold the loop
+
+    async def _serve(self, sock: socket.socket, source: str, server: web.Server) -> None:
+        """One connection from accept to end."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, connection = await loop.connect_accepted_socket(
+                lambda: self._connection(server),
+                sock,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limits.handshake if self._context else None,
+                ssl_shutdown_timeout=self._limits.grace if self._context else None,
+            )
+            self._stats.connections += 1
+            self.links[transport] = proven_peer(transport)
+            prefer_small_queue(transport)
+            try:
+                await asyncio.shield(connection.lost)
+            finally:
+                transport.abort()
+                del self.links[transport]
+        except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _REFUSED_REASONS:
+                self._stats.refused_handshakes += 1
+            else:
+                self._stats.garbage_connections += 1
+            logger.debug("handshake of %s: %s", source, error)
+        except OSError as error:  # left or stalled in the middle of the handshake
+            self._stats.garbage_connections += 1
+            logger.debug("handshake of %s: %s", source, error)
+        except Exception:  # whatever one stranger's connection does must not end the server
+            logger.exception("the connection of %s failed", source)
+        finally:
+            self._per_source[source] -= 1
+            if not self._per_source[source]:
+                del self._per_source[source]
+
+    def _connection(self, server: web.Server) -> _Connection:
+        return _Connection(
+            server,
+            self._stats,
+            keepalive_timeout=self._limits.idle_server,
+            max_line_size=_MAX_LINE,
+            max_field_size=_MAX_LINE,
+            max_headers=_MAX_FIELDS,
+            auto_decompress=False,
+            lingering_time=_LINGER,
+            access_log=None,
+        )
+
+
+def _source(ip: str) -> str:
+    """What connections are counted by: an IPv4 address, or the /64 of an IPv6 address."""
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return ip
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def proven_peer(transport: asyncio.BaseTransport) -> PeerId | None:
+    """Who proved itself on a connection; None where there is no TLS."""
+    peer: PeerId | None = getattr(transport.get_extra_info("ssl_object"), "peer_id", None)
+    return peer
