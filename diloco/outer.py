@@ -1,0 +1,82 @@
+"""The outer optimizer: SGD with Nesterov momentum on the merged pseudo-gradient D.
+
+DiLoCo (2311.08105) section 3, with torch's form of the rule::
+
+    v ← μ v + D            θ ← θ − η (D + μ v)
+
+State is plain data and the update is a function of it. Every product is rounded before it is
+added: no fused multiply-add, so CPUs, GPUs, thread counts and chunk sizes give the same bits.
+Islands compare digests of (θ, v) after each round and rely on this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK = 131_072  # elements worked on at a time, so that the five passes hit the cache
+
+
+@dataclass(frozen=True, slots=True)
+class OuterState:
+    """What the outer optimizer keeps between rounds, of the parameters' shape."""
+
+    momentum: Tensor  # v, float32 [n]
+
+
+def init(params: Tensor) -> OuterState:
+    """The state before the first round: no momentum."""
+    return OuterState(torch.zeros_like(params, dtype=torch.float32))
+
+
+@torch.no_grad()
+def update(
+    state: OuterState,
+    merged: Tensor,
+    params: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    chunk: int = CHUNK,
+) -> None:
+    """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone.
+
+    All three are float32 vectors of one length on one device, or equal slices of such vectors:
+    updating a vector slice by slice is updating it whole. Raises :class:`ValueError` for other
+    shapes or types, before anything has changed.
+    """
+    velocity = state.momentum
+    for name, one in (("params", params), ("momentum", velocity), ("merged", merged)):
+        if one.dtype is not torch.float32 or one.shape != params.shape or one.dim() != 1:
+            raise ValueError(
+                f"{name}: expected float32 {[len(params)]}, got {one.dtype} {one.shape}"
+            )
+    scratch = torch.empty(min(chunk, len(params)), device=params.device)
+    for start in range(0, len(params), chunk):
+        d, v, theta = (x[start : start + chunk] for x in (merged, velocity, params))
+        step = scratch[: len(d)]
+        v.mul_(momentum).add_(d)
+        torch.mul(v, momentum, out=step).add_(d).mul_(lr)
+        theta.sub_(step)
+
+
+def outer_rates(
+    round_: int,
+    *,
+    lr: float,
+    momentum: float,
+    lr_start: float,
+    momentum_start: float,
+    warmup_rounds: int,
+) -> tuple[float, float]:
+    """(η, μ) of a round, counted from 0: linear from the start values until the warm-up ends.
+
+    Early pseudo-gradients point where the loss falls fast and differ little between islands, so
+    the first rounds do best with η = 1 and little momentum, which is close to averaging models.
+    """
+    if round_ >= warmup_rounds:
+        return lr, momentum
+    share = max(round_, 0) / warmup_rounds
+    return lr_start + (lr - lr_start) * share, momentum_start + (momentum - momentum_start) * share

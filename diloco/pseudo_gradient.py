@@ -1,0 +1,104 @@
+"""Pseudo-gradients: what an island contributes, and what it keeps when a round is over.
+
+After its inner steps an island stands at θ_local and the swarm at G. What it has found out is
+Δ = G − θ_local, which points like a gradient. When the round commits, G moves on, and whatever
+the island did that the round has not accounted for moves along with it::
+
+    θ_local ← G_new + (θ_local − accounted)
+
+``accounted`` is the snapshot that was sent where it reached the merge, and the old G elsewhere:
+inner steps taken while the round ran, and parts that were lost on the way, are rebased and sent
+with the next round instead of being thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+CHUNK = 131_072  # elements worked on at a time, so that several passes hit the cache
+
+
+@torch.no_grad()
+def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> Tensor:
+    """``out`` ← base − local, float32 [n]; returns it."""
+    return torch.sub(base, local, out=out)
+
+
+@torch.no_grad()
+def accounted(
+    base: Tensor, sent: Tensor, included: Iterable[tuple[int, int]], out: Tensor
+) -> Tensor:
+    """What the round has taken notice of: ``sent`` in the ``included`` ranges, else ``base``.
+
+    ``included`` are (start, stop) in elements, from the certificate; ``base`` is the G that the
+    round started from. ``out`` [n] may be ``base`` itself. Raises :class:`ValueError` for a range
+    outside the vector.
+    """
+    if out is not base:
+        out.copy_(base)
+    for start, stop in included:
+        if not 0 <= start <= stop <= len(out):
+            raise ValueError(f"range {start} to {stop} is outside a vector of {len(out)}")
+        out[start:stop].copy_(sent[start:stop])
+    return out
+
+
+@torch.no_grad()
+def rebase(local: Tensor, new_base: Tensor, accounted_for: Tensor) -> None:
+    """``local`` ← new_base + (local − accounted_for) in place, float32 [n] each.
+
+    Where nothing happened since the snapshot the difference is exactly zero, so that such an
+    island ends on ``new_base`` bit for bit.
+    """
+    for start in range(0, len(local), CHUNK):
+        here = slice(start, start + CHUNK)
+        local[here].sub_(accounted_for[here]).add_(new_base[here])
+
+
+@torch.no_grad()
+def norm(delta: Tensor) -> float:
+    """The L2 norm of float32 [n], summed over chunks in double; NaN or infinite if an element is.
+
+    Equal for equal vectors on one machine; between machines it may differ in the last bits, so
+    whatever is derived from it and must be equal everywhere is computed once and announced.
+    """
+    total = 0.0
+    for part in torch.split(delta, CHUNK):
+        largest = part.abs().amax().item() if len(part) else 0.0
+        if largest == 0.0 or not math.isfinite(largest):
+            total += largest
+            continue
+        scaled = part / largest  # huge elements would overflow when squared, tiny ones vanish
+        total += torch.dot(scaled, scaled).item() * largest * largest
+    return math.sqrt(total)
+
+
+def is_finite(delta: Tensor) -> bool:
+    """Whether no element is NaN or infinite.
+
+    A finite sum of squares proves it in one pass; only where it is not (huge values overflow it)
+    each element is looked at.
+    """
+    return all(
+        math.isfinite(torch.dot(part, part).item()) or bool(torch.isfinite(part).all())
+        for part in torch.split(delta, CHUNK)
+    )
+
+
+@torch.no_grad()
+def clip_norm(delta: Tensor, bound: float) -> float:
+    """Scale ``delta`` in place to a norm of at most ``bound``; returns the factor, at most 1.
+
+    Raises :class:`ValueError` if the norm is not finite.
+    """
+    size = norm(delta)
+    if not math.isfinite(size):
+        raise ValueError(f"the pseudo-gradient's norm is {size}")
+    if size <= bound:
+        return 1.0
+    delta.mul_(bound / size)
+    return bound / size

@@ -1,0 +1,105 @@
+"""Pseudo-gradients: sign, rebasing, what a round has accounted for, norms and their bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from diloco import pseudo_gradient as pg
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def normal(seed: int, count: int = 300_007) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def test_it_points_like_a_gradient() -> None:
+    base, local = torch.tensor([1.0, 1.0]), torch.tensor([0.75, 2.0])
+    out = torch.empty(2)
+    assert pg.pseudo_gradient(base, local, out) is out
+    assert out.tolist() == [0.25, -1.0]
+
+
+def test_an_island_without_later_steps_lands_on_the_new_base_exactly() -> None:
+    sent, new_base = normal(0), normal(1) * 1e-3
+    local = sent.clone()
+    pg.rebase(local, new_base, sent)
+    assert torch.equal(local, new_base)
+
+
+def test_later_steps_move_along() -> None:
+    sent, later, new_base = normal(0), normal(1) * 1e-2, normal(2)
+    local = sent + later
+    expected = (local - sent) + new_base
+    pg.rebase(local, new_base, sent)
+    assert torch.equal(local, expected)
+    torch.testing.assert_close(local - new_base, later, rtol=0, atol=1e-6)
+
+
+def test_parts_that_were_lost_are_kept_for_the_next_round() -> None:
+    base, local, new_base = normal(0), normal(1), normal(2)
+    delta = base - local
+    known = pg.accounted(base, local, [(0, 1000), (200_000, 300_007)], torch.empty_like(base))
+    pg.rebase(local, new_base, known)
+    assert torch.equal(local[:1000], new_base[:1000])
+    assert torch.equal(local[200_000:], new_base[200_000:])
+    again = new_base - local  # the next pseudo-gradient carries what nobody has seen
+    torch.testing.assert_close(again[1000:200_000], delta[1000:200_000], rtol=0, atol=2e-6)
+
+
+def test_accounting_in_place_and_with_nothing_included() -> None:
+    base, sent = normal(0, 10), normal(1, 10)
+    assert torch.equal(pg.accounted(base, sent, [], torch.empty(10)), base)
+    expected = torch.cat([sent[:4], base[4:]])
+    assert torch.equal(pg.accounted(base, sent, [(0, 4)], base), expected)
+
+
+@pytest.mark.parametrize("bad", [(-1, 2), (3, 2), (0, 11)])
+def test_ranges_outside_the_vector_are_refused(bad: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        pg.accounted(torch.zeros(10), torch.ones(10), [bad], torch.empty(10))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30, 0.0])
+def test_norm_neither_overflows_nor_vanishes(scale: float) -> None:
+    delta = normal(0) * scale
+    assert pg.norm(delta) == pytest.approx(delta.double().norm().item(), rel=1e-5)
+    assert pg.norm(torch.empty(0)) == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_found_wherever_it_is(bad: float) -> None:
+    for place in (0, pg.CHUNK, 300_006):
+        delta = normal(0)
+        assert pg.is_finite(delta)
+        delta[place] = bad
+        assert not pg.is_finite(delta)
+        assert not math.isfinite(pg.norm(delta))
+        with pytest.raises(ValueError, match="norm"):
+            pg.clip_norm(delta, 1.0)
+
+
+def test_huge_values_are_finite() -> None:
+    assert pg.is_finite(torch.full((1000,), 3e38))
+
+
+def test_clip_norm_scales_what_is_longer_and_leaves_the_rest() -> None:
+    delta = normal(0)
+    before, size = delta.clone(), pg.norm(delta)
+    assert pg.clip_norm(delta, size * 1.001) == 1.0
+    assert torch.equal(delta, before)
+    factor = pg.clip_norm(delta, size / 4)
+    assert factor == pytest.approx(0.25)
+    assert pg.norm(delta) == pytest.approx(size / 4, rel=1e-5)
+    torch.testing.assert_close(delta, before / 4)
