@@ -15,6 +15,8 @@ reads back as the same float64.
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,9 +25,14 @@ from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bootstrap.validation import check, explain, read_toml
-from protocols.errors import Malformed
+from protocols.envelope import open_envelope, seal
+from protocols.errors import BadSignature, Malformed
+from protocols.identity import Identity, PeerId
+from protocols.messages import ManifestText
 
-MAX_MANIFEST_BYTES = 48 * 1024  # canonical; fits an envelope's body with room to spare
+MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
+PURPOSE = "manifest"
+NEVER = 253_402_300_800.0  # the year 10000: a run's description does not expire
 
 Codec = Literal["fp32", "bf16", "int8", "int4"]
 
@@ -197,6 +204,51 @@ class Manifest(Section):
     def label(self) -> str:
         """The run's name for people: ``tiny-docs-8c41``."""
         return f"{self.name}-{self.run_id.hex()[:4]}"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest with the signature of the peer that created the run."""
+
+    manifest: Manifest
+    creator: PeerId
+    data: bytes  # the envelope, as it is kept and passed on
+
+    @property
+    def run_id(self) -> bytes:
+        """The run's 32 bytes."""
+        return self.manifest.run_id
+
+    @classmethod
+    def create(cls, manifest: Manifest, identity: Identity) -> SignedManifest:
+        """Sign a manifest; the envelope names the run, so it cannot pass for another's."""
+        data = seal(
+            identity,
+            ManifestText(manifest.canonical()),
+            purpose=PURPOSE,
+            expires=NEVER,
+            sequence=0,
+            run=manifest.run_id,
+        )
+        return cls(manifest, identity.peer_id, data)
+
+    @classmethod
+    def open(cls, data: bytes, run: bytes, creator: PeerId | None = None) -> SignedManifest:
+        """What a joiner does with a manifest it was sent: hash, signature, then schema.
+
+        ``run`` is the id that was asked for, ``creator`` the signer if it is known beforehand.
+        Raises :class:`~protocols.errors.RemoteProtocolError`: ``Malformed`` for what is not a
+        manifest, ``Stale`` for another run's envelope, ``BadSignature`` for a wrong hash or signer.
+        """
+        opened = open_envelope(
+            data, ManifestText, purpose=PURPOSE, now=0.0, run=run, max_lifetime=math.inf
+        )
+        if creator is not None and opened.signer != creator:
+            raise BadSignature(f"the manifest is signed by {opened.signer}, not by {creator}")
+        canonical = opened.message.canonical
+        if blake3(canonical).digest() != run:
+            raise BadSignature("the manifest's hash is not the run's id")
+        return cls(Manifest.parse(canonical), opened.signer, data)
 
 
 def load(path: Path) -> Manifest:

@@ -304,6 +304,12 @@ class ManifestRequest(Message, kind=30):
     run: Digest
 
 
+class ManifestText(Message, kind=35):
+    """A run's manifest in its canonical form (in its creator's envelope, purpose ``manifest``)."""
+
+    canonical: Annotated[bytes, Max(48 * 1024)]
+
+
 class StateRequest(Message, kind=31):
     """Ask a peer to keep its outer state of ``round`` for chunk downloads."""
 
