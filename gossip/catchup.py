@@ -32,6 +32,7 @@ class Ending(Enum):
     LEVEL = "nobody asked is ahead any more"
     GONE = "the rounds we miss are kept by nobody asked"
     FORKED = "the others build on another round than ours"
+    DIVERGED = "most of those on our round have another state than ours"
     UNREACHABLE = "nobody asked answered"
 
 

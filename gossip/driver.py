@@ -106,6 +106,7 @@ class Swarm:
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
     round_s: float = 0.0  # usual seconds from commit to commit
+    planned_at: float = 0.0  # when the round under way got its first plan
     _sequence: int = 0
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -138,9 +139,13 @@ class Swarm:
 
     # --- for whoever owns this ------------------------------------------------------------------
 
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        self.status = replace(self.status, **changes)
+
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once."""
-        self.status = replace(self.status, **changes)
+        self.note(**changes)
         self._kick.set()
         self.tell()
 
@@ -251,6 +256,8 @@ class Swarm:
                     self._spawn(self._send(of, to, message))
                 case Work(plan):
                     if of is self.round:
+                        if self.exchange.plan is None:
+                            self.planned_at = self.now()
                         self.exchange.work(plan)
                 case Commit(certificate):
                     self._spawn(self._commit(of, certificate))
@@ -375,11 +382,31 @@ class Swarm:
             forked and heavier((here.work, here.previous), (announce.work, announce.head))
         ):
             self._begin_catching_up((announce.peer,))
+        elif not ahead and announce.head == here.previous and announce.state != here.state:
+            self._vote_on_state()
+
+    def _vote_on_state(self) -> None:
+        """Report it when most of those who stand where we stand have another state than ours."""
+        here = self.replica.place
+        states = [
+            announce.state
+            for announce in self.membership.islands_alive(self.now())
+            if announce.head == here.previous and announce.status == "active"
+        ]
+        others = [state for state in states if state != here.state]
+        most = max(map(others.count, others), default=0)
+        if not self._advancing.locked() and most > len(states) - len(others) + 1:
+            self.hooks.behind(Ending.DIVERGED, ())
 
     def _begin_catching_up(self, peers: tuple[PeerId, ...]) -> None:
         if not self._catching_up:
             self._catching_up = True
-            self._spawn(self._catch_up(peers))
+            ahead = tuple(
+                announce.peer
+                for announce in self.membership.islands_alive(self.now())
+                if announce.round > self.replica.place.round and announce.peer not in peers
+            )
+            self._spawn(self._catch_up(peers + ahead))
 
     async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
         try:

@@ -45,7 +45,7 @@ class Island:
     envelope: bytes  # the signed announcement, to be passed on
     sequence: int
     heard: float  # last announcement, or other sign of life
-    first_heard: float
+    said: float  # when the announcement came
     interval: float  # usual seconds between two announcements
     failing_since: float | None = None  # connections have been failing since
 
@@ -95,7 +95,7 @@ class Membership:
         gap = min(now - known.heard, self.patience.dead_floor_s)
         known.interval += 0.2 * (gap - known.interval)
         known.announce, known.envelope, known.sequence = announce, envelope, sequence
-        known.heard, known.failing_since = now, None
+        known.heard, known.said, known.failing_since = now, now, None
         return True
 
     def on_contact(self, peer: PeerId, now: float) -> None:
@@ -139,6 +139,11 @@ class Membership:
         """The newest announcement of a peer."""
         island = self.islands.get(peer)
         return island.announce if island else None
+
+    def eta(self, peer: PeerId, now: float) -> float:
+        """Seconds until a peer is ready, by its last announcement and the time since."""
+        island = self.islands[peer]
+        return max(0.0, island.announce.eta - (now - island.said))
 
     def islands_alive(self, now: float) -> list[Announce]:
         """Announcements of the live peers that take part in rounds (no seeds, no observers)."""

@@ -224,7 +224,7 @@ class Round:
         if self._quorum_since is None:
             self._quorum_since = now
         left = self._quorum_since + self.rules.grace_s(self.round_s) - now
-        return left <= 0 or not any(announce.eta <= left * 1.25 for announce in late)
+        return left <= 0 or not any(self._eta(announce, now) <= left * 1.25 for announce in late)
 
     def _ready_and_late(self, now: float) -> tuple[list[Announce], list[Announce]]:
         """Live members of the roster at this place of the chain, ready and not ready."""
@@ -235,6 +235,10 @@ class Round:
             elif announce.status == "active":
                 late.append(announce)
         return ready, late
+
+    def _eta(self, announce: Announce, now: float) -> float:
+        mine = announce.peer == self.me
+        return announce.eta if mine else self.membership.eta(announce.peer, now)
 
     def _members(self, now: float) -> list[Announce]:
         """Announcements of the live members who stand at this place of the chain, mine included."""

@@ -1,0 +1,313 @@
+"""Between trainer and swarm: turns snapshots into contributions and rounds into applied merges.
+
+The trainer never waits for this code longer than its ``wait_s``; what comes late is applied
+between two of its inner steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bootstrap.manifest import Manifest
+from gossip.driver import Swarm
+from node.island import Island, TrainerDied
+from node.monitor.events import EventLog, Problem, Rejected, Step
+from node.replica import OuterReplica
+from node.trainer.channel import (
+    Applied,
+    Apply,
+    Begin,
+    ChannelClosedError,
+    Checkpoint,
+    Evaluated,
+    Ready,
+    Saved,
+    Snapshot,
+    StepDone,
+    Stopped,
+)
+from node.trainer.layout import Layout
+from protocols.errors import OperatorError
+from protocols.identity import PeerId
+
+MAX_RESTARTS = 3  # of the trainer, without a round in between
+RAMP = (0.25, 0.5, 0.75, 1.0)  # a newcomer's weight in its first rounds
+SAME_SPEED = 0.9  # islands this close to the fastest take as many inner steps as it does
+
+
+def inner_steps(target: int, mine: float, speeds: list[float]) -> int:
+    """H of this island, so that all arrive together: ⌊H · v / v_max⌋ (2401.09135, section 5).
+
+    ``mine`` and ``speeds`` are inner steps a second, zero while unknown.
+    """
+    fastest = max([mine, *speeds], default=0.0)
+    if mine <= 0 or fastest <= 0 or mine >= SAME_SPEED * fastest:
+        return target
+    return max(1, math.floor(target * mine / fastest))
+
+
+@dataclass
+class Pace:
+    """How fast this island trains, and how it spends its time."""
+
+    steps_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    loss: float = 0.0
+    grad_norm: float | None = None
+    step: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0  # in inner steps, since the last round
+    total_busy_s: float = 0.0
+
+    def add(self, done: StepDone) -> None:
+        """Count an inner step."""
+        self.step, self.tokens = done.step, self.tokens + done.tokens
+        self.busy_s += done.seconds
+        self.total_busy_s += done.seconds
+        if done.loss is not None:
+            self.loss = done.loss
+        self.grad_norm = done.grad_norm
+        if done.seconds > 0:
+            rate = 0.1 if self.steps_per_second else 1.0
+            self.steps_per_second += rate * (1 / done.seconds - self.steps_per_second)
+            self.tokens_per_second += rate * (done.tokens / done.seconds - self.tokens_per_second)
+
+
+@dataclass
+class Conductor:
+    """Drives one island through the rounds; :meth:`run` ends when the trainer has stopped.
+
+    ``on_applied`` is awaited after each round the trainer has applied, with the validation loss
+    where it was measured: for the report, the checkpoint, the end of the run.
+    """
+
+    manifest: Manifest
+    me: PeerId
+    island: Island
+    replica: OuterReplica
+    layout: Layout
+    events: EventLog
+    resume_dir: Path | None
+    on_applied: Callable[[Applied], Awaitable[None]]
+    joined: bool  # came into a run under way: its optimizer is cold
+    pace: Pace = field(default_factory=Pace)
+    swarm: Swarm | None = None
+    ready: Ready | None = None
+    contributions: int = 0  # rounds in which something of ours was merged
+    snapshot_at: float = 0.0  # when the last snapshot was taken (monotonic)
+    idle: float = 0.0
+    _begun: bool = False
+    _free: asyncio.Event = field(default_factory=asyncio.Event)  # the vectors are ours to write
+    _restarts: int = 0
+    _target: int = 0
+    _since: int = 0  # inner steps since the last snapshot
+    _saved: asyncio.Future[Saved] | None = None
+
+    def __post_init__(self) -> None:
+        self._free.set()
+
+    # --- for the replica (see node.replica.Trainer) ---------------------------------------------
+
+    async def hold(self) -> int | None:
+        """Wait until the trainer has applied the last round; then keep it from writing."""
+        await self._free.wait()
+        self._free.clear()
+        if not self._begun or not self.island.alive:
+            return None
+        await self.island.claim()
+        return self.island.vectors.snapshot
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        """Send the new base to the trainer, or begin if this is the first one it can use."""
+        self.contributions += contributed
+        if not self._begun:
+            self._free.set()
+            await self._begin()
+            return
+        slot, slots = self._slot()
+        self._target = self._next_target()
+        every = self.manifest.rounds.eval_every
+        round_ = self.replica.place.round
+        evaluate = bool(every) and round_ % every == 0
+        self._since = 0
+        try:
+            await self.island.send(
+                Apply(round_, self._target, slot, slots, contributed, reset, evaluate)
+            )
+        except ChannelClosedError:
+            self._free.set()  # its death is on its way as an event
+
+    # --- the trainer's events --------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow the trainer until it has stopped as asked.
+
+        Raises :class:`OperatorError` when it cannot be kept alive.
+        """
+        while True:
+            match await self.island.next_event():
+                case Ready() as ready:
+                    await self._on_ready(ready)
+                case StepDone() as done:
+                    self._on_step(done)
+                case Snapshot() as snapshot:
+                    await self._on_snapshot(snapshot)
+                case Applied() as applied:
+                    self._free.set()
+                    self._restarts = 0
+                    self.pace.step, self.pace.tokens = applied.step, applied.tokens
+                    await self.on_applied(applied)
+                case Saved() as saved:
+                    if self._saved is not None and not self._saved.done():
+                        self._saved.set_result(saved)
+                case TrainerDied() as died:
+                    await self._on_death(died)
+                case Stopped() | Evaluated():
+                    if not self.island.alive:
+                        return
+
+    async def save(self, directory: Path) -> Saved:
+        """Have the trainer write its files into ``directory``."""
+        self._saved = asyncio.get_running_loop().create_future()
+        await self.island.send(Checkpoint(str(directory)))
+        return await self._saved
+
+    async def begin_if_due(self) -> None:
+        """Begin training as soon as the trainer is up and this island is in office."""
+        if self.ready is not None and not self._begun:
+            await self._begin()
+
+    def eta(self) -> float:
+        """Seconds until the next snapshot, by the present pace."""
+        if self.pace.steps_per_second <= 0:
+            return 1e6 if not self._begun else 60.0
+        return max(0, self._target - self._since) / self.pace.steps_per_second
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    async def _on_ready(self, ready: Ready) -> None:
+        if ready.parameters != self.layout.size or ready.layout.hex() != self.layout.digest:
+            raise OperatorError(
+                "E405",
+                "the trainer built another model than the manifest describes",
+                f"{ready.parameters:,} parameters instead of {self.layout.size:,}",
+                "all ranks need the same version of Atoll",
+            )
+        self.ready = ready
+        await self._begin()
+
+    async def _begin(self) -> None:
+        if self.ready is None or self.me not in self.replica.roster:
+            return  # follows the rounds until it is in office, see Conductor.resume
+        self._begun = True
+        slot, slots = self._slot()
+        self._target = self._next_target()
+        resume = str(self.resume_dir) if self.resume_dir else ""
+        self._free.clear()
+        await self.island.send(
+            Begin(
+                self.replica.place.round,
+                self._target,
+                slot,
+                slots,
+                self.pace.step,
+                self.pace.tokens,
+                resume,
+                self.joined and not resume,
+            )
+        )
+        self.resume_dir = None
+
+    def _on_step(self, done: StepDone) -> None:
+        self.pace.add(done)
+        self._since += 1
+        swarm = self.swarm
+        if swarm is not None:
+            swarm.note(
+                eta=self.eta(),
+                steps_per_second=self.pace.steps_per_second,
+                tokens_per_second=self.pace.tokens_per_second,
+                loss=self.pace.loss,
+                total_tokens=self.pace.tokens,
+            )
+        self.events.emit(
+            Step(
+                step=done.step,
+                round=done.round,
+                loss=done.loss,
+                grad_norm=done.grad_norm,
+                lr=done.lr,
+                tokens=done.tokens,
+                tokens_per_second=self.pace.tokens_per_second,
+                seconds=done.seconds,
+                peers=1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1,
+            )
+        )
+
+    async def _on_snapshot(self, snapshot: Snapshot) -> None:
+        self._since = 0
+        self.snapshot_at = asyncio.get_running_loop().time()
+        if not snapshot.finite:
+            self.events.emit(
+                Rejected(
+                    peer=self.me, reason="non-finite", detail="own training; back to the last merge"
+                )
+            )
+            await self.hold()
+            await self.resume(contributed=False, reset=True)
+            return
+        if self.swarm is None or snapshot.round != self.replica.place.round:
+            return  # the swarm has moved on: its Apply is under way and gives this work back
+        ramp = RAMP[min(self.contributions, len(RAMP) - 1)] if self.joined else 1.0
+        self.swarm.update(
+            ready=True,
+            tokens=snapshot.tokens,
+            steps=snapshot.steps,
+            weight=ramp * snapshot.tokens,
+            eta=0.0,
+        )
+
+    async def _on_death(self, died: TrainerDied) -> None:
+        self._restarts += 1
+        self._begun, self.ready = False, None
+        self._free.set()
+        fatal = self._restarts > MAX_RESTARTS or (died.code not in ("", "E401", "E405"))
+        problem = OperatorError(
+            died.code or "E405",
+            f"trainer: {died.text}",
+            died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
+            f"see {self.island.directory}/trainer-rank{died.rank}.log",
+        )
+        self.events.emit(
+            Problem(
+                code=problem.code, what=problem.what, why=problem.why, fix=problem.fix, fatal=fatal
+            )
+        )
+        if fatal:
+            raise problem
+        if self.swarm is not None:
+            self.swarm.update(ready=False)
+        self.joined = True  # its moments are gone
+        changes = {}
+        if died.code == "E401":
+            batch = self.island.settings.micro_batch or self.manifest.data.batch_size
+            changes["micro_batch"] = max(1, batch // 2)
+        await self.island.restart(**changes)
+
+    def _slot(self) -> tuple[int, int]:
+        """This island's place among those that read this round's windows."""
+        roster = self.replica.roster
+        if self.me in roster:
+            return roster.index(self.me), len(roster)
+        return len(roster), len(roster) + 1  # out of office, and training on meanwhile
+
+    def _next_target(self) -> int:
+        swarm = self.swarm
+        speeds = []
+        if swarm is not None:
+            speeds = [a.steps_per_second for a in swarm.membership.islands_alive(swarm.now())]
+        return inner_steps(self.manifest.rounds.inner_steps, self.pace.steps_per_second, speeds)

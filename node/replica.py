@@ -1,0 +1,194 @@
+"""The outer state of the model at this node, and what a committed round does to it.
+
+``base`` G and momentum v are what all members have in common, bit for bit. ``sent`` is what the
+trainer had learnt at its last snapshot; Δ = base − sent is its pseudo-gradient. When a round
+commits, everything of ``sent`` that was not merged is set back to the old ``base``, so that the
+trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has counted yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from bootstrap.manifest import Manifest
+from bootstrap.state import state_digest
+from diloco import outer
+from gossip.agreement import Place
+from gossip.certificate import genesis, outcome_hash
+from node.trainer.shared import SharedVectors
+from protocols.codecs import RangeCodec
+from protocols.identity import PeerId
+from protocols.messages import Certificate, Outcome
+
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class Trainer(Protocol):
+    """The trainer as far as the outer state is concerned (:mod:`node.conductor`)."""
+
+    async def hold(self) -> int | None:
+        """Wait until the vectors may be written; the round of an unanswered snapshot, or None."""
+        ...
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        """The vectors are as they should be: apply them."""
+        ...
+
+
+@dataclass
+class OuterState:
+    """Everything that makes up a place in the run, as it is checkpointed and downloaded."""
+
+    place: Place
+    roster: tuple[PeerId, ...]
+    certificate: Certificate | None  # the newest one
+
+
+class OuterReplica:
+    """Outer parameters and momentum of one run, and the place in the chain they belong to."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        vectors: SharedVectors,
+        momentum: torch.Tensor,
+        codec: RangeCodec,
+        offload: Offload,
+        first_roster: tuple[PeerId, ...],
+    ) -> None:
+        self.manifest, self.me, self.codec, self.offload = manifest, me, codec, offload
+        self.vectors = vectors
+        self.base, self.sent = vectors.tensors()
+        self.momentum = momentum
+        self.trainer: Trainer | None = None
+        self.certificate: Certificate | None = None
+        self.merged_mine = False  # whether anything of ours was in the last round
+        run = manifest.run_id
+        self._place = Place(run, 0, 0, genesis(run), b"", 0)
+        self._roster = first_roster
+
+    @property
+    def place(self) -> Place:
+        """Where in the chain this state stands."""
+        return self._place
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Who decides the next round."""
+        return self._roster
+
+    @property
+    def state(self) -> OuterState:
+        """The place with its certificate, for a checkpoint."""
+        return OuterState(self._place, self._roster, self.certificate)
+
+    def delta(self, start: int, stop: int) -> torch.Tensor:
+        """Δ = base − sent of elements [start, stop), fp32."""
+        return self.base[start:stop] - self.sent[start:stop]
+
+    async def settle(self, state: OuterState | None = None) -> None:
+        """Take ``base`` and ``momentum`` as they are now for the state at a place of the chain.
+
+        Without ``state``: at the place held already (the very first round). Computes the digest.
+        """
+        place, roster = self._place, self._roster
+        if state is not None:
+            place, roster, self.certificate = state.place, state.roster, state.certificate
+        digest = await self.offload(lambda: state_digest(self.base, self.momentum)[0])
+        self._place = Place(
+            place.run, place.fragment, place.round, place.previous, digest, place.work
+        )
+        self._roster = roster
+
+    async def apply(
+        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
+    ) -> None:
+        """Take the outer step of a committed round and hand the result to the trainer."""
+        outcome = certificate.outcome
+        snapshot = await self.trainer.hold() if self.trainer is not None else None
+        mine = self._merged_of_mine(outcome) if snapshot == outcome.round else []
+        lr, momentum = outer.outer_rates(outcome.round, **self.manifest.outer.model_dump())
+
+        def step() -> bytes:
+            self._set_back(mine)
+            for result in outcome.parts:
+                if result.digest:
+                    self._step_part(
+                        result.start, result.stop, parts[result.start, result.stop], lr, momentum
+                    )
+            return state_digest(self.base, self.momentum)[0]
+
+        digest = await self.offload(step)
+        self.merged_mine = bool(mine)
+        self.certificate = certificate
+        self._place = Place(
+            self._place.run, 0, outcome.round + 1, outcome_hash(outcome), digest, outcome.work
+        )
+        self._roster = outcome.next_roster
+        if self.trainer is not None:
+            await self.trainer.resume(contributed=bool(mine), reset=False)
+
+    async def jump(
+        self, base: torch.Tensor, momentum: torch.Tensor, state: OuterState, *, keep: str
+    ) -> None:
+        """Move to a downloaded state.
+
+        ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
+        last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
+        whole progress goes into the next contribution), ``"nothing"`` drops it.
+        """
+        if self.trainer is not None:
+            await self.trainer.hold()
+
+        def move() -> None:
+            self.sent.copy_(base if keep == "all" else self.base)
+            self.base.copy_(base)
+            self.momentum.copy_(momentum)
+
+        await self.offload(move)
+        await self.settle(state)
+        if self.trainer is not None:
+            await self.trainer.resume(contributed=False, reset=keep == "nothing")
+
+    def _merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
+        """Ranges of my snapshot that are in the merged parts."""
+        at = next((i for i, c in enumerate(outcome.contributors) if c.peer == self.me), None)
+        return [
+            (result.start, result.start + included.elements)
+            for result in outcome.parts
+            for included in result.included
+            if included.contributor == at and included.elements
+        ]
+
+    def _set_back(self, merged: list[tuple[int, int]]) -> None:
+        """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
+        for start, stop in _gaps(merged, len(self.base)):
+            self.sent[start:stop].copy_(self.base[start:stop])
+
+    def _step_part(
+        self, start: int, stop: int, data: torch.Tensor, lr: float, momentum: float
+    ) -> None:
+        for chunk in self.codec.chunks(start, stop):
+            mean = torch.empty(chunk.stop - chunk.start)
+            self.codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
+            here = slice(chunk.start, chunk.stop)
+            outer.update(
+                outer.OuterState(self.momentum[here]), mean, self.base[here],
+                lr=lr, momentum=momentum,
+            )
+
+
+def _gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """What of [0, size) lies in none of the ranges."""
+    at = 0
+    for start, stop in sorted(ranges):
+        if start > at:
+            yield at, start
+        at = max(at, stop)
+    if at < size:
+        yield at, size

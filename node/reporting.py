@@ -1,0 +1,275 @@
+"""What the monitor is told: rounds as events, and peers, traffic and health on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from bootstrap.manifest import Manifest
+from gossip import sketch
+from gossip.driver import Swarm
+from gossip.exchange import Exchange
+from gossip.membership import Liveness
+from node.conductor import Conductor
+from node.monitor.events import (
+    EventLog,
+    PeerJoined,
+    PeerLeft,
+    PeerSuspected,
+    Rejected,
+    RoundDone,
+)
+from node.monitor.state import LinkView, NodeState, PeerView, Traffic
+from node.trainer.channel import Applied
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId
+from protocols.messages import Certificate
+
+KINDS = {  # of traffic, by the name of the verb that carried it
+    "slice": "gradients",
+    "merged": "gradients",
+    "part": "gradients",
+    "chunk": "state",
+    "blob": "state",
+}
+RAW_BYTES = 4  # of a parameter in fp32
+
+
+class Measured(Protocol):
+    """A transport that measures what passes through it."""
+
+    @property
+    def stats(self) -> TransportStats: ...
+
+
+@dataclass
+class Pending:
+    """A committed round whose merge the trainer has yet to apply."""
+
+    certificate: Certificate
+    committed: float  # monotonic
+    sent: int
+    received: int
+    consensus: float | None
+
+
+@dataclass
+class Reporter:
+    """Listens to swarm and conductor; emits one :class:`RoundDone` a round."""
+
+    manifest: Manifest
+    swarm: Swarm
+    conductor: Conductor | None  # None: a seed, without a trainer
+    events: EventLog
+    state: NodeState
+    transport: Measured
+    now: Callable[[], float] = time.monotonic
+    rounds_committed: int = 0
+    bytes_sent: int = 0
+    _pending: Pending | None = None
+    _last_round: float | None = None
+    _seen: set[PeerId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        providers = self.state.providers
+        providers.peers = self.peers
+        providers.traffic = self.traffic
+        providers.links = self.links
+
+    # --- hooks ---------------------------------------------------------------------------------
+
+    def on_committed(self, certificate: Certificate, exchange: Exchange | None) -> None:
+        """The swarm has committed a round and the replica has stepped."""
+        self.rounds_committed += 1
+        sent = exchange.bytes_sent if exchange else 0
+        self.bytes_sent += sent
+        self._pending = Pending(
+            certificate,
+            self.now(),
+            sent,
+            exchange.bytes_received if exchange else 0,
+            self.consensus(certificate.outcome.round),
+        )
+        self.state.round = certificate.outcome.round + 1
+        if self.swarm.status.status in ("joining", "active"):
+            self.state.status = "active" if self.swarm.status.status == "active" else "joining"
+        if self.conductor is None or self.conductor.ready is None:
+            self.on_applied(None)
+
+    def on_applied(self, applied: Applied | None) -> None:
+        """The trainer has applied the newest round (or there is no trainer)."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        now, conductor = self.now(), self.conductor
+        outcome = pending.certificate.outcome
+        wall = now - self._last_round if self._last_round is not None else None
+        self._last_round = now
+        busy = conductor.pace.busy_s if conductor else 0.0
+        if conductor:
+            conductor.pace.busy_s = 0.0
+        validation = applied.validation_loss if applied else None
+        if validation is not None:
+            self.swarm.note(validation_loss=validation)
+        total = self.manifest.rounds.total_rounds
+        counted = {i.contributor for result in outcome.parts for i in result.included}
+        live = 1 + len(self.swarm.membership.islands_alive(self.swarm.now()))
+        dropped = {
+            c.peer: "its work did not arrive"
+            for index, c in enumerate(outcome.contributors)
+            if index not in counted
+        }
+        snapshot_at = conductor.snapshot_at if conductor else pending.committed
+        sync = max(0.0, now - snapshot_at)
+        self.events.emit(
+            RoundDone(
+                round=outcome.round,
+                outcome="degraded" if dropped else "committed",
+                total_rounds=total,
+                fragment=outcome.fragment,
+                members=len(counted),
+                live=live,
+                loss=conductor.pace.loss if conductor else None,
+                validation_loss=validation,
+                tokens=sum(outcome.contributors[index].tokens for index in counted),
+                sync_s=sync,
+                wait_s=max(0.0, wall - busy) if wall is not None else 0.0,
+                utilisation=min(1.0, busy / wall) if wall else None,
+                sent_bytes=pending.sent,
+                received_bytes=pending.received,
+                raw_bytes=RAW_BYTES * self.swarm.rules.size,
+                consensus=pending.consensus,
+                consensus_after=0.0,
+                agreeing=self.agreeing(),
+                eta_s=max(0, total - outcome.round - 1) * self.swarm.round_s or None,
+                dropped=dropped,
+                phases={
+                    "compute": busy,
+                    "gather": max(0.0, self.swarm.planned_at - snapshot_at),
+                    "reduce": max(0.0, pending.committed - self.swarm.planned_at),
+                    "apply": now - pending.committed,
+                },
+            )
+        )
+
+    def on_peer(self, peer: PeerId, what: str, why: str) -> None:
+        """The liveness of a peer has changed, or it did not deliver."""
+        announce = self.swarm.membership.announcement(peer)
+        if what == Liveness.ALIVE and announce is not None:
+            self.events.emit(
+                PeerJoined(
+                    peer=peer, role=announce.role, region=announce.region, version=announce.version
+                )
+            )
+        elif what == Liveness.SUSPECT:
+            self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
+        elif what == "fault":
+            self.events.emit(PeerSuspected(peer=peer, reason=why))
+        elif what in (Liveness.DEAD, Liveness.LEFT):
+            reason = "said farewell" if what == Liveness.LEFT else "gone"
+            self.events.emit(PeerLeft(peer=peer, reason=reason))
+
+    def on_rejected(self, peer: PeerId, why: str) -> None:
+        """Something a peer sent was refused."""
+        if "finite" in why:
+            self.events.emit(Rejected(peer=peer, reason="non-finite", detail=why))
+        elif "signed" in why or "signature" in why:
+            self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
+        elif "late" in why or "stale" in why.lower():
+            self.events.emit(Rejected(peer=peer, reason="stale", detail=why))
+        else:
+            self.events.emit(Rejected(peer=peer, reason="malformed", detail=why))
+
+    # --- consensus -------------------------------------------------------------------------------
+
+    def consensus(self, round_: int) -> float | None:
+        """Mean relative distance of the islands to their mean before this round's merge.
+
+        From the sketches they published; None while fewer than two did.
+        """
+        announces = [*self.swarm.membership.islands_alive(self.swarm.now()), self.swarm.status]
+        sketches = [
+            torch.frombuffer(bytearray(a.sketch), dtype=torch.float32)
+            for a in announces
+            if a.sketch and a.sketch_round == round_ and len(a.sketch) == 4 * sketch.SIZE
+        ]
+        if len(sketches) < 2:
+            return None
+        return sketch.relative_spread(torch.stack(sketches))
+
+    def agreeing(self) -> int:
+        """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
+        here = self.swarm.replica.place
+        return 1 + sum(
+            a.head == here.previous and a.state == here.state
+            for a in self.swarm.membership.islands_alive(self.swarm.now())
+        )
+
+    # --- on request ------------------------------------------------------------------------------
+
+    def peers(self) -> list[PeerView]:
+        """Everybody this node knows of, itself first."""
+        here, now = self.swarm.replica.place, self.swarm.now()
+        views = []
+        members = self.swarm.membership.islands.items()
+        for peer, announce, silent, status in [
+            (self.swarm.me, self.swarm.status, 0.0, self.swarm.status.status),
+            *(
+                (
+                    peer,
+                    island.announce,
+                    now - island.heard,
+                    island.announce.status
+                    if (live := self.swarm.membership.liveness(peer, now)) is Liveness.ALIVE
+                    else live.value,
+                )
+                for peer, island in members
+            ),
+        ]:
+            mine = peer == self.swarm.me
+            same = announce.head == here.previous
+            measured = None if mine else self.transport.stats.peer(peer)
+            views.append(
+                PeerView(
+                    peer=peer,
+                    role=announce.role,
+                    status=status,
+                    region=announce.region,
+                    version=announce.version,
+                    round=here.round if mine else announce.round,
+                    loss=announce.loss or None,
+                    validation_loss=announce.validation_loss or None,
+                    tokens_per_second=announce.tokens_per_second,
+                    total_tokens=announce.total_tokens,
+                    link="self" if mine else "direct",
+                    rtt_s=measured.round_trip if measured else None,
+                    upload=announce.upload,
+                    download=announce.download,
+                    agrees=True if mine else (announce.state == here.state if same else None),
+                    silent_s=silent,
+                )
+            )
+        return views
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Bytes by kind since the start."""
+        stats = self.transport.stats
+        sent: dict[str, int] = {}
+        received: dict[str, int] = {}
+        for source, totals in ((stats.out_by_name, sent), (stats.in_by_name, received)):
+            for name, count in source.items():
+                kind = "dht" if name.startswith("dht") else KINDS.get(name, "control")
+                totals[kind] = totals.get(kind, 0) + count
+        return {k: Traffic(sent.get(k, 0), received.get(k, 0)) for k in {*sent, *received}}
+
+    def links(self) -> list[LinkView]:
+        """Throughput to each peer as measured in passing."""
+        return [
+            LinkView(self.swarm.me, peer, speed)
+            for peer in self.swarm.membership.islands
+            if (speed := self.transport.stats.peer(peer).upload)
+        ]

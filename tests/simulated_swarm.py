@@ -1,0 +1,231 @@
+"""Whole members on the simulated network, with toy parameters: for tests of the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from gossip.agreement import Place
+from gossip.certificate import genesis, outcome_hash
+from gossip.driver import Hooks, Swarm
+from gossip.exchange import Wiring
+from gossip.membership import Membership, Patience
+from gossip.planning import Rules
+from protocols.codecs import RangeCodec
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork
+from protocols.messages import Announce, Certificate
+
+RUN = b"r" * 32
+
+
+class ToyReplica:
+    """Parameters that take the merged mean as it is: θ ← θ − D."""
+
+    def __init__(self, me: PeerId, roster: tuple[PeerId, ...], size: int, codec: RangeCodec) -> None:
+        self.me, self.codec = me, codec
+        self.theta = torch.zeros(size)
+        self.sent = torch.zeros(size)
+        self._place = Place(RUN, 0, 0, genesis(RUN), self.digest(), 0)
+        self._roster = roster
+        self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
+        self.counted = 0
+
+    def digest(self) -> bytes:
+        return blake3(self.theta.view(torch.uint8).numpy()).digest()
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        return self._roster
+
+    def train(self, seed: int) -> None:
+        """Local progress that differs between members and rounds."""
+        generator = torch.Generator().manual_seed(seed)
+        self.sent = self.theta - torch.randn(len(self.theta), generator=generator)
+
+    def delta(self, start: int, stop: int) -> torch.Tensor:
+        return self.theta[start:stop] - self.sent[start:stop]
+
+    async def apply(
+        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
+    ) -> None:
+        outcome = certificate.outcome
+        assert outcome.round == self._place.round
+        assert outcome.previous == self._place.previous
+        mine = [i for i, c in enumerate(outcome.contributors) if c.peer == self.me]
+        theta = self.theta.clone()
+        for result in outcome.parts:
+            if result.digest:
+                mean = torch.empty(result.stop - result.start)
+                data = parts[result.start, result.stop]
+                assert blake3(data.numpy()).digest() == result.digest
+                self.codec.decode(result.start, data, mean)
+                theta[result.start : result.stop] -= mean
+        await asyncio.sleep(0.01)  # a kill here leaves the old state, as a checkpoint would
+        self.theta = theta
+        self.counted += any(i.contributor in mine for r in outcome.parts for i in r.included)
+        head = outcome_hash(outcome)
+        self._place = Place(RUN, 0, outcome.round + 1, head, self.digest(), outcome.work)
+        self._roster = outcome.next_roster
+        self.history.append((head, self._place.state))
+
+
+@dataclass
+class Member:
+    """One running member; ``stop`` ends it as a kill would."""
+
+    identity: Identity
+    replica: ToyReplica
+    swarm: Swarm
+    task: asyncio.Task[None]
+    rejected: list[tuple[PeerId, str]] = field(default_factory=list)
+    behind: list[str] = field(default_factory=list)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+
+@dataclass
+class SimulatedSwarm:
+    """Members by name, on one :class:`MemoryNetwork`."""
+
+    network: MemoryNetwork
+    size: int
+    codec: RangeCodec
+    think: tuple[float, float]
+    roster: tuple[PeerId, ...]
+    group: asyncio.TaskGroup
+    random: random.Random
+    patience: Patience
+    rules: Rules
+    members: dict[PeerId, Member] = field(default_factory=dict)
+    incarnations: dict[PeerId, int] = field(default_factory=dict)
+    stopped: set[PeerId] = field(default_factory=set)
+
+    def start(
+        self, identity: Identity, *, upload: float | None = None,
+        replica: ToyReplica | None = None, status: str = "active",
+    ) -> Member:
+        peer = identity.peer_id
+        transport = self.network.join(peer, upload=upload, download=upload)
+        replica = replica or ToyReplica(peer, self.roster, self.size, self.codec)
+        self.incarnations[peer] = self.incarnations.get(peer, 0) + 1
+        loop = asyncio.get_running_loop()
+        member_group: list[asyncio.TaskGroup] = []
+
+        def spawn(coroutine: Any) -> asyncio.Task[None]:
+            return member_group[0].create_task(coroutine)
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            await asyncio.sleep(0)
+            return work()
+
+        wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
+        membership = Membership(peer, self.patience)
+        place = replica.place
+        announce = Announce(
+            peer, "island", status, self.incarnations[peer], (), "0", "", place.round,
+            place.previous, place.state, place.work, False, 0, 0, 0.0, 0.5, 100.0, 10.0,
+            upload or 0.0, upload or 0.0, 0.0, 0.0, 0, 0, b"",
+        )
+        rejected: list[tuple[PeerId, str]] = []
+        behind: list[str] = []
+        hooks = Hooks(
+            rejected=lambda who, why: rejected.append((who, why)),
+            behind=lambda ending, peers: behind.append(ending.name),
+        )
+        swarm = Swarm(
+            wiring, replica, self.rules, membership, announce, hooks,
+            wall=lambda: 1_000_000.0 + loop.time(), keep_rounds=50,
+        )
+
+        async def live() -> None:
+            async with asyncio.TaskGroup() as group:
+                member_group.append(group)
+                for other in self.members.values():
+                    if other.peer != peer and other.peer not in self.stopped:
+                        swarm.learn(other.swarm.envelope())
+                group.create_task(swarm.run())
+                group.create_task(self._train(swarm, replica, loop))
+
+        member = Member(
+            identity, replica, swarm, self.group.create_task(live()), rejected, behind
+        )
+        self.members[peer] = member
+        self.stopped.discard(peer)
+        return member
+
+    async def _train(
+        self, swarm: Swarm, replica: ToyReplica, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        while True:
+            round_ = replica.place.round
+            think = self.random.uniform(*self.think)
+            swarm.update(eta=think, ready=False)
+            await asyncio.sleep(think)
+            if replica.place.round != round_:
+                continue
+            replica.train(hash((swarm.me, round_)) % 2**31)
+            swarm.update(ready=True, tokens=1000, steps=10, weight=1000.0, eta=0.0)
+            while replica.place.round == round_:
+                await asyncio.sleep(0.02)
+
+    async def kill(self, member: Member) -> None:
+        """SIGKILL: the network breaks its links, its tasks end."""
+        self.network.kill(member.peer)
+        self.stopped.add(member.peer)
+        member.task.cancel()
+        await asyncio.wait([member.task])
+
+    def restart(self, member: Member) -> Member:
+        """The same island again, from what it had committed (its checkpoint)."""
+        return self.start(member.identity, replica=member.replica, status="joining")
+
+    def living(self) -> list[Member]:
+        return [m for m in self.members.values() if m.peer not in self.stopped]
+
+    def agree(self) -> None:
+        """Raise unless all histories agree wherever they overlap."""
+        seen: dict[int, tuple[bytes, bytes]] = {}
+        for member in self.members.values():
+            for number, fact in enumerate(member.replica.history):
+                assert seen.setdefault(number, fact) == fact, f"round {number} differs"
+
+
+@asynccontextmanager
+async def simulated_swarm(
+    count: int, *, seed: int = 0, size: int = 70_000, codec: str = "int4",
+    think: tuple[float, float] = (0.3, 0.6), latency: float = 0.02,
+    uploads: list[float] | None = None,
+) -> AsyncIterator[SimulatedSwarm]:
+    """``count`` members that share a first roster; all are stopped at the end."""
+    identities = [Identity.from_seed(bytes([i + 1, i // 256]) * 16) for i in range(count)]
+    range_codec = RangeCodec(codec, dense=size - 1000)
+    rules = Rules(size, codec, range_codec.encoded_size)
+    network = MemoryNetwork(seed, link=Link(latency=latency), upload=12.5e6, download=12.5e6)
+    async with asyncio.TaskGroup() as group:
+        swarm = SimulatedSwarm(
+            network, size, range_codec, think, tuple(sorted(i.peer_id for i in identities)), group,
+            random.Random(seed), Patience(), rules,
+        )
+        for index, identity in enumerate(identities):
+            swarm.start(identity, upload=uploads[index] if uploads else None)
+        for member in swarm.members.values():
+            for other in swarm.members.values():
+                if other is not member:
+                    member.swarm.learn(other.swarm.envelope())
+        yield swarm
+        for member in swarm.members.values():
+            member.task.cancel()

@@ -1,0 +1,164 @@
+"""Whole members against each other on the simulated network, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from simulated_swarm import simulated_swarm
+
+from protocols import virtual_time
+from protocols.identity import Identity, PeerId
+
+
+def test_four_members_commit_round_after_round_with_equal_bits() -> None:
+    async def main() -> None:
+        async with simulated_swarm(4, think=(0.4, 0.5)) as swarm:
+            await asyncio.sleep(20.0)
+            swarm.agree()
+            lengths = [len(m.replica.history) for m in swarm.members.values()]
+            assert min(lengths) >= 20
+            assert max(lengths) - min(lengths) <= 1
+            for member in swarm.members.values():
+                assert member.rejected == []
+                assert member.replica.counted > 0
+            newest = next(iter(swarm.members.values())).swarm.ledger.newest()
+            assert newest is not None
+            assert len(newest.outcome.contributors) == 4
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_other_codecs(codec: str) -> None:
+    async def main() -> None:
+        async with simulated_swarm(3, codec=codec) as swarm:
+            await asyncio.sleep(6.0)
+            swarm.agree()
+            assert min(len(m.replica.history) for m in swarm.members.values()) >= 4
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kills_and_restarts_never_split_a_round(seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        async with simulated_swarm(4, seed=seed) as swarm:
+            for _ in range(8):
+                await asyncio.sleep(rng.uniform(1.0, 4.0))
+                victim = rng.choice(swarm.living())
+                await swarm.kill(victim)
+                before = max(len(m.replica.history) for m in swarm.living())
+                await asyncio.sleep(rng.uniform(2.0, 8.0))
+                assert max(len(m.replica.history) for m in swarm.living()) > before
+                swarm.restart(victim)
+                swarm.agree()
+            await asyncio.sleep(25.0)
+            swarm.agree()
+            lengths = [len(m.replica.history) for m in swarm.members.values()]
+            assert max(lengths) - min(lengths) <= 1
+            statuses = {m.swarm.status.status for m in swarm.members.values()}
+            assert statuses == {"active"}
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_frozen_member_is_passed_over_and_catches_up(seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        async with simulated_swarm(4, seed=seed) as swarm:
+            for _ in range(4):
+                await asyncio.sleep(rng.uniform(2.0, 4.0))
+                member = rng.choice(swarm.living())
+                before = len(member.replica.history)
+                swarm.network.freeze(member.peer)
+                others = [m for m in swarm.living() if m is not member]
+                await asyncio.sleep(8.0)
+                assert all(len(m.replica.history) > before + 2 for m in others)
+                swarm.network.thaw(member.peer)
+                await asyncio.sleep(8.0)
+                swarm.agree()
+                assert len(member.replica.history) >= len(others[0].replica.history) - 1
+
+    virtual_time.run(main())
+
+
+def test_two_members_one_dies_the_other_goes_on_alone() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2) as swarm:
+            await asyncio.sleep(5.0)
+            first, second = swarm.members.values()
+            await swarm.kill(first)
+            before = len(second.replica.history)
+            await asyncio.sleep(15.0)
+            assert len(second.replica.history) > before + 5
+
+    virtual_time.run(main())
+
+
+def test_a_newcomer_is_taken_into_the_roster_and_contributes() -> None:
+    async def main() -> None:
+        async with simulated_swarm(3) as swarm:
+            await asyncio.sleep(5.0)
+            identity = Identity.from_seed(b"n" * 32)
+            newcomer = swarm.start(identity, status="joining")
+            await asyncio.sleep(10.0)
+            swarm.agree()
+            assert newcomer.swarm.status.status == "active"
+            assert newcomer.replica.counted > 0
+            assert identity.peer_id in newcomer.replica.roster
+
+    virtual_time.run(main())
+
+
+def test_a_slow_link_merges_less() -> None:
+    async def main() -> None:
+        async with simulated_swarm(
+            3, size=400_000, uploads=[12.5e6, 12.5e6, 0.5e6], think=(1.0, 1.2)
+        ) as swarm:
+            await asyncio.sleep(15.0)
+            swarm.agree()
+            slow = list(swarm.members)[2]
+            newest = swarm.members[slow].swarm.ledger.newest()
+            assert newest is not None
+            sizes: dict[PeerId, int] = {}
+            for part in newest.outcome.parts:
+                sizes[part.owner] = sizes.get(part.owner, 0) + part.stop - part.start
+            assert sizes.get(slow, 0) < min(size for peer, size in sizes.items() if peer != slow)
+
+    virtual_time.run(main())
+
+
+def test_a_leaver_is_not_waited_for() -> None:
+    async def main() -> None:
+        async with simulated_swarm(3) as swarm:
+            await asyncio.sleep(5.0)
+            leaver = next(iter(swarm.members.values()))
+            await leaver.swarm.leave()
+            await swarm.kill(leaver)
+            rest = swarm.living()
+            before = len(rest[0].replica.history)
+            await asyncio.sleep(5.0)
+            assert len(rest[0].replica.history) >= before + 5
+            assert leaver.peer not in rest[0].replica.roster
+
+    virtual_time.run(main())
+
+
+def test_same_seed_same_history() -> None:
+    async def history() -> list[tuple[bytes, bytes]]:
+        async with simulated_swarm(3, seed=11) as swarm:
+            await asyncio.sleep(5.0)
+            return list(next(iter(swarm.members.values())).replica.history)
+
+    def once(main: Coroutine[Any, Any, list[tuple[bytes, bytes]]]) -> list[tuple[bytes, bytes]]:
+        return virtual_time.run(main)
+
+    assert once(history()) == once(history())
+
+
