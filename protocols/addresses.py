@@ -120,7 +120,10 @@ def _split(text: str, hostport: str) -> tuple[str, str]:
             raise _bad(text, "the port is missing", f"write [{host}]:4390")
         return host, rest[1:]
     if hostport.count(":") > 1:
-        raise _bad(text, "an IPv6 address needs brackets", f"write [{hostport}]:4390")
+        host, _, port = hostport.rpartition(":")
+        if not (port.isdigit() and _is_ip(host)) or "::" not in host:
+            host, port = hostport, "4390"
+        raise _bad(text, "an IPv6 address needs brackets", f"write [{host}]:{port}")
     host, colon, port = hostport.partition(":")
     if not colon:
         raise _bad(text, "the port is missing", f"write {host}:4390")
@@ -175,6 +178,14 @@ def _multiaddress(text: str) -> OperatorError:
     if match["transport"] == "udp":
         why += ", and speaks TCP only"
     return _bad(text, why, f"write {host}:{match['port']}{peer}")
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_peer(text: str) -> bool:
