@@ -108,7 +108,6 @@ async def test_a_client_without_a_certificate_is_refused() -> None:
     assert not server.heard
 
 
-@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 async def test_tls_1_2_is_refused_at_both_ends() -> None:
     client = tls.client_context(B)
     client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_2

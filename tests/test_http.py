@@ -1,0 +1,575 @@
+"""The HTTP transport among friends: links, pools, errors told apart, figures, large bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from blake3 import blake3
+
+from protocols import tls
+from protocols.errors import (
+    IdentityMismatch,
+    LocalProtocolError,
+    OperatorError,
+    RemoteRefused,
+    TransferStalled,
+    Unreachable,
+    Why,
+)
+from protocols.http import HttpTransport
+from protocols.http_body import Limits
+from protocols.identity import Identity, PeerId
+from protocols.transport import Buffer, Incoming, Outgoing
+
+A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+QUICK = Limits(grace=0.1, connect=0.5, handshake=0.5)
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def address(transport: HttpTransport) -> str:
+    assert transport.listening is not None
+    host, port = transport.listening
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@asynccontextmanager
+async def two(limits: Limits = QUICK) -> AsyncIterator[tuple[HttpTransport, HttpTransport]]:
+    """A listens, B dials only."""
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=limits) as a,
+        HttpTransport(B, limits=limits) as b,
+    ):
+        b.book.add(a.peer_id, address(a))
+        a.on_call("echo", echo)
+        yield a, b
+
+
+async def echo(peer: PeerId, body: bytes) -> bytes:
+    return body
+
+
+@asynccontextmanager
+async def fake(serve: Serve, context: ssl.SSLContext | None) -> AsyncIterator[str]:
+    """A server of the test's own; yields its address."""
+
+    async def quiet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(quiet, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def request(reader: asyncio.StreamReader) -> bytes:
+    """Read one request with its body; returns the request line."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1])
+        for line in head.lower().split(b"\r\n")
+        if b"content-length" in line
+    )
+    await reader.readexactly(length)
+    return head.split(b"\r\n")[0]
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK", length: int = -1) -> bytes:
+    size = len(body) if length < 0 else length
+    lines = [f"HTTP/1.1 {status}", "Atoll: 1", f"Content-Length: {size}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    """For what has no event to wait on; bounded."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("it never came true")
+
+
+# --- who answers there ------------------------------------------------------------------------
+
+
+async def test_reasons_are_told_apart() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await reader.read()
+
+    async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(bytes.fromhex("15030300020246"))  # alert, fatal: protocol_version
+        await reader.read()
+
+    foreign = tls.server_context(A)
+    foreign.sslobject_class = ssl.SSLObject
+    foreign.verify_mode = ssl.CERT_NONE
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+    async with (
+        HttpTransport(B, limits=QUICK) as b,
+        fake(silent, None) as mute,
+        fake(ssh, None) as ssh_server,
+        fake(web, None) as web_server,
+        fake(closes, None) as closing,
+        fake(old, None) as old_tls,
+        fake(other, foreign) as not_atoll,
+    ):
+        for where, why in [
+            ("no-such-host.invalid:4390", Why.DNS),
+            (nobody, Why.REFUSED),
+            (mute, Why.TIMEOUT),
+            (ssh_server, Why.NOT_ATOLL),
+            (web_server, Why.NOT_ATOLL),
+            (closing, Why.RESET),
+            (old_tls, Why.TLS),
+            (not_atoll, Why.NOT_ATOLL),
+        ]:
+            with pytest.raises(Unreachable) as error:
+                await b.dial(where)
+            assert error.value.why is why, (where, error.value)
+            assert error.value.target == where
+
+
+async def test_a_bad_address_is_the_operators_error() -> None:
+    async with HttpTransport(B) as b:
+        with pytest.raises(OperatorError, match="port is missing"):
+            await b.dial("127.0.0.1")
+
+
+async def test_dialling_remembers_and_verifies() -> None:
+    async with two() as (a, b):
+        b.book.forget(A.peer_id)
+        assert await b.dial(f"{address(a)}/{A.peer_id}") == A.peer_id
+        assert b.book.addresses(A.peer_id) == [address(a)]
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        with pytest.raises(IdentityMismatch):
+            await b.dial(f"{address(a)}/{C.peer_id}")
+        assert C.peer_id not in b.book
+
+
+async def test_a_node_does_not_talk_to_itself() -> None:
+    async with two() as (a, _):
+        with pytest.raises(Unreachable) as dialled:
+            await a.dial(address(a))
+        with pytest.raises(Unreachable) as called:
+            await a.call(a.peer_id, "echo", b"", timeout=5)
+        assert dialled.value.why is called.value.why is Why.SELF
+
+
+async def test_addresses_are_tried_in_turn_and_the_good_one_is_kept() -> None:
+    async with two() as (a, b), HttpTransport(C, listen="127.0.0.1:0", limits=QUICK) as c:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+        good = address(a)
+        b.book.forget(A.peer_id)
+        for where in (nobody, address(c), good):
+            b.book.add(A.peer_id, where)
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert b.book.addresses(A.peer_id)[0] == good
+        await a.aclose()
+        with pytest.raises(Unreachable) as error:
+            await b.call(A.peer_id, "echo", b"x", timeout=5)
+        assert error.value.why is Why.REFUSED
+        for part in (nobody, address(c), good, C.peer_id):
+            assert part in str(error.value)
+
+
+async def test_the_resolver_is_asked_when_nothing_known_works() -> None:
+    async with two() as (a, b):
+        asked: list[PeerId] = []
+
+        async def resolver(peer: PeerId) -> None:
+            asked.append(peer)
+            if len(asked) == 2:
+                b.book.add(peer, address(a))
+
+        b.book.forget(A.peer_id)
+        b.book.resolver = resolver
+        with pytest.raises(Unreachable) as error:
+            await b.call(A.peer_id, "echo", b"", timeout=5)
+        assert error.value.why is Why.NO_ADDRESS
+        b.book.add(A.peer_id, "127.0.0.1:1")
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert asked == [A.peer_id] * 2
+
+
+async def test_an_address_that_hangs_is_not_tried_first_for_ever() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    limits = Limits(grace=0.1, connect=30.0)
+    async with two(limits) as (a, b), fake(silent, None) as mute:
+        good = address(a)
+        b.book.forget(A.peer_id)
+        b.book.add(A.peer_id, mute)
+        b.book.add(A.peer_id, good)
+        with pytest.raises(Unreachable) as error:
+            await b.call(A.peer_id, "echo", b"", timeout=1.2)
+        assert error.value.why is Why.TIMEOUT
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+# --- the pool ---------------------------------------------------------------------------------
+
+
+async def test_connections_are_reused() -> None:
+    async with two() as (a, b):
+        for _ in range(20):
+            await b.call(A.peer_id, "echo", b"", timeout=5)
+        assert a.stats.connections == 1
+
+
+async def test_a_refusal_keeps_the_connection() -> None:
+    async with two() as (a, b):
+        for _ in range(5):
+            with pytest.raises(RemoteRefused):
+                await b.call(A.peer_id, "nobody", b"small", timeout=5)
+        assert a.stats.connections == 1
+        assert a.stats.refused_requests == 5
+
+
+async def test_a_restarted_peer_is_found_again() -> None:
+    async with two() as (a, b):
+        where = address(a)
+        await b.call(A.peer_id, "echo", b"", timeout=5)
+        await a.aclose()
+        async with HttpTransport(A, listen=where, limits=QUICK) as again:
+            again.on_call("echo", echo)
+            assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_a_stale_connection_is_retried_once_for_calls_and_never_for_pushes() -> None:
+    """The server answers the first request of a connection and hangs up on the second."""
+    seen: list[bytes] = []
+
+    async def one_each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await request(reader))
+        writer.write(answer(b"ok"))
+        seen.append(await request(reader))
+
+    async with fake(one_each, tls.server_context(A)) as where, HttpTransport(B, limits=QUICK) as b:
+        b.book.add(A.peer_id, where)
+        assert await b.call(A.peer_id, "x", b"1", timeout=5) == b"ok"
+        assert await b.call(A.peer_id, "x", b"2", timeout=5) == b"ok"  # cut, then made again
+        assert len(seen) == 3
+        seen.clear()
+        body = Outgoing(0, _chunks(b""))
+        assert await b.push(A.peer_id, "x", b"1", body, timeout=5) == b"ok"
+        with pytest.raises(Unreachable) as error:
+            await b.push(A.peer_id, "x", b"2", Outgoing(0, _chunks(b"")), timeout=5)
+        assert error.value.why is Why.RESET
+        assert len(seen) == 2
+
+
+async def test_a_fresh_connection_that_breaks_is_not_retried() -> None:
+    seen: list[bytes] = []
+
+    async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await request(reader))
+
+    async with fake(hangs_up, tls.server_context(A)) as where, HttpTransport(B, limits=QUICK) as b:
+        b.book.add(A.peer_id, where)
+        with pytest.raises(Unreachable) as error:
+            await b.call(A.peer_id, "x", b"", timeout=5)
+        assert error.value.why is Why.RESET
+        assert len(seen) == 1
+
+
+async def test_dropping_a_peer_cuts_both_directions() -> None:
+    async with two() as (a, b):
+        begun = asyncio.Event()
+        ended = asyncio.Event()
+
+        async def wait(peer: PeerId, body: bytes) -> bytes:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return b""
+
+        a.on_call("wait", wait)
+        for dropper in (a, b):
+            begun.clear()
+            ended.clear()
+            await b.call(A.peer_id, "echo", b"", timeout=5)  # so that the link is not fresh
+            call = asyncio.ensure_future(b.call(A.peer_id, "wait", b"", timeout=9))
+            await asyncio.wait_for(begun.wait(), 5)
+            if dropper is b:
+                assert b.drop(A.peer_id) == 1
+                with pytest.raises(Unreachable):
+                    await asyncio.wait_for(call, 5)
+            else:
+                assert a.drop(B.peer_id) == 1
+                await asyncio.wait_for(ended.wait(), 5)
+                call.cancel()
+                await asyncio.wait([call])
+            await asyncio.wait_for(ended.wait(), 5)
+        assert a.drop(C.peer_id) == 0
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_calls_do_not_wait_behind_long_bodies() -> None:
+    limits = Limits(grace=0.1, per_peer=2)
+    async with two(limits) as (a, b):
+        gate = asyncio.Event()
+
+        async def slow(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            await gate.wait()
+            async for _ in body:
+                pass
+            return b""
+
+        a.on_push("slow", slow, max_length=10_000_000)
+        data = bytes(3_000_000)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                body = Outgoing(len(data), _chunks(data))
+                group.create_task(b.push(A.peer_id, "slow", b"", body, timeout=20))
+            for _ in range(10):
+                assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+            gate.set()
+
+
+async def test_nothing_is_left_running_after_the_end() -> None:
+    before = asyncio.all_tasks()
+    async with two() as (_, b):
+        await asyncio.gather(*(b.call(A.peer_id, "echo", b"", timeout=5) for _ in range(32)))
+        task = asyncio.ensure_future(b.push(A.peer_id, "none", b"", _forever(), timeout=5))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    await wait_for(lambda: asyncio.all_tasks() == before)
+
+
+# --- slow ends --------------------------------------------------------------------------------
+
+
+async def test_a_receiver_that_is_slow_but_alive_is_waited_for() -> None:
+    async with two() as (a, b):
+        got = 0
+
+        async def slow(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            nonlocal got
+            async for chunk in body:
+                got += len(chunk)
+                await asyncio.sleep(0.02)  # a slow handler, not a wait
+            return b"done"
+
+        a.on_push("slow", slow, max_length=40_000_000)
+        data = bytes(16 << 20)
+        body = Outgoing(len(data), _chunks(data))
+        assert await b.push(A.peer_id, "slow", b"", body, timeout=1.0) == b"done"
+        assert got == len(data)
+
+
+async def test_a_receiver_that_stops_reading_stalls_the_push() -> None:
+    async with two() as (a, b):
+        gate, ended = asyncio.Event(), asyncio.Event()
+        complete = False
+
+        async def stuck(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            nonlocal complete
+            try:
+                await gate.wait()
+                async for _ in body:
+                    pass
+                complete = True
+            finally:
+                ended.set()
+            return b""
+
+        a.on_push("stuck", stuck, max_length=100_000_000)
+        data = bytes(32 << 20)
+        with pytest.raises(TransferStalled):
+            await b.push(A.peer_id, "stuck", b"", Outgoing(len(data), _chunks(data)), timeout=0.5)
+        gate.set()
+        await asyncio.wait_for(ended.wait(), 5)
+        assert not complete
+
+
+# --- figures and large bodies -----------------------------------------------------------------
+
+
+async def test_bytes_and_speeds_are_counted() -> None:
+    async with two() as (a, b):
+        data = os.urandom(4 << 20)
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            async for _ in body:
+                pass
+            return b"ok"
+
+        async def give(peer: PeerId, header: bytes) -> Outgoing:
+            return Outgoing(len(data), _chunks(data))
+
+        async def nap(peer: PeerId, body: bytes) -> bytes:
+            await asyncio.sleep(0.1)  # the handler's time, which is not the link's
+            return b""
+
+        a.on_push("take", take, max_length=len(data))
+        a.on_pull("give", give)
+        a.on_call("nap", nap)
+        await b.call(A.peer_id, "echo", b"12345", timeout=5)
+        await b.call(A.peer_id, "nap", b"", timeout=5)
+        await b.push(A.peer_id, "take", b"head", Outgoing(len(data), _chunks(data)), timeout=5)
+        async with b.pull(A.peer_id, "give", b"", max_length=len(data), timeout=5) as incoming:
+            async for _ in incoming:
+                pass
+        assert b.stats.out_by_name == {"echo": 5, "take": len(data) + 8}
+        assert b.stats.in_by_name == {"echo": 5, "take": 2, "give": len(data)}
+        assert a.stats.in_by_name["take"] == len(data) + 8
+        assert a.stats.out_by_name["give"] == len(data)
+        assert a.stats.requests_by_name == {"echo": 1, "nap": 1, "take": 1, "give": 1}
+        ours, theirs = b.stats.peer(A.peer_id), a.stats.peer(B.peer_id)
+        assert ours.bytes_out == theirs.bytes_in == len(data) + 13
+        assert ours.bytes_in == theirs.bytes_out == len(data) + 7
+        assert ours.round_trip is not None
+        assert 0 < ours.round_trip < 0.08
+        assert ours.upload is not None
+        assert ours.upload > 1e6
+        assert ours.download is not None
+        assert ours.download > 1e6
+
+
+@pytest.mark.parametrize("secure", [True, False])
+async def test_64_mib_there_and_back_with_calls_between(secure: bool) -> None:
+    size = 64 << 20
+    data = memoryview(os.urandom(1 << 20) * 64)
+    wanted = blake3(data).digest()
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK, tls=secure) as a,
+        HttpTransport(B, limits=QUICK, tls=secure) as b,
+    ):
+        b.book.add(A.peer_id, address(a))
+        a.on_call("echo", echo)
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            digest = blake3()
+            async for chunk in body:
+                digest.update(chunk)
+            return digest.digest()
+
+        async def give(peer: PeerId, header: bytes) -> Outgoing:
+            return Outgoing(size, _chunks(data))
+
+        async def pull() -> bytes:
+            digest = blake3()
+            async with b.pull(A.peer_id, "give", b"", max_length=size, timeout=10) as incoming:
+                async for chunk in incoming:
+                    digest.update(chunk)
+            return digest.digest()
+
+        a.on_push("take", take, max_length=size)
+        a.on_pull("give", give)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    b.push(A.peer_id, "take", b"", Outgoing(size, _chunks(data)), timeout=10)
+                ),
+                group.create_task(pull()),
+            ]
+            while not all(task.done() for task in tasks):
+                assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert [task.result() for task in tasks] == [wanted, wanted]
+
+
+# --- the port ---------------------------------------------------------------------------------
+
+
+async def test_a_taken_port_names_the_process_and_a_free_port() -> None:
+    async with HttpTransport(A, listen="127.0.0.1:0") as a:
+        assert a.listening is not None
+        port = a.listening[1]
+        second = HttpTransport(B, listen=f"127.0.0.1:{port}")
+        with pytest.raises(OperatorError) as error:
+            await second.start()
+        assert error.value.code == "E303"
+        assert str(os.getpid()) in error.value.why
+        free = error.value.fix.rpartition(" ")[2]
+        async with HttpTransport(B, listen=free) as other:
+            assert other.listening is not None
+        await second.aclose()
+
+
+@pytest.mark.parametrize(
+    "listen", ["203.0.113.1:4390", "no-such-host.invalid:4390", "127.0.0.1", "a b:1", "::1:x"]
+)
+async def test_what_cannot_be_listened_on_is_explained(listen: str) -> None:
+    with pytest.raises(OperatorError) as error:
+        await HttpTransport(A, listen=listen).start()
+    assert error.value.code == "E102"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "localhost:0"])
+async def test_every_usual_way_to_listen(listen: str) -> None:
+    async with HttpTransport(A, listen=listen) as a, HttpTransport(B) as b:
+        assert a.listening is not None
+        where = f"localhost:{a.listening[1]}"
+        assert await b.dial(where) == A.peer_id
+
+
+async def test_ipv6() -> None:
+    async with HttpTransport(A, listen="[::1]:0") as a, HttpTransport(B) as b:
+        a.on_call("echo", echo)
+        assert await b.dial(address(a)) == A.peer_id
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert b.book.addresses(A.peer_id)[0].startswith("[::1]:")
+
+
+async def test_misuse_is_our_own_mistake() -> None:
+    transport = HttpTransport(A)
+    with pytest.raises(LocalProtocolError, match="not started"):
+        await transport.call(B.peer_id, "echo", b"", timeout=1)
+    async with transport:
+        assert transport.listening is None
+        with pytest.raises(LocalProtocolError, match="twice"):
+            await transport.start()
+        for name in ("", "../etc", "a/b", "ä", "x" * 129):
+            with pytest.raises(LocalProtocolError):
+                transport.on_call(name, echo)
+            with pytest.raises(LocalProtocolError):
+                await transport.call(B.peer_id, name, b"", timeout=1)
+
+
+async def _chunks(data: bytes | memoryview) -> AsyncIterator[Buffer]:
+    view = memoryview(data)
+    for start in range(0, len(view), 1 << 20):
+        yield view[start : start + (1 << 20)]
+
+
+def _forever() -> Outgoing:
+    async def chunks() -> AsyncIterator[Buffer]:
+        await asyncio.Event().wait()
+        yield b""
+
+    return Outgoing(1, chunks())
