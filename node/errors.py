@@ -188,6 +188,7 @@ _UNREACHABLE_FIX = {
     Why.NOT_ATOLL: "check the port: it belongs to another program; copy the peer's join line",
     Why.TLS: "check that no proxy stands in between, and that both run the same version of Atoll",
     Why.RESET: "try again; if it goes on, check proxies and firewalls between the two machines",
+    Why.SELF: "give the address of another node; this one need not be told of itself",
     Why.NO_ADDRESS: "give its address with --peers HOST:PORT/ID",
 }
 

@@ -1,0 +1,156 @@
+"""A node's settings: precedence, where each came from, and mistakes in words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.config import (
+    DEFAULT_PORT,
+    NodeConfig,
+    describe,
+    host_port,
+    is_loopback,
+    resolve,
+    size,
+)
+from protocols.errors import OperatorError
+from protocols.identity import Identity
+
+PEER = Identity.from_seed(bytes(32)).peer_id
+
+
+@pytest.fixture
+def env(tmp_path):
+    return {"ATOLL_DIR": str(tmp_path)}
+
+
+def _refused(flags, environ=None, code="E204", file=None):
+    with pytest.raises(OperatorError) as caught:
+        resolve(flags, environ or {}, file)
+    assert caught.value.code == code
+    assert caught.value.exit_code == 2
+    return caught.value.text()
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path, env):
+    (tmp_path / "node.toml").write_text('name = "file"\nregion = "file"\nthreads = 2\n')
+    config = resolve(
+        {"name": "flag", "listen": None}, env | {"ATOLL_NAME": "env", "ATOLL_REGION": "env"}
+    )
+    assert (config.name, config.region, config.threads) == ("flag", "env", 2)
+    assert config.source("name") == "--name"
+    assert config.source("region") == "ATOLL_REGION"
+    assert config.source("threads") == str(tmp_path / "node.toml")
+    assert config.source("listen") == "default"
+    assert config.is_default("listen")
+    assert not config.is_default("threads")
+    assert config.listen == f"0.0.0.0:{DEFAULT_PORT}"
+    assert config.identity_path == tmp_path / "identity.pem"
+
+
+def test_the_file_can_be_named(tmp_path, env):
+    other = tmp_path / "other.toml"
+    other.write_text('peers = ["a:1"]\nmax_upload = "2MB"\njson_log = true\n')
+    by_flag = resolve({}, env, other)
+    by_environment = resolve({}, env | {"ATOLL_CONFIG": str(other)})
+    assert by_flag == by_environment
+    assert by_flag.peers == ("a:1",)
+    assert by_flag.max_upload == 2_000_000
+    assert by_flag.json_log
+
+
+def test_a_flag_of_zero_or_false_is_given(env):
+    config = resolve({"json_log": False, "wait_s": "0"}, env | {"ATOLL_JSON_LOG": "true"})
+    assert not config.json_log
+    assert config.wait_s == 0
+
+
+def test_peers_from_everywhere(tmp_path, env):
+    listed = tmp_path / "peers.txt"
+    listed.write_text(f"c:3 # the third\n\n# nothing\nd:4, [::1]:5/{PEER}\n")
+    config = resolve({"peers": ["a:1,b:2", f"@{listed}", "a:1"]}, env)
+    assert config.peers == ("a:1", "b:2", "c:3", "d:4", f"[::1]:5/{PEER}")
+    assert resolve({}, env | {"ATOLL_PEERS": "a:1 b:2"}).peers == ("a:1", "b:2")
+
+
+def test_bad_peers_are_e102(env):
+    assert "http://" in _refused({"peers": ["http://a:1"]}, env, "E102")
+    assert "port" in _refused({"peers": ["a"]}, env, "E102")
+    assert "0.0.0.0" in _refused({"public_addr": "0.0.0.0:4390"}, env, "E102")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "expected"),
+    [
+        ({"lisen": "x"}, {}, "did you mean listen? (from --lisen)"),
+        ({}, {"ATOLL_LISTN": "x"}, "did you mean ATOLL_LISTEN?"),
+        ({"nproc": "-1"}, {}, "nproc = '-1': must be 0 to 1024 (from --nproc)"),
+        ({}, {"ATOLL_NPROC": "x"}, "nproc = 'x': must be a valid integer"),
+        ({"device": "gpu"}, {}, "device = 'gpu': must be 'auto', 'cpu' or 'cuda'"),
+        ({"max_upload": "fast"}, {}, "must be bytes, as in 800000, 10MB or 512KiB"),
+        ({"listen": "1.2.3.4"}, {}, "has no port"),
+        ({"listen": "::1:80"}, {}, "[::1]:80"),
+        ({"listen": "a:70000"}, {}, "from 0 to 65535"),
+        ({"listen": ""}, {}, "listen"),
+        ({"api": "0.0.0.0:80"}, {}, "set api_key"),
+        ({"seconds": "nan"}, {}, "seconds"),
+        ({"name": "a\x1b[2J"}, {}, "name"),
+        ({"name": "x" * 49}, {}, "name"),
+    ],
+)
+def test_mistakes_are_explained(env, flags, environ, expected):
+    assert expected in _refused(flags, env | environ)
+
+
+def test_an_unknown_key_of_the_file_names_the_file(tmp_path, env):
+    (tmp_path / "node.toml").write_text("thread = 2\n")
+    text = _refused({}, env)
+    assert "did you mean threads?" in text
+    assert str(tmp_path / "node.toml") in text
+
+
+def test_secrets_are_not_repeated(env):
+    text = _refused({"api_key": "hunter2"}, env)
+    assert "api_key" in text
+    assert "hunter2" not in text
+
+
+def test_an_open_api_needs_a_key(env):
+    config = resolve({"api": "0.0.0.0:80", "api_key": "k" * 16}, env)
+    assert config.api == "0.0.0.0:80"
+    assert resolve({"api": "[::1]:80"}, env).api == "[::1]:80"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10", 10),
+        ("10MB", 10_000_000),
+        ("1.5 kb", 1500),
+        ("512KiB", 524_288),
+        ("2G/s", 2_000_000_000),
+        ("1MBps", 1_000_000),
+    ],
+)
+def test_sizes(text, expected):
+    assert size(text) == expected
+
+
+@given(st.text(max_size=40))
+def test_host_port_raises_value_error_only(text):
+    try:
+        host, port = host_port(text)
+    except ValueError:
+        return
+    assert host
+    assert 0 <= port <= 65_535
+
+
+def test_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
+
+
+def test_every_setting_has_a_description():
+    for key in NodeConfig.model_fields:
+        assert describe(key).endswith("."), key

@@ -1,0 +1,286 @@
+"""The manifest: one canonical form, one run id, signatures that hold, mistakes in words."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from bootstrap.manifest import (
+    MAX_MANIFEST_BYTES,
+    NEVER,
+    PURPOSE,
+    Data,
+    Inner,
+    Manifest,
+    Model,
+    Rounds,
+    SignedManifest,
+    difference,
+    load,
+)
+from bootstrap.validation import allowed, fields, to_toml
+from protocols import envelope
+from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProtocolError, Stale
+from protocols.messages import ManifestRequest, ManifestText
+
+# changes only with the schema, and then so do all runs
+GOLDEN = "684d0aff90ac5b4b559f5d24fced9c04e6b668690e78c6297148598f09dcdf8d"
+
+
+def test_the_run_id_is_the_same_everywhere():
+    assert Manifest().run_id.hex() == GOLDEN
+    assert Manifest().label == f"tiny-docs-{GOLDEN[:4]}"
+    assert len(Manifest().run_id) == 32
+
+
+def test_canonical_bytes_are_sorted_compact_and_complete():
+    manifest = Manifest(name="a", data=Data(path="ä/ö"))
+    text = manifest.canonical().decode()
+    assert "ä/ö" in text
+    assert (
+        json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        == text
+    )
+    assert set(json.loads(text)) == set(Manifest.model_fields)
+
+
+@given(
+    lr=st.floats(min_value=1e-300, max_value=10),
+    decay=st.floats(min_value=0, max_value=1),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_floats_survive_exactly(lr, decay, seed):
+    manifest = Manifest(seed=seed, inner=Inner(lr=lr, weight_decay=decay))
+    back = Manifest.parse(manifest.canonical())
+    assert back == manifest
+    assert back.run_id == manifest.run_id
+    assert back.inner.lr.hex() == lr.hex()
+
+
+def test_minus_zero_is_zero():
+    assert (
+        Manifest(inner=Inner(weight_decay=-0.0)).run_id
+        == Manifest(inner=Inner(weight_decay=0.0)).run_id
+    )
+
+
+def test_an_integer_for_a_float_is_the_same_run():
+    assert Manifest(inner=Inner(lr=1)).run_id == Manifest(inner=Inner(lr=1.0)).run_id
+
+
+@given(st.binary(max_size=4096))
+@example(b"[" * 40_000)
+@example(b'{"a":' * 8_000)
+@example(b'{"seed":' + b"9" * 6000 + b"}")
+@example(b"\xff\xfe")
+@example(b"NaN")
+def test_arbitrary_bytes_raise_malformed_only(data):
+    with pytest.raises(Malformed):
+        Manifest.parse(data)
+
+
+def _mutations():
+    good = Manifest().canonical()
+    plain = json.loads(good)
+    yield "space", good.replace(b":", b": ", 1)
+    yield "duplicate key", good.replace(b'"seed":0}', b'"seed":0,"seed":0}')
+    yield "text for a number", good.replace(b'"n_layers":3', b'"n_layers":"3"')
+    yield "float form", good.replace(b'"lr":0.7', b'"lr":7e-1')
+    yield "infinity", good.replace(b'"rope_theta":10000.0', b'"rope_theta":1e999')
+    yield "too long", good[:-1] + b" " * MAX_MANIFEST_BYTES + b"}"
+    yield (
+        "left out",
+        json.dumps(
+            {k: v for k, v in plain.items() if k != "outer"}, sort_keys=True, separators=(",", ":")
+        ).encode(),
+    )
+    yield (
+        "unknown key",
+        json.dumps(plain | {"zzz": 1}, sort_keys=True, separators=(",", ":")).encode(),
+    )
+    yield "unsorted", json.dumps(plain | {"a": 1}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(("what", "data"), list(_mutations()))
+def test_only_the_canonical_form_is_taken(what, data):
+    assert data != Manifest().canonical()
+    with pytest.raises(Malformed):
+        Manifest.parse(data)
+
+
+def test_a_missing_key_is_named():
+    plain = json.loads(Manifest().canonical())
+    del plain["rounds"]["codec"]
+    data = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(Malformed, match=r"rounds\.codec"):
+        Manifest.parse(data)
+
+
+# --- signatures -------------------------------------------------------------------------------
+
+
+def test_a_joiner_gets_the_manifest_and_its_creator(identities):
+    [creator] = identities(1)
+    signed = SignedManifest.create(Manifest(), creator)
+    opened = SignedManifest.open(signed.data, signed.run_id, creator.peer_id)
+    assert opened == signed
+    assert opened.creator == creator.peer_id
+    assert ManifestRequest(opened.run_id).encode()
+
+
+def test_every_flipped_byte_is_noticed(identities):
+    [creator] = identities(1)
+    signed = SignedManifest.create(Manifest(), creator)
+    for position in range(0, len(signed.data), 7):
+        data = bytearray(signed.data)
+        data[position] ^= 1
+        with pytest.raises(RemoteProtocolError):
+            SignedManifest.open(bytes(data), signed.run_id)
+
+
+def test_another_run_is_refused(identities):
+    [creator] = identities(1)
+    signed = SignedManifest.create(Manifest(), creator)
+    with pytest.raises(Stale):
+        SignedManifest.open(signed.data, Manifest(seed=1).run_id)
+
+
+def test_a_swapped_body_under_the_right_name_is_refused(identities):
+    [creator] = identities(1)
+    wanted, other = Manifest(), Manifest(seed=1)
+    data = envelope.seal(
+        creator,
+        ManifestText(other.canonical()),
+        purpose=PURPOSE,
+        expires=NEVER,
+        sequence=0,
+        run=wanted.run_id,
+    )
+    with pytest.raises(BadSignature, match="hash"):
+        SignedManifest.open(data, wanted.run_id)
+
+
+def test_another_signer_than_the_known_creator_is_refused(identities):
+    creator, other = identities(2)
+    signed = SignedManifest.create(Manifest(), other)
+    assert SignedManifest.open(signed.data, signed.run_id).creator == other.peer_id
+    with pytest.raises(BadSignature, match=re.escape(creator.peer_id)):
+        SignedManifest.open(signed.data, signed.run_id, creator.peer_id)
+
+
+def test_a_signature_of_somebody_else_is_refused(identities):
+    creator, other = identities(2)
+    signed = SignedManifest.create(Manifest(), creator)
+    forged = replace(envelope.Envelope.decode(signed.data), signer=other.peer_id).encode()
+    with pytest.raises(BadSignature):
+        SignedManifest.open(forged, signed.run_id)
+
+
+def test_a_signed_manifest_that_breaks_the_schema_is_refused(identities):
+    from blake3 import blake3
+
+    [creator] = identities(1)
+    body = Manifest().canonical().replace(b'"n_layers":3', b'"n_layers":0')
+    run = blake3(body).digest()
+    data = envelope.seal(
+        creator, ManifestText(body), purpose=PURPOSE, expires=NEVER, sequence=0, run=run
+    )
+    with pytest.raises(Malformed, match=r"model\.n_layers = 0: must be 1 to 1024"):
+        SignedManifest.open(data, run)
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def test_differences_name_the_fields():
+    ours = Manifest(model=Model(n_layers=12), inner=Inner(betas=(0.9, 0.99)))
+    theirs = Manifest(model=Model(n_layers=16))
+    assert difference(ours, theirs) == [
+        "model.n_layers 12 != 16",
+        "inner.betas [0.9, 0.99] != [0.9, 0.95]",
+    ]
+    assert difference(ours, ours) == []
+
+
+def test_toml_round_trip(tmp_path):
+    manifest = Manifest(
+        name="two", model=Model(n_layers=2), data=Data(path='a "b"\\\x7f'), inner=Inner(eps=1e-9)
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(manifest), encoding="utf-8")
+    assert load(path) == manifest
+
+
+def test_toml_shows_what_is_default():
+    text = to_toml(Manifest(model=Model(n_layers=2)))
+    assert "n_layers = 2\n" in text
+    assert "d_model = 96  # default\n" in text
+
+
+def _mistake(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(OperatorError) as caught:
+        load(path)
+    assert caught.value.code == "E204"
+    assert caught.value.exit_code == 2
+    return caught.value.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[model]\nn_layer = 3", "model.n_layer: unknown key; did you mean model.n_layers?"),
+        ("[modle]\nn_layers = 3", "modle: unknown key; did you mean model?"),
+        ("n_layers = 3", "n_layers: unknown key; it stands in another table: model.n_layers"),
+        ("[model]\nn_layers = 0", "model.n_layers = 0: must be 1 to 1024"),
+        ("[rounds]\nquorum = 2", "rounds.quorum = 2: must be more than 0 and at most 1"),
+        ("[rounds]\ncodec = 'int5'", "rounds.codec = 'int5': must be 'fp32', 'bf16', 'int8'"),
+        ("[inner]\nlr = 'fast'", "inner.lr = 'fast': must be a valid number"),
+        ("[inner]\nlr = nan", "inner.lr = nan: must be"),
+        ("[inner]\nbetas = [0.9, 1.0]", "inner.betas.1 = 1.0: must be less than 1"),
+        ("name = 'A B'", "name = 'A B': must match pattern"),
+        ("[model]\nn_heads = 5", "model.d_model 96 is no multiple of n_heads 5"),
+        ("[data]\nseq_len = 256", "data.seq_len 256 exceeds model.max_seq_len 128"),
+        ("[rounds]\noverlap_steps = 26", "rounds.overlap_steps exceeds a quarter"),
+        ("model = 3", "model = 3: must be a valid dictionary"),
+        ("[model", "not valid TOML"),
+        (b"\xff", "not UTF-8"),
+        ("#" * 70_000, "larger than"),
+        ("a = " + "[" * 5000, "not valid TOML"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path, text, expected):
+    assert expected in _mistake(tmp_path, text)
+
+
+def test_all_mistakes_at_once(tmp_path):
+    text = _mistake(tmp_path, "foo = 1\n[model]\nn_layers = 0\n[inner]\nlr = -1")
+    assert "3 mistakes" in text
+    assert "foo" in text
+    assert "model.n_layers" in text
+    assert "inner.lr" in text
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(OperatorError, match="No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_every_bound_can_be_told_in_words():
+    for key, field in fields(Manifest):
+        words = allowed(field)
+        assert not words.endswith(" "), key
+        if key in ("model.n_layers", "rounds.codec", "outer.momentum", "rounds.eval_every"):
+            assert words
+
+
+def test_it_is_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        Manifest().seed = 3
+    with pytest.raises(ValidationError):
+        Rounds(inner_steps=0)
