@@ -1,0 +1,421 @@
+"""The local API over real sockets: read-only, guarded, bounded; metrics; and `node status`."""
+
+import asyncio
+import json
+import socket
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from node import status
+from node.monitor.api import MAX_EVENTS, ApiServer, make_app
+from node.monitor.events import (
+    CheckpointSaved,
+    EventLog,
+    JoinProgress,
+    Notice,
+    PeerRefused,
+    Problem,
+    Rejected,
+    RoundDone,
+    RoundFailed,
+    Step,
+    Stopping,
+)
+from node.monitor.metrics import OTHER
+from node.monitor.state import (
+    MAX_PEERS,
+    STALL_S,
+    LinkView,
+    NodeState,
+    NodeView,
+    PeerView,
+    RunView,
+    Traffic,
+)
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+
+KEY = "k" * 20
+PEER = "12D3KooWabcdefgh"
+
+
+class Kit:
+    """A node's state with a clock in hand."""
+
+    def __init__(self, role="island"):
+        self.now = 1000.0
+        self.log = EventLog(clock=lambda: self.now)
+        self.state = NodeState(
+            NodeView(
+                peer=PEER,
+                role=role,
+                name="alps",
+                device="cpu",
+                join_address=f"a:1/{PEER}",
+                started=900.0,
+            ),
+            log=self.log,
+            run=RunView(id="8c41", label="tiny-docs-8c41", total_rounds=100, manifest={"seed": 0}),
+            clock=lambda: self.now,
+        )
+
+    def live(self):
+        self.state.status = "active"
+        self.log.emit(
+            Step(step=40, round=3, loss=2.5, grad_norm=0.9, tokens=2048, tokens_per_second=14021.0)
+        )
+        self.log.emit(
+            RoundDone(
+                round=4,
+                members=2,
+                live=3,
+                loss=2.4,
+                validation_loss=2.45,
+                sent_bytes=1000,
+                received_bytes=900,
+                raw_bytes=8000,
+                consensus=0.5,
+                consensus_after=0.1,
+                agreeing=3,
+                eta_s=120.0,
+                phases={"transfer": 0.5, "brew": 1.0},
+            )
+        )
+        self.state.providers.peers = lambda: [
+            PeerView(peer=PEER, name="alps", status="active", link="self", round=4, loss=2.4),
+            PeerView(peer="12D3KooWzzzzzzzz", status="odd\x1b", rtt_s=0.02, link="direct"),
+        ]
+        self.state.providers.traffic = lambda: {"gradients": Traffic(5, 6), "gossip": Traffic(7, 8)}
+        self.state.providers.links = lambda: [LinkView(PEER, "x", 1e6)]
+        return self
+
+
+@pytest.fixture
+def kit():
+    return Kit()
+
+
+@pytest.fixture
+async def client(kit):
+    async with TestClient(TestServer(make_app(kit.state, kit.log))) as client:
+        yield client
+
+
+async def test_state_of_a_fresh_node(client):
+    answer = await client.get("/api/v1/state")
+    assert answer.status == 200
+    state = await answer.json()
+    assert state["schema"] == 1
+    assert state["status"] == "starting"
+    assert state["training"]["step"] is None
+    assert state["consensus"] is None
+    assert state["checkpoint"] is None
+    assert state["node"]["uptime_s"] == 100
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+async def test_state_follows_the_events(client, kit):
+    kit.live()
+    kit.log.emit(JoinProgress(step=1, name="dial", text="ok"))
+    kit.log.emit(Rejected(peer="x", reason="signature"))
+    kit.log.emit(PeerRefused(peer="x", code="E203"))
+    kit.log.emit(RoundFailed(round=5, reason="no majority"))
+    kit.log.emit(CheckpointSaved(round=4, path="/c"))
+    kit.log.emit(Problem(code="E402", what="w", why="y", fix="f"))
+    state = await (await client.get("/api/v1/state")).json()
+    assert state["rounds"]["committed"] == 4
+    assert state["rounds"]["outcomes"] == {"committed": 1, "failed": 1}
+    assert state["training"]["step"]["loss"] == 2.5
+    assert state["training"]["steps"] == [[40, 2.5]]
+    assert state["training"]["validation_loss"] == 2.45
+    assert state["consensus"]["contraction"] == pytest.approx(0.2)
+    assert state["network"]["rounds"]["compression"] == 8
+    assert state["network"]["by_kind"]["gradients"] == {"sent": 5, "received": 6}
+    assert state["trust"] == {"rejected": {"signature": 1}, "refused": {"E203": 1}}
+    assert [peer["name"] for peer in state["peers"]] == ["alps", ""]
+    assert state["join"][0]["name"] == "dial"
+    assert state["checkpoint"]["round"] == 4
+    assert state["problems"][0]["code"] == "E402"
+    assert state["health"] == {"healthy": True, "reasons": []}
+
+
+async def test_a_snapshot_is_bounded(kit):
+    kit.state.providers.peers = lambda: [PeerView(peer=str(i)) for i in range(2 * MAX_PEERS)]
+    for number in range(5000):
+        kit.log.emit(Step(step=number, round=0, loss=float("nan")))
+        kit.log.emit(RoundDone(round=number))
+        kit.log.emit(Problem(code="E402", what="w" * 5000, why="", fix=""))
+    snapshot = kit.state.snapshot()
+    assert len(snapshot["peers"]) == MAX_PEERS
+    assert len(json.dumps(snapshot, allow_nan=False)) < 1_000_000
+
+
+async def test_events_since(client, kit):
+    for number in range(MAX_EVENTS + 20):
+        kit.log.emit(Notice(text=str(number)))
+    first = await (await client.get("/api/v1/events")).json()
+    assert len(first["events"]) == MAX_EVENTS
+    rest = await (await client.get(f"/api/v1/events?since={first['next']}")).json()
+    assert [event["text"] for event in rest["events"]] == [
+        str(MAX_EVENTS + number) for number in range(20)
+    ]
+    assert rest["instance"] == kit.log.instance
+    none = await (await client.get(f"/api/v1/events?since={rest['next']}")).json()
+    assert none["events"] == []
+    assert none["next"] == rest["next"]
+    few = await (await client.get("/api/v1/events?limit=3")).json()
+    assert len(few["events"]) == 3
+
+
+@pytest.mark.parametrize(
+    "query", ["since=x", "since=-1", "limit=1.5", "since=" + "9" * 30, "since=²"]
+)
+async def test_bad_queries(client, query):
+    answer = await client.get(f"/api/v1/events?{query}")
+    assert answer.status == 400
+    assert "whole numbers" in (await answer.json())["error"]
+
+
+async def test_health(client, kit):
+    async def health():
+        answer = await client.get("/healthz")
+        return answer.status, (await answer.json())["reasons"]
+
+    assert await health() == (503, ["it is starting"])
+    kit.live()
+    assert await health() == (200, [])
+    kit.now += STALL_S + 1
+    status_code, reasons = await health()
+    assert status_code == 503
+    assert "no inner step" in reasons[0]
+    kit.log.emit(Step(step=41, round=4, loss=1.0, seconds=60.0))
+    assert (await health())[0] == 200
+    kit.now += 60 * 19  # slow, and known to be
+    assert (await health())[0] == 200
+    kit.state.providers.unhealthy.append(lambda: "the relay is gone")
+    assert await health() == (503, ["the relay is gone"])
+    kit.state.providers.unhealthy.clear()
+    kit.log.emit(Stopping(reason="Ctrl-C"))
+    assert await health() == (503, ["it is leaving"])
+
+
+async def test_a_fatal_problem_is_not_healthy(kit):
+    kit.live()
+    kit.log.emit(Problem(code="E405", what="trainer died", why="", fix="", fatal=True))
+    assert kit.state.unhealthy() == ["E405: trainer died"]
+
+
+def test_a_seed_needs_no_inner_steps():
+    kit = Kit(role="seed")
+    kit.state.status = "active"
+    kit.now += 10_000
+    assert kit.state.unhealthy() == []
+
+
+async def test_metrics(client, kit):
+    kit.live()
+    kit.log.emit(Rejected(peer="x", reason="stale"))
+    answer = await client.get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    text = await answer.text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert lines
+    assert all(line.startswith("swarm_") for line in lines)
+    for expected in (
+        'swarm_rounds_total{outcome="committed"} 1.0',
+        "swarm_loss_nats 2.5",
+        'swarm_sent_bytes_total{kind="gradients"} 5.0',
+        f'swarm_sent_bytes_total{{kind="{OTHER}"}} 7.0',
+        f'swarm_round_phase_seconds_total{{phase="{OTHER}"}} 1.0',
+        'swarm_peers{status="active"} 1.0',
+        f'swarm_peers{{status="{OTHER}"}} 1.0',
+        'swarm_rejected_total{reason="stale"} 1.0',
+        "swarm_consensus_distance_ratio 0.5",
+        "swarm_healthy 1.0",
+    ):
+        assert expected in lines
+
+
+async def test_the_number_of_series_does_not_grow_with_what_peers_say(client, kit):
+    kit.live()
+
+    async def count():
+        return len((await (await client.get("/metrics")).text()).splitlines())
+
+    before = await count()
+    kit.state.providers.traffic = lambda: {f"kind{i}": Traffic(1, 1) for i in range(100)}
+    kit.state.providers.peers = lambda: [
+        PeerView(peer=str(i), status=f"s{i}", region=f"r{i}") for i in range(100)
+    ]
+    for number in range(100):
+        kit.log.emit(RoundDone(round=number, phases={f"phase{number}": 1.0}))
+        kit.log.emit(PeerRefused(peer="x", code=f"E{number}"))
+    assert await count() <= before + 2
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/api/v1/state", "/metrics", "/nothing"])
+async def test_read_only(client, method, path):
+    answer = await client.request(method, path, data=b"x")
+    assert answer.status == 405
+    assert answer.headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:4391", "127.0.0.1.evil.example", "localhost.evil", ""]
+)
+async def test_other_host_names_are_refused(client, host):
+    answer = await client.get("/api/v1/state", headers={"Host": host})
+    assert answer.status in (400, 403)
+    assert "alps" not in await answer.text()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:4391", "192.0.2.1:80"])
+async def test_own_hosts_are_served(client, host):
+    assert (await client.get("/api/v1/state", headers={"Host": host})).status == 200
+
+
+async def test_unknown_paths(client):
+    answer = await client.get("/api/v1/../../etc/passwd")
+    assert answer.status == 404
+    assert (await answer.json())["error"] == "Not Found"
+
+
+async def test_the_key(kit):
+    async with TestClient(TestServer(make_app(kit.state, kit.log, key=KEY))) as client:
+        assert (await client.get("/api/v1/state")).status == 401
+        assert (await client.get("/metrics", headers={"Authorization": "Bearer x"})).status == 401
+        right = {"Authorization": f"Bearer {KEY}"}
+        assert (await client.get("/api/v1/state", headers=right)).status == 200
+        assert (await client.get("/healthz")).status == 503
+
+
+# --- the listener and `node status` -----------------------------------------------------------
+
+
+@pytest.fixture
+async def server(kit):
+    server = ApiServer(make_app(kit.state, kit.log), "127.0.0.1:0", may_move=False)
+    await server.start()
+    yield server
+    await server.aclose()
+
+
+async def test_a_port_in_use_is_e303_or_moved(kit, server):
+    with pytest.raises(OperatorError) as caught:
+        await ApiServer(make_app(kit.state, kit.log), server.address, may_move=False).start()
+    assert caught.value.code == "E303"
+    other = ApiServer(make_app(kit.state, kit.log), server.address, may_move=True)
+    try:
+        assert await other.start() != server.address
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{other.address}/metrics") as answer,
+        ):
+            assert answer.status == 200
+    finally:
+        await other.aclose()
+
+
+async def test_a_host_that_is_not_ours(kit):
+    server = ApiServer(make_app(kit.state, kit.log), "nowhere.invalid:0", may_move=False)
+    with pytest.raises(OperatorError) as caught:
+        await server.start()
+    assert caught.value.code == "E204"
+
+
+async def test_status_finds_the_daemon(tmp_path, kit, server):
+    kit.live()
+    directory = StateDir(tmp_path)
+    directory.lock()
+    directory.publish_api(server.address)
+    assert directory.api_file.stat().st_mode & 0o077 == 0
+    state = await asyncio.to_thread(status.fetch, tmp_path)
+    text = status.render(state)
+    for expected in (
+        "alps  island  active  up 1m  cpu",
+        "run       tiny-docs-8c41  round 4/100  ETA 2m",
+        "step 40  loss 2.50  val 2.45  14,021 tokens/s",
+        "consensus 0.500 -> 0.100  2/3 merged  3 agree bit for bit",
+        "compressed 8.0x",
+        "20 ms",
+        "health    ok",
+        f"join      node start --peers a:1/{PEER}",
+    ):
+        assert expected in text
+    assert "\x1b" not in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    directory.withdraw_api()
+    directory.unlock()
+    with pytest.raises(OperatorError) as caught:
+        status.fetch(tmp_path)
+    assert caught.value.code == "E106"
+
+
+async def test_status_of_a_fresh_node_renders(kit):
+    assert "it is starting" in status.render(kit.state.snapshot())
+
+
+async def test_status_with_a_key(tmp_path, kit):
+    server = ApiServer(make_app(kit.state, kit.log, key=KEY), "127.0.0.1:0", may_move=False)
+    await server.start()
+    try:
+        with pytest.raises(OperatorError, match="key"):
+            await asyncio.to_thread(status.fetch, tmp_path, api=server.address)
+        state = await asyncio.to_thread(status.fetch, tmp_path, api=server.address, key=KEY)
+        assert state["node"]["name"] == "alps"
+    finally:
+        await server.aclose()
+
+
+def test_status_when_nobody_listens(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(OperatorError) as caught:
+            status.fetch(tmp_path, api=f"127.0.0.1:{port}")
+    assert caught.value.code == "E106"
+    assert "refused" in caught.value.why
+
+
+async def test_status_of_something_else(tmp_path):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(OperatorError, match="not an Atoll node"):
+            await asyncio.to_thread(status.fetch, tmp_path, api=f"{host}:{port}")
+
+
+# --- the state directory ----------------------------------------------------------------------
+
+
+def test_one_daemon_a_directory(tmp_path):
+    first, second = StateDir(tmp_path / "s"), StateDir(tmp_path / "s")
+    first.lock()
+    with pytest.raises(OperatorError, match="in use") as caught:
+        second.lock()
+    assert caught.value.code == "E105"
+    first.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OperatorError) as caught:
+        StateDir(tmp_path / "file" / "s").lock()
+    assert caught.value.code == "E105"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 1}', '{"address":"a:1","pid":"x"}'])
+def test_a_damaged_api_file_is_as_good_as_none(tmp_path, text):
+    (tmp_path / "api.json").write_text(text)
+    assert StateDir(tmp_path).find_api() is None

@@ -1,0 +1,287 @@
+"""Events: numbered, written, rotated, surviving a full disk; and the lines a person reads."""
+
+import dataclasses
+import errno
+import io
+import json
+import os
+
+import pytest
+
+from node.monitor import events
+from node.monitor.console import Console, clean, duration, megabytes, render
+from node.monitor.events import (
+    Behind,
+    CheckpointSaved,
+    Event,
+    EventLog,
+    JoinProgress,
+    Notice,
+    PeerJoined,
+    Problem,
+    RoundDone,
+    RoundFailed,
+    Started,
+    Step,
+    Stopping,
+)
+
+KINDS = [cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event)]
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _step(number=1, **more):
+    return Step(step=number, round=0, loss=2.1, **more)
+
+
+def _example(cls):
+    """An event of a class with something in each field that has no default."""
+    values = {"str": "x", "int": 1, "float": 1.0, "bool": True}
+    needed = [
+        field
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return cls(**{field.name: values.get(field.type.split(" ")[0], "replay") for field in needed})
+
+
+def test_events_are_numbered_written_and_passed_on(tmp_path):
+    seen = []
+    log = EventLog(tmp_path / "events.jsonl", clock=lambda: 12.3456)
+    log.subscribe(seen.append)
+    log.emit(_step(7))
+    log.emit(PeerJoined(peer="12D3", name="ä"))
+    log.close()
+    first, second = _lines(tmp_path / "events.jsonl")
+    assert first == seen[0].plain()
+    assert (first["seq"], first["time"], first["kind"], first["step"]) == (1, 12.346, "step", 7)
+    assert (second["seq"], second["kind"], second["name"]) == (2, "peer_joined", "ä")
+    assert [record.seq for record in log.since(1)] == [2]
+    assert log.since(2) == []
+
+
+def test_kinds_are_told_apart():
+    kinds = [cls.kind for cls in KINDS if cls is not Event]
+    assert len(kinds) == len(set(kinds)) > 14
+
+
+@pytest.mark.parametrize("cls", [cls for cls in KINDS if cls is not Event])
+def test_every_event_can_be_written_and_shown(cls):
+    log = EventLog()
+    record = log.emit(_example(cls))
+    assert json.loads(record.line())["kind"] == cls.kind
+    assert isinstance(render(record.event), str)
+
+
+def test_odd_values_become_bounded_json():
+    event = RoundDone(
+        round=1,
+        loss=float("nan"),
+        dropped={"p" * 9999: "w" * 9999},
+        phases={f"phase{i}": float("inf") for i in range(5000)},
+    )
+    plain = json.loads(EventLog().emit(event).line())
+    assert plain["loss"] is None
+    assert len(plain["phases"]) == events.MAX_ITEMS
+    assert max(map(len, plain["dropped"])) == events.MAX_TEXT
+
+
+def test_the_log_is_appended_to_and_private(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for _ in range(2):
+        log = EventLog(path)
+        log.emit(_step())
+        log.close()
+    assert len(_lines(path)) == 2
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_log_rotates_and_stays_bounded(tmp_path):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, max_bytes=1000, kept=2)
+    for number in range(100):
+        log.emit(Notice(text=f"{number:03}" + "x" * 100))
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["events.jsonl", "events.jsonl.1", "events.jsonl.2"]
+    assert all(file.stat().st_size <= 1000 for file in files)
+    numbers = [line["seq"] for file in reversed(files) for line in _lines(file)]
+    assert numbers == list(range(numbers[0], 101))  # the newest, none missing in between
+    reopened = EventLog(path, max_bytes=1000, kept=2)
+    for _ in range(5):
+        reopened.emit(Notice(text="y" * 300))
+    assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
+
+
+def test_a_full_disk_drops_lines_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    seen = []
+    log.subscribe(seen.append)
+    log.emit(_step(1))
+    real = os.write
+
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def half(descriptor, data):
+        return real(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(events.os, "write", full)
+    log.emit(_step(2))
+    monkeypatch.setattr(events.os, "write", half)
+    log.emit(_step(3))
+    monkeypatch.setattr(events.os, "write", real)
+    log.emit(_step(4))
+    log.emit(_step(5))
+    assert log.dropped == 2
+    assert len(seen) == 5
+    whole = []
+    for line in path.read_text().splitlines():
+        try:
+            whole.append(json.loads(line)["step"])
+        except ValueError:
+            assert line.startswith("{")  # the torn one stands alone on its line
+    assert whole == [1, 4, 5]
+
+
+def test_a_log_that_cannot_be_opened_is_counted(tmp_path):
+    log = EventLog(tmp_path / "missing" / "events.jsonl")
+    log.emit(_step())
+    assert log.dropped == 1
+
+
+def test_memory_is_bounded():
+    log = EventLog()
+    for number in range(events.KEPT_IN_MEMORY + 10):
+        log.emit(_step(number))
+    assert len(log.recent) == events.KEPT_IN_MEMORY
+    assert len(log.since(0)) == 500
+
+
+# --- the terminal -----------------------------------------------------------------------------
+
+
+def test_the_step_line():
+    event = Step(step=12, round=1, loss=2.104, grad_norm=0.9, tokens_per_second=14021.4, peers=4)
+    assert render(event) == "step: 12 loss: 2.10 grad_norm: 0.9 tps: 14,021 mfu: - peers: 4"
+    assert "loss: -" in render(_step().__class__(step=1, round=0, loss=None, mfu=0.411))
+    assert "mfu: 41.1%" in render(_step(mfu=0.411))
+
+
+def test_the_round_line():
+    event = RoundDone(
+        round=129,
+        members=5,
+        live=6,
+        loss=2.31,
+        sync_s=0.9,
+        utilisation=0.93,
+        sent_bytes=290_000,
+        consensus=0.046,
+        eta_s=2280,
+    )
+    assert render(event) == (
+        "round 129 loss 2.31 5/6 peers sync 0.9 s util 93% sent 0.29 MB consensus 0.046 ETA 38m"
+    )
+    degraded = dataclasses.replace(event, outcome="degraded", dropped={"12D3KooWabcdefgh": "slow"})
+    assert render(degraded).startswith("round 129 degraded loss")
+    assert render(degraded).endswith("without …abcdefgh: slow")
+    assert render(RoundFailed(round=3, reason="no majority")) == "round 3 failed: no majority"
+
+
+def test_the_start_up_block_ends_with_the_join_line():
+    text = render(
+        Started(
+            peer="12D3KooWx",
+            run="tiny-docs-8c41",
+            version="0.1.0",
+            device="cuda:0",
+            dtype="bf16",
+            api="127.0.0.1:4391",
+            join_address="203.0.113.7:4390/12D3KooWx",
+        )
+    )
+    assert "identity 12D3KooWx (saved) · run tiny-docs-8c41 · cuda:0 bf16" in text
+    assert "dashboard http://127.0.0.1:4391/" in text
+    assert text.splitlines()[-1].strip() == "node start --peers 203.0.113.7:4390/12D3KooWx"
+
+
+def test_join_steps():
+    assert render(JoinProgress(step=1, name="dial", text="ok 41 ms, peer verified")) == (
+        "   [1/6] dial     ok 41 ms, peer verified"
+    )
+    assert "! refused" in render(JoinProgress(step=2, name="checks", text="refused", ok=False))
+
+
+def test_other_lines():
+    assert "replays them" in render(Behind(round=3, head=5, action="replay"))
+    assert "error E301: clock" in render(
+        Problem(code="E301", what="clock", why="w", fix="f", fatal=True)
+    )
+    assert "Ctrl-C" in render(Stopping(reason="interrupted"))
+    assert "12.00 MB in 0.5 s" in render(
+        CheckpointSaved(round=1, path="/x", bytes=12_000_000, seconds=0.5)
+    )
+
+
+def test_peers_cannot_write_into_the_terminal():
+    hostile = "\x1b]0;owned\x07\x1b[2J\u202eevil\x00"
+    for event in (
+        PeerJoined(peer=hostile, name=hostile, region=hostile, version=hostile),
+        RoundDone(round=1, dropped={hostile: hostile}),
+        Notice(text=hostile),
+    ):
+        text = render(event)
+        assert all(c.isprintable() or c == "\n" for c in text)
+    assert len(clean("x" * 10_000)) == 500
+
+
+def test_steps_are_rate_limited_and_rounds_are_not():
+    now = [0.0]
+    out = io.StringIO()
+    log = EventLog()
+    log.subscribe(Console(out, clock=lambda: now[0]))
+    for number in range(10):
+        log.emit(_step(number))
+        log.emit(RoundDone(round=number))
+        now[0] += 0.3
+    lines = out.getvalue().splitlines()
+    assert sum(line.startswith("round") for line in lines) == 10
+    assert [line.split()[1] for line in lines if line.startswith("step")] == ["0", "4", "8"]
+
+
+def test_the_json_log_has_every_event():
+    out = io.StringIO()
+    log = EventLog()
+    log.subscribe(Console(out, as_json=True))
+    for number in range(3):
+        log.emit(_step(number))
+    assert [json.loads(line)["step"] for line in out.getvalue().splitlines()] == [0, 1, 2]
+
+
+def test_a_closed_terminal_does_not_stop_the_log():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    log = EventLog()
+    log.subscribe(Console(Gone()))
+    log.emit(_step())
+    log.emit(_step())
+    assert len(log.recent) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.4, "0s"), (59.4, "59s"), (60, "1m"), (2280, "38m"), (11_100, "3h05m"), (187_200, "2d04h")],
+)
+def test_durations(seconds, expected):
+    assert duration(seconds) == expected
+
+
+def test_sizes():
+    assert megabytes(290_000) == "0.29 MB"
+    assert megabytes(1_200_000_000) == "1.20 GB"
