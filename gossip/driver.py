@@ -7,7 +7,8 @@ round to round. What a round means for parameters is the :class:`Replica`'s busi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -199,6 +200,12 @@ class Swarm:
             self.exchange.stop()
             self._open_round()
         await self._announce_move()
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """No round is applied while this is held: the replica can be read as a whole."""
+        async with self._advancing:
+            yield
 
     async def leave(self) -> None:
         """Say farewell to everybody, bounded in time."""

@@ -80,7 +80,6 @@ class Exchange:
     bytes_received: int = 0
     closed: bool = False
     _collecting: dict[PartKey, Collecting] = field(default_factory=dict)
-    _planned: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _sending: set[PartKey] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -115,12 +114,12 @@ class Exchange:
                 watch = self._start(self._watch(key, plan))
                 self._watches.add(watch)
                 watch.add_done_callback(self._watches.discard)
-        self._planned.set()
+        self._start(self._announce_change())
 
     def stop(self) -> None:
         """The round is over here: stop waiting; what others still receive goes on."""
         self.closed = True
-        self._planned.set()
+        self._start(self._announce_change())
         for task in list(self._watches):
             task.cancel()
 
@@ -171,7 +170,6 @@ class Exchange:
             self._start(self._merge_when_complete(key, collecting))
         else:
             collecting.renew(plan)
-            self._start(self._announce_change())
 
     async def _announce_change(self) -> None:
         async with self._changed:
@@ -248,12 +246,12 @@ class Exchange:
         return b""
 
     async def _expected(self, key: PartKey) -> Collecting | None:
-        if key not in self._collecting and not self._planned.is_set():
-            try:
-                async with asyncio.timeout(PLAN_WAIT_S):
-                    await self._planned.wait()
-            except TimeoutError:
-                return None
+        """What collects this part's slices; waits for the plan that makes me its owner."""
+        try:
+            async with asyncio.timeout(PLAN_WAIT_S), self._changed:
+                await self._changed.wait_for(lambda: self.closed or key in self._collecting)
+        except TimeoutError:
+            return None
         return self._collecting.get(key)
 
     # --- receiving ---------------------------------------------------------------------------

@@ -309,7 +309,7 @@ class Round:
         plan = self._compose(remains, now)
         if plan is None:
             return []
-        self._due_since = None
+        self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
         out: list[Instruction] = [Send(peer, plan) for peer in plan.roster if peer != self.me]
         return out + self._carry_out(self.agreement.on_plan(self.me, plan), now)
 

@@ -170,6 +170,11 @@ class Conductor:
                     if not self.island.alive:
                         return
 
+    @property
+    def training(self) -> bool:
+        """Whether there is a trainer at work, whose state belongs into a checkpoint."""
+        return self._begun and self.island.alive
+
     async def save(self, directory: Path) -> Saved:
         """Have the trainer write its files into ``directory``."""
         self._saved = asyncio.get_running_loop().create_future()

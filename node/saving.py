@@ -1,0 +1,160 @@
+"""Checkpoints of a running node: the outer state, the place in the chain, and the trainer's files.
+
+Both halves go into one draft (:mod:`node.checkpoint`), so a checkpoint is one consistent moment or
+it does not exist. While it is written the swarm moves on to no other round here; the trainer
+trains on as soon as its own files are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bootstrap.manifest import SignedManifest
+from gossip.agreement import Place
+from gossip.certificate import check_certificate, outcome_hash
+from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
+from node.conductor import Conductor
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog
+from node.outer_files import OuterFiles, read_outer, write_outer
+from node.replica import OuterReplica, OuterState
+from node.trainer.channel import ChannelClosedError
+from protocols.errors import ProtocolError
+from protocols.messages import Certificate
+
+CERTIFICATE = "certificate"
+TRAINER_TIMEOUT_S = 120.0
+
+
+@dataclass
+class Keeper:
+    """Writes this node's checkpoints, one at a time."""
+
+    store: CheckpointStore
+    signed: SignedManifest
+    replica: OuterReplica
+    conductor: Conductor | None
+    events: EventLog
+    still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    _busy: bool = False
+    _full: bool = False
+
+    async def save(self) -> bool:
+        """Write a checkpoint of this moment; False (and an event) where it could not be done."""
+        if self._busy:
+            return False
+        self._busy = True
+        started = time.monotonic()
+        try:
+            async with self.still():
+                with self.store.draft() as draft:
+                    await self._fill(draft)
+                    facts = self._facts()
+                    saved = await self.offload(lambda: self.store.commit(draft, facts))
+        except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
+            if not (self._full and isinstance(error, DiskFullError)):  # say it once
+                self.events.emit(
+                    CheckpointSkipped(round=self.replica.place.round, reason=str(error))
+                )
+            self._full = isinstance(error, DiskFullError)
+            return False
+        finally:
+            self._busy = False
+        self._full = False
+        self.events.emit(
+            CheckpointSaved(
+                round=facts.round,
+                path=str(saved.path),
+                bytes=sum(file.bytes for file in saved.facts.files.values()),
+                seconds=time.monotonic() - started,
+            )
+        )
+        return True
+
+    async def _fill(self, draft: Path) -> None:
+        if self.conductor is not None and self.conductor.training:
+            async with asyncio.timeout(TRAINER_TIMEOUT_S):
+                saved = await self.conductor.save(draft)
+            if saved.full:
+                raise DiskFullError(draft, saved.problem)
+            if saved.problem:
+                raise CheckpointError(draft, saved.problem, "see the log")
+        replica = self.replica
+        outer = OuterFiles(replica.base, replica.momentum, self.signed)
+        await self.offload(lambda: write_outer(draft, outer))
+        if replica.certificate is not None:
+            (draft / CERTIFICATE).write_bytes(replica.certificate.encode())
+
+    def _facts(self) -> Facts:
+        place = self.replica.place
+        pace = self.conductor.pace if self.conductor is not None else None
+        return Facts(
+            run=self.signed.run_id.hex(),
+            round=place.round,
+            step=pace.step if pace else 0,
+            tokens=pace.tokens if pace else 0,
+            head=place.previous.hex(),
+            state=place.state.hex(),
+        )
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read back."""
+
+    path: Path
+    base: torch.Tensor
+    momentum: torch.Tensor
+    signed: SignedManifest
+    state: OuterState | None  # None: before the first round
+    facts: Facts
+
+
+def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
+    """The newest checkpoint that is whole; damaged ones are reported and passed over.
+
+    Raises :class:`CheckpointError` when there are checkpoints and none is usable.
+    """
+    found = store.latest()
+    for damage in found.damaged:
+        events.emit(CheckpointSkipped(round=0, reason=str(damage)))
+    if found.checkpoint is None:
+        if found.damaged:
+            raise found.damaged[0]
+        return None
+    path, facts = found.checkpoint.path, found.checkpoint.facts
+    outer = read_outer(path)
+    state = None
+    if facts.round:
+        try:
+            certificate: Certificate = Certificate.decode((path / CERTIFICATE).read_bytes())
+            state = standing_after(certificate)
+        except (OSError, ProtocolError) as error:
+            raise CheckpointError(path, str(error), "use an older checkpoint") from error
+    return Restored(path, outer.base, outer.momentum, outer.signed, state, facts)
+
+
+def standing_after(certificate: Certificate) -> OuterState:
+    """The place in the chain behind a certificate, which is verified in itself.
+
+    The state's digest is left empty: whoever has the state computes it. Raises ProtocolError.
+    """
+    outcome = certificate.outcome
+    check_certificate(certificate, run=certificate.run, previous=outcome.previous, roster=None)
+    place = Place(
+        certificate.run,
+        outcome.fragment,
+        outcome.round + 1,
+        outcome_hash(outcome),
+        b"",
+        outcome.work,
+    )
+    return OuterState(place, outcome.next_roster, certificate)
