@@ -15,11 +15,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from protocols import envelope
 from protocols.addresses import AddressBook
-from protocols.envelope import open_envelope, seal
-from protocols.errors import Malformed, RemoteProtocolError, Stale, TransportError
+from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import Identity, PeerId
-from protocols.messages import Envelope, Found, PeerRecord, Where
+from protocols.messages import Found, PeerRecord, Where
 from protocols.transport import Transport
 
 PURPOSE = "record"
@@ -79,7 +79,7 @@ class Whereabouts:
         now = self._clock()
         # milliseconds of wall time: grows over restarts without anything being stored
         sequence = max(int(now * 1000), self._own.sequence + 1 if self._own else 0)
-        data = seal(
+        data = envelope.seal(
             self._identity,
             record,
             purpose=PURPOSE,
@@ -136,15 +136,12 @@ class Whereabouts:
         """Check a record's bounds, signature, lifetime and that it speaks of its signer."""
         if len(data) > MAX_RECORD_BYTES:
             raise Malformed("an oversized record")
-        now = self._clock()
-        outer: Envelope = Envelope.decode(data)  # a record counts whichever run it is for
-        opened = open_envelope(data, PeerRecord, purpose=PURPOSE, run=outer.run, now=now)
-        if outer.expires > now + 2 * LIFETIME:
-            raise Stale("a record that claims to live too long")
-        record: PeerRecord = opened.message
+        # a record counts whichever run it is for
+        opened = envelope.open(data, now=self._clock(), purpose=PURPOSE, max_lifetime=2 * LIFETIME)
+        record: PeerRecord = PeerRecord.decode(opened.body)
         if record.peer != opened.signer:
             raise Malformed("a record that speaks of somebody else")
-        return Known(record, outer.sequence, outer.expires, data)
+        return Known(record, opened.sequence, opened.expires, data)
 
     def get(self, peer: PeerId) -> Known | None:
         """The record held of ``peer``, if it has not expired."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -64,9 +64,9 @@ async def swarm() -> AsyncIterator[Swarm]:
         await dht.aclose()
 
 
-async def until_islands(dht: Dht, count: int) -> None:
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(10):
-        while len(await dht.islands()) != count:
+        while not await condition():  # noqa: ASYNC110  nothing tells when a record has spread
             await asyncio.sleep(0.02)
 
 
@@ -74,8 +74,11 @@ async def test_everybody_finds_every_island(swarm: Swarm) -> None:
     await swarm.grow(8)
     for dht in swarm.dhts:
         dht.keep_announced()
-    for dht in swarm.dhts:
-        await until_islands(dht, 8)
+
+    async def complete() -> bool:
+        return all([len(await dht.islands()) == 8 for dht in swarm.dhts])
+
+    await until(complete)
     found = await swarm.dhts[5].islands()
     assert found[identity(2).peer_id] == PeerRecord(identity(2).peer_id, ("192.0.2.2:4390",), "")
     assert swarm.whereabouts[5].get(identity(2).peer_id) is not None
@@ -182,11 +185,13 @@ async def test_records_are_announced_again_at_half_their_lifetime(
     await swarm.grow(3)
     swarm.dhts[1].keep_announced()
     seen: set[int] = set()
-    async with asyncio.timeout(10):
-        while len(seen) < 3:
-            for entry in (await swarm.dhts[2].get("record")).values():
-                seen.add(entry.envelope.sequence)
-            await asyncio.sleep(0.05)
+
+    async def thrice() -> bool:
+        found = await swarm.dhts[2].get("record")
+        seen.update(entry.envelope.sequence for entry in found.values())
+        return len(seen) == 3
+
+    await until(thrice)
 
 
 async def test_who_lost_everybody_meets_the_seeds_again(swarm: Swarm) -> None:
@@ -197,9 +202,11 @@ async def test_who_lost_everybody_meets_the_seeds_again(swarm: Swarm) -> None:
     table = late._node.protocol.routing_table
     del table[table.get(peer_id=bindings().PeerID.from_base58(seed))]
     assert late.neighbours() == []
-    async with asyncio.timeout(10):
-        while late.neighbours() != [seed]:
-            await asyncio.sleep(0.02)
+
+    async def met() -> bool:
+        return late.neighbours() == [seed]
+
+    await until(met)
 
 
 async def test_alone_and_with_dead_seeds_it_still_starts() -> None:

@@ -1,0 +1,260 @@
+"""The greeting: the first call on a new link, in which two peers find out whether they fit.
+
+The caller says :class:`~protocols.messages.Hello`, the other answers
+:class:`~protocols.messages.Welcome` or refuses: another protocol version, no valid invitation, or
+another run. Both learn the other's signed address; the caller also learns the announcements the
+other holds, and how far its own clock is off.
+
+>>> gate = Gate(transport, whereabouts, software="0.1.0", run=lambda: run_id)
+>>> greeting = await greet(transport, whereabouts, seed, software="0.1.0", run=run_id)
+>>> clocks.add(seed, greeting.offset, greeting.round_trip); clocks.check()
+"""
+
+from __future__ import annotations
+
+import hmac
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bootstrap.dht import CLOCK_LIMIT
+from protocols.errors import Malformed, OperatorError, RemoteRefused
+from protocols.identity import PeerId
+from protocols.messages import PROTOCOL_VERSION, Hello, Welcome
+from protocols.transport import Transport
+from protocols.whereabouts import Whereabouts
+
+GREET_TIMEOUT = 10.0  # seconds
+MAX_ANNOUNCES = 256
+ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
+MAX_ADMITTED = 4096
+MAX_SHOWN = 200  # characters of a stranger's text in an error
+
+SET_CLOCK = "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)"
+
+Admits = Callable[[PeerId, str], bool]
+
+
+def anyone(peer: PeerId, invitation: str) -> bool:
+    """The rule of an open run."""
+    return True
+
+
+def shared_token(token: str) -> Admits:
+    """The rule of a run whose members share one secret; compared in constant time."""
+    expected = token.encode()
+    return lambda peer, invitation: hmac.compare_digest(invitation.encode(), expected)
+
+
+class Gate:
+    """Answers the greetings of newcomers, and remembers whom it let in.
+
+    ``run`` is asked each time: empty while this node takes part in none, which fits any.
+    ``observed`` tells a caller's address as the transport sees it, where it can.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        whereabouts: Whereabouts,
+        *,
+        software: str,
+        run: Callable[[], bytes],
+        admits: Admits = anyone,
+        announces: Callable[[], Iterable[bytes]] = tuple,
+        observed: Callable[[PeerId], str] = lambda peer: "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._whereabouts = whereabouts
+        self._software = software
+        self._run = run
+        self._admits = admits
+        self._announces = announces
+        self._observed = observed
+        self._clock = clock
+        self._admitted: OrderedDict[PeerId, None] = OrderedDict()
+        transport.on_call("hello", self._answer, max_body=Hello.MAX_BYTES)
+
+    def admitted(self, peer: PeerId) -> bool:
+        """Whether ``peer`` was let in; it is asked to greet again if this node forgot."""
+        return peer in self._admitted
+
+    async def _answer(self, peer: PeerId, body: bytes) -> bytes:
+        hello: Hello = Hello.decode(body)
+        if hello.protocol != PROTOCOL_VERSION:
+            raise RemoteRefused("version", _version(PROTOCOL_VERSION, self._software))
+        # before the run is told, and in the same words whether it is missing or wrong
+        if not self._admits(peer, hello.invitation):
+            raise RemoteRefused("invitation", "the invitation is missing or not valid")
+        run = self._run()
+        if run and hello.run and run != hello.run:
+            raise RemoteRefused("run", run.hex())
+        if hello.record:
+            self._whereabouts.learn(hello.record, expected=peer)
+        self._admitted[peer] = None
+        self._admitted.move_to_end(peer)
+        if len(self._admitted) > MAX_ADMITTED:
+            self._admitted.popitem(last=False)
+        own = self._whereabouts.own
+        return Welcome(
+            protocol=PROTOCOL_VERSION,
+            software=self._software,
+            run=run,
+            time=self._clock(),
+            observed=self._observed(peer),
+            record=own.data if own else b"",
+            announces=_that_fit(self._announces()),
+        ).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a greeting brought. ``offset`` is their clock minus ours, in seconds."""
+
+    peer: PeerId
+    welcome: Welcome
+    offset: float
+    round_trip: float
+
+
+async def greet(
+    transport: Transport,
+    whereabouts: Whereabouts,
+    peer: PeerId,
+    *,
+    software: str,
+    run: bytes = b"",
+    invitation: str = "",
+    clock: Callable[[], float] = time.time,
+    timeout: float = GREET_TIMEOUT,
+) -> Greeting:
+    """Greet ``peer``; ``run`` empty: whichever it has.
+
+    Raises :class:`OperatorError` E201 (another run), E202 (protocol version) and E203 (invitation),
+    and what :meth:`Transport.call` raises.
+    """
+    own = whereabouts.own
+    sent = clock()
+    hello = Hello(
+        protocol=PROTOCOL_VERSION,
+        software=software,
+        run=run,
+        time=sent,
+        invitation=invitation,
+        record=own.data if own else b"",
+    )
+    try:
+        reply = await transport.call(
+            peer, "hello", hello.encode(), timeout=timeout, max_reply=Welcome.MAX_BYTES
+        )
+    except RemoteRefused as error:
+        raise _refusal(peer, run, software, error) from error
+    received = clock()
+    try:
+        welcome: Welcome = Welcome.decode(reply)
+    except Malformed as error:
+        raise _versions(peer, software, "it answers in a form this node cannot read") from error
+    if welcome.protocol != PROTOCOL_VERSION:
+        raise _versions(peer, software, _version(welcome.protocol, _clean(welcome.software)))
+    if run and welcome.run and welcome.run != run:
+        raise _other_run(peer, run, welcome.run.hex())
+    if welcome.record:
+        whereabouts.learn(welcome.record, expected=peer)
+    # as NTP does: their time was read half way between our two (RFC 5905, section 8)
+    return Greeting(peer, welcome, welcome.time - (sent + received) / 2, received - sent)
+
+
+class Clocks:
+    """How far this machine's clock is off, by the greetings of several peers."""
+
+    def __init__(self, limit: float = CLOCK_LIMIT) -> None:
+        self._limit = limit
+        self._samples: dict[PeerId, tuple[float, float]] = {}
+
+    def add(self, peer: PeerId, offset: float, round_trip: float) -> None:
+        """Take a measurement (seconds, theirs minus ours); the quickest of a peer counts."""
+        held = self._samples.get(peer)
+        if held is None or round_trip <= held[1]:
+            self._samples[peer] = (offset, round_trip)
+
+    @property
+    def offset(self) -> float:
+        """The median over peers of their clock minus ours; 0 before any measurement."""
+        return statistics.median(o for o, _ in self._samples.values()) if self._samples else 0.0
+
+    def check(self) -> None:
+        """Raise :class:`OperatorError` E301 if the median is beyond the limit.
+
+        A slow link may hide up to half a round trip, which is granted.
+        """
+        if not self._samples:
+            return
+        doubt = statistics.median(trip for _, trip in self._samples.values()) / 2
+        if abs(self.offset) - doubt <= self._limit:
+            return
+        side = "behind" if self.offset > 0 else "ahead of"
+        raise OperatorError(
+            "E301",
+            "the clock is wrong",
+            f"it is {abs(self.offset):.1f} s {side} the median of {len(self._samples)} peers; "
+            f"at most {self._limit:g} s is allowed",
+            SET_CLOCK,
+        )
+
+
+def _refusal(peer: PeerId, run: bytes, software: str, error: RemoteRefused) -> Exception:
+    detail = _clean(error.detail)
+    if error.code == "version":
+        return _versions(peer, software, detail)
+    if error.code == "protocol":
+        return _versions(peer, software, "it cannot read this node's greeting")
+    if error.code == "run":
+        return _other_run(peer, run, detail)
+    if error.code == "invitation":
+        return OperatorError(
+            "E203",
+            "the invitation is missing or not valid",
+            f"{peer} admits only those with a valid one",
+            "ask the run's creator for one and give it with --invitation",
+        )
+    return error
+
+
+def _versions(peer: PeerId, software: str, theirs: str) -> OperatorError:
+    return OperatorError(
+        "E202",
+        "protocol versions differ",
+        f"this node: {_version(PROTOCOL_VERSION, software)}; {peer}: {theirs}",
+        "install the version the swarm uses: pip install atoll==VERSION",
+    )
+
+
+def _other_run(peer: PeerId, ours: bytes, theirs: str) -> OperatorError:
+    return OperatorError(
+        "E201",
+        "the peer trains another run",
+        f"this node wants run {ours.hex()[:16]}, {peer} has {theirs[:16] or 'none'}",
+        "give the peers of your run with --peers, or leave out --run to take theirs",
+    )
+
+
+def _version(protocol: int, software: str) -> str:
+    return f"protocol {protocol}, atoll {software}"
+
+
+def _clean(text: str) -> str:
+    """A stranger's words made fit for a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text[:MAX_SHOWN])
+
+
+def _that_fit(announces: Iterable[bytes]) -> tuple[bytes, ...]:
+    fitting: list[bytes] = []
+    room = ANNOUNCES_BYTES
+    for data in announces:
+        room -= len(data) + 8
+        if room < 0 or len(fitting) == MAX_ANNOUNCES:
+            break
+        fitting.append(data)
+    return tuple(fitting)

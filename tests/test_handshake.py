@@ -1,0 +1,201 @@
+"""Greetings: what fits, what is refused and in which words, clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bootstrap.handshake import Clocks, Gate, Greeting, greet, shared_token
+from protocols.errors import OperatorError, RemoteRefused
+from protocols.identity import Identity
+from protocols.memory import Link, MemoryNetwork
+from protocols.messages import Hello, Welcome
+from protocols.whereabouts import Whereabouts
+
+RUN, OTHER = b"\x01" * 32, b"\x02" * 32
+
+
+def identity(number: int) -> Identity:
+    return Identity.from_seed(bytes([number]) * 32)
+
+
+class Host:
+    def __init__(self, network: MemoryNetwork, number: int) -> None:
+        self.identity = identity(number)
+        self.peer = self.identity.peer_id
+        self.transport = network.join(self.peer)
+        self.whereabouts = Whereabouts(self.transport, self.identity)
+        self.whereabouts.publish([f"192.0.2.{number}:4390"])
+
+    def gate(self, **options: Any) -> Gate:
+        options = {"software": "0.1.0", "run": lambda: RUN} | options
+        return Gate(self.transport, self.whereabouts, **options)
+
+    async def greet(self, other: Host, **options: Any) -> Greeting:
+        options = {"software": "0.2.0"} | options
+        return await greet(self.transport, self.whereabouts, other.peer, **options)
+
+
+@pytest.fixture
+def hosts() -> tuple[Host, Host]:
+    network = MemoryNetwork(seed=1, link=Link(latency=0.001))
+    return Host(network, 1), Host(network, 2)
+
+
+async def refused(code: str, caller: Host, other: Host, **options: Any) -> OperatorError:
+    with pytest.raises(OperatorError) as raised:
+        await caller.greet(other, **options)
+    assert raised.value.code == code
+    return raised.value
+
+
+async def test_a_newcomer_learns_the_run_and_both_learn_addresses(
+    hosts: tuple[Host, Host],
+) -> None:
+    newcomer, seed = hosts
+    gate = seed.gate(announces=lambda: [b"one", b"two"], observed=lambda peer: "198.51.100.7:5")
+    assert not gate.admitted(newcomer.peer)
+    greeting = await newcomer.greet(seed)
+    assert greeting.welcome.run == RUN
+    assert greeting.welcome.announces == (b"one", b"two")
+    assert greeting.welcome.observed == "198.51.100.7:5"
+    assert gate.admitted(newcomer.peer)
+    for host, other in ((newcomer, seed), (seed, newcomer)):
+        known = host.whereabouts.get(other.peer)
+        assert known is not None
+        own = other.whereabouts.own
+        assert own is not None
+        assert known.data == own.data
+
+
+async def test_another_run_is_named(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    seed.gate()
+    error = await refused("E201", newcomer, seed, run=OTHER)
+    assert OTHER.hex()[:16] in error.why
+    assert RUN.hex()[:16] in error.why
+
+
+async def test_a_seed_without_a_run_fits_any(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    seed.gate(run=lambda: b"")
+    assert (await newcomer.greet(seed, run=OTHER)).welcome.run == b""
+
+
+async def test_versions_are_both_told_from_either_side(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer, seed = hosts
+    seed.gate()
+
+    async def future(peer: str, body: bytes) -> bytes:
+        raise RemoteRefused("version", "protocol 7, atoll 9.0\x1b[31m")
+
+    async def unreadable(peer: str, body: bytes) -> bytes:
+        return b"\xc1"
+
+    async def newer(peer: str, body: bytes) -> bytes:
+        return Welcome(8, "9.1", RUN, 0.0, "", b"", ()).encode()
+
+    for answer, said in (
+        (future, "protocol 7, atoll 9.0?[31m"),
+        (unreadable, "cannot read"),
+        (newer, "protocol 8, atoll 9.1"),
+    ):
+        seed.transport.on_call("hello", answer)
+        error = await refused("E202", newcomer, seed)
+        assert "this node: protocol 1, atoll 0.2.0" in error.why
+        assert said in error.why
+    seed.gate()
+    monkeypatch.setattr("bootstrap.handshake.PROTOCOL_VERSION", 1)
+    old = Hello(0, "0.0.1", b"", 0.0, "", b"")
+    with pytest.raises(RemoteRefused) as raised:
+        await newcomer.transport.call(seed.peer, "hello", old.encode(), timeout=5)
+    assert raised.value.code == "version"
+    assert raised.value.detail == "protocol 1, atoll 0.1.0"
+    with pytest.raises(RemoteRefused) as raised:
+        await newcomer.transport.call(seed.peer, "hello", b"garbage", timeout=5)
+    assert raised.value.code == "protocol"
+
+
+async def test_missing_and_wrong_invitations_read_the_same(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    gate = seed.gate(admits=shared_token("s3cret-ü"))
+    texts = {
+        (await refused("E203", newcomer, seed, invitation=invitation)).text()
+        for invitation in ("", "wrong", "s3cret", "s3cret-ü ")
+    }
+    assert len(texts) == 1
+    # nor does an outsider learn which run it is
+    assert (await refused("E203", newcomer, seed, run=OTHER)).text() in texts
+    assert not gate.admitted(newcomer.peer)
+    await newcomer.greet(seed, invitation="s3cret-ü")
+    assert gate.admitted(newcomer.peer)
+
+
+async def test_somebody_elses_record_is_refused(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    gate = seed.gate()
+    foreign = seed.whereabouts.own
+    assert foreign is not None
+    hello = Hello(1, "0.1.0", b"", 0.0, "", foreign.data)
+    with pytest.raises(RemoteRefused) as raised:
+        await newcomer.transport.call(seed.peer, "hello", hello.encode(), timeout=5)
+    assert raised.value.code == "protocol"
+    assert not gate.admitted(newcomer.peer)
+
+
+async def test_announcements_are_cut_to_what_fits(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    gate = seed.gate(announces=lambda: [bytes(4096)] * 1000)
+    greeting = await newcomer.greet(seed)
+    assert 200 < len(greeting.welcome.announces) <= 256
+    assert gate.admitted(newcomer.peer)
+
+
+async def test_those_let_in_are_bounded(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer, seed = hosts
+    monkeypatch.setattr("bootstrap.handshake.MAX_ADMITTED", 2)
+    gate = seed.gate()
+    for number in range(10, 14):
+        await Host(newcomer.transport.network, number).greet(seed)
+    assert [gate.admitted(identity(n).peer_id) for n in range(10, 14)] == [False, False, True, True]
+
+
+async def test_a_wrong_clock_is_measured_and_told(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    now = 1_000_000.0
+    seed.whereabouts = Whereabouts(seed.transport, seed.identity, clock=lambda: now)
+    newcomer.whereabouts = Whereabouts(newcomer.transport, newcomer.identity, clock=lambda: now)
+    seed.gate(clock=lambda: now + 10.0)
+    ticks = iter([now, now + 0.2])
+    greeting = await newcomer.greet(seed, clock=lambda: next(ticks))
+    assert greeting.offset == pytest.approx(9.9)
+    assert greeting.round_trip == pytest.approx(0.2)
+    clocks = Clocks()
+    clocks.check()
+    clocks.add(seed.peer, greeting.offset, greeting.round_trip)
+    with pytest.raises(OperatorError) as raised:
+        clocks.check()
+    assert raised.value.code == "E301"
+    assert "9.9 s behind the median of 1 peers; at most 3 s" in raised.value.why
+    assert "timedatectl" in raised.value.fix
+
+
+def test_the_median_outvotes_a_liar_and_slow_links_are_granted_doubt() -> None:
+    clocks = Clocks(limit=3.0)
+    for number, offset in enumerate((0.1, -0.2, 500.0)):
+        clocks.add(identity(number + 1).peer_id, offset, 0.02)
+    clocks.check()
+    assert clocks.offset == 0.1
+    ahead = Clocks(limit=3.0)
+    ahead.add(identity(1).peer_id, -4.0, 2.5)
+    ahead.check()
+    ahead.add(identity(1).peer_id, -4.0, 0.1)
+    with pytest.raises(OperatorError, match=r"4\.0 s ahead of"):
+        ahead.check()
+    ahead.add(identity(1).peer_id, 0.0, 5.0)  # a worse measurement changes nothing
+    assert ahead.offset == -4.0
