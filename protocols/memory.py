@@ -233,8 +233,6 @@ class MemoryTransport:
         self.node.alive = False
         for exchange in list(self.exchanges):
             exchange.end_of(self)
-        for task in list(self._tasks):
-            task.cancel()
 
     async def aclose(self) -> None:
         """Refuse connections, break the open ones, wait for cancelled handlers to end."""

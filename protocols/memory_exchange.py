@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -23,8 +22,9 @@ from protocols.errors import (
     Why,
 )
 from protocols.http_body import Limits, send_body
+from protocols.memory_body import Body, patiently
 from protocols.memory_network import Pipe
-from protocols.transport import CHUNK_BYTES, Outgoing
+from protocols.transport import Outgoing
 
 if TYPE_CHECKING:
     from protocols.memory import MemoryTransport
@@ -35,110 +35,6 @@ HEAD_BYTES = 200  # what a request or a reply costs beside its body
 HANDSHAKE_BYTES = 1400  # each way, once per connection
 CLOSE_BYTES = 60
 IDLE_TIMEOUT = Limits().stall  # seconds a serving peer waits for a body that does not move
-
-_POISON = memoryview(b"\xdb" * CHUNK_BYTES)
-
-
-class Body:
-    """A body on its way in (:class:`~protocols.transport.Incoming`), pieces as they arrive.
-
-    A view is released and its bytes are overwritten when the next one is asked for, so that
-    code which keeps a chunk too long fails in tests.
-    """
-
-    def __init__(
-        self, length: int, pipe: Pipe, timeout: float, on_read: Callable[[int], None]
-    ) -> None:
-        self._length = length
-        self._pipe = pipe
-        self._timeout = timeout
-        self._on_read = on_read
-        self._missing = length
-        self._pieces: deque[bytearray] = deque()
-        self._current: tuple[memoryview, bytearray] | None = None
-        self._error: TransportError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def length(self) -> int:
-        """Bytes announced."""
-        return self._length
-
-    @property
-    def complete(self) -> bool:
-        """Everything was handed out."""
-        return self._missing == 0
-
-    def deliver(self, piece: bytearray) -> None:
-        """A piece has arrived."""
-        self._pieces.append(piece)
-        self._wake()
-
-    def fail(self, error: TransportError) -> None:
-        """Nothing more will arrive; what is unread is lost, as with a reset connection."""
-        if self._error is None:
-            self._error = error
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def __aiter__(self) -> Body:
-        return self
-
-    async def __anext__(self) -> memoryview:
-        self._recycle()
-        while True:
-            if self._missing == 0:
-                raise StopAsyncIteration
-            if self._error is not None:
-                raise self._error
-            if self._pieces:
-                break
-            await self._wait()
-        piece = self._pieces.popleft()
-        self._missing -= len(piece)
-        view = memoryview(piece)
-        self._current = (view, piece)
-        self._on_read(len(piece))
-        return view
-
-    def _recycle(self) -> None:
-        if self._current is None:
-            return
-        view, piece = self._current
-        self._current = None
-        piece[:] = _POISON[: len(piece)]
-        try:
-            view.release()
-        except BufferError:
-            return  # an array over it is still alive; it now holds the poison
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await _patiently(self._waiter, self._pipe, self._timeout)
-
-
-async def _patiently(waiter: asyncio.Future[None], pipe: Pipe, timeout: float) -> None:
-    """Wait as long as the network works on a stream and ``timeout`` more (TransferStalled)."""
-    loop = asyncio.get_running_loop()
-    since = loop.time()
-    timer: asyncio.TimerHandle
-
-    def check() -> None:
-        nonlocal timer
-        until = max(since, pipe.busy) + timeout
-        if until > loop.time():
-            timer = loop.call_at(until, check)
-        elif not waiter.done():
-            waiter.set_exception(TransferStalled(f"nothing moved for {timeout:g} s"))
-
-    timer = loop.call_later(timeout, check)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
 
 
 class Exchange:
@@ -255,7 +151,8 @@ class Exchange:
     def _watch(self) -> None:
         """Fires when time is up, or would be without the progress made since."""
         if self._patient:
-            until = max(self._progress, self.out.busy, self.back.busy) + self._timeout
+            until = max(self._progress, self.out.working_until(), self.back.working_until())
+            until += self._timeout
             if until > self._loop.time():
                 self._timer = self._loop.call_at(until, self._watch)
                 return
@@ -287,9 +184,9 @@ class Exchange:
     # --- the callee's end -----------------------------------------------------------------------
 
     def break_callee(self) -> None:
-        """Tell the callee that the connection is gone: its handler is cancelled."""
-        self._broken = True
-        if self.handler is not None:
+        """Tell the callee that the connection is gone: its handler is cancelled, once."""
+        first, self._broken = not self._broken, True
+        if first and self.handler is not None:
             self.handler.cancel()
 
     async def answer(self, handler: Awaitable[bytes]) -> None:
@@ -370,7 +267,7 @@ class Exchange:
             nonlocal sent
             while self._unread >= window:
                 self._gate = self._loop.create_future()
-                await _patiently(self._gate, pipe, idle)
+                await patiently(self._gate, pipe, idle)
             size = len(piece)
             sent += size
             if self._break_at is not None and sent > self._break_at * outgoing.length:

@@ -314,7 +314,7 @@ class Pipe:
         self.network = network
         self.source = source
         self.target = target
-        self.busy = 0.0  # until when the network is known to be working on this stream
+        self.busy = 0.0  # when the last piece sent will arrive
         self._pieces: deque[tuple[int, Callable[[], None]]] = deque()
         self._ready = 0.0  # when the last piece that passed the link reaches the receiver
 
@@ -324,6 +324,10 @@ class Pipe:
         latency = self.network.link(self.source.peer, self.target.peer).latency
         flight = 0.0 if latency == 0 else rate * latency / CHUNK_BYTES
         return (BUFFERED_CHUNKS + math.ceil(min(flight, MAX_FLIGHT_CHUNKS))) * CHUNK_BYTES
+
+    def working_until(self) -> float:
+        """Until when something is on the way; the past if nothing is, or nothing passes."""
+        return 0.0 if self.network.blocked(self.source, self.target) else self.busy
 
     def send(self, size: int, deliver: Callable[[], None]) -> float:
         """Put ``size`` bytes on the way; return when they will have left the sender's uplink."""
