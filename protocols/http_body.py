@@ -21,11 +21,11 @@ from protocols.errors import LocalProtocolError, Malformed, TransferStalled, Unr
 from protocols.identity import PeerId
 from protocols.transport import CHUNK_BYTES, MAX_HEADER_BYTES, Buffer, Outgoing
 
-VERSION_HEADER = "Atoll"  # on every answer: who answers without it is not one of us
+VERSION_HEADER = "Server"  # on every answer: who answers without it is not one of us
 PEER_HEADER = "Atoll-Peer"  # the claimed identity; only read where there is no TLS
 ERROR_HEADER = "Atoll-Error"  # the code of a refusal
 TOOK_HEADER = "Atoll-Took"  # microseconds the handler took
-PROTOCOL = "1"
+PROTOCOL = "atoll/1"
 
 MAX_ERROR_BYTES = 512
 _LENGTH_BYTES = 4
@@ -91,6 +91,8 @@ class BodyReader:
 
     async def header(self) -> bytes:
         """Take the frame off a push's body; :attr:`length` becomes that of the rest."""
+        if self._left < _LENGTH_BYTES:
+            raise Malformed("no header")
         size = int.from_bytes(await self._exactly(_LENGTH_BYTES), "big")
         if size > min(MAX_HEADER_BYTES, self._left):
             raise Malformed(f"header of {size} bytes")

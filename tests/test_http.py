@@ -6,11 +6,11 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 from blake3 import blake3
+from http_kit import QUICK, A, B, C, address, answer, chunks_of, echo, fake, request, two, wait_for
 
 from protocols import tls
 from protocols.errors import (
@@ -24,79 +24,8 @@ from protocols.errors import (
 )
 from protocols.http import HttpTransport
 from protocols.http_body import Limits
-from protocols.identity import Identity, PeerId
+from protocols.identity import PeerId
 from protocols.transport import Buffer, Incoming, Outgoing
-
-A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
-QUICK = Limits(grace=0.1, connect=0.5, handshake=0.5)
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-def address(transport: HttpTransport) -> str:
-    assert transport.listening is not None
-    host, port = transport.listening
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@asynccontextmanager
-async def two(limits: Limits = QUICK) -> AsyncIterator[tuple[HttpTransport, HttpTransport]]:
-    """A listens, B dials only."""
-    async with (
-        HttpTransport(A, listen="127.0.0.1:0", limits=limits) as a,
-        HttpTransport(B, limits=limits) as b,
-    ):
-        b.book.add(a.peer_id, address(a))
-        a.on_call("echo", echo)
-        yield a, b
-
-
-async def echo(peer: PeerId, body: bytes) -> bytes:
-    return body
-
-
-@asynccontextmanager
-async def fake(serve: Serve, context: ssl.SSLContext | None) -> AsyncIterator[str]:
-    """A server of the test's own; yields its address."""
-
-    async def quiet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(quiet, "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-async def request(reader: asyncio.StreamReader) -> bytes:
-    """Read one request with its body; returns the request line."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = next(
-        int(line.split(b":")[1])
-        for line in head.lower().split(b"\r\n")
-        if b"content-length" in line
-    )
-    await reader.readexactly(length)
-    return head.split(b"\r\n")[0]
-
-
-def answer(body: bytes, *headers: str, status: str = "200 OK", length: int = -1) -> bytes:
-    size = len(body) if length < 0 else length
-    lines = [f"HTTP/1.1 {status}", "Atoll: 1", f"Content-Length: {size}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-async def wait_for(condition: Callable[[], bool]) -> None:
-    """For what has no event to wait on; bounded."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    pytest.fail("it never came true")
-
 
 # --- who answers there ------------------------------------------------------------------------
 
@@ -282,10 +211,10 @@ async def test_a_stale_connection_is_retried_once_for_calls_and_never_for_pushes
         assert await b.call(A.peer_id, "x", b"2", timeout=5) == b"ok"  # cut, then made again
         assert len(seen) == 3
         seen.clear()
-        body = Outgoing(0, _chunks(b""))
+        body = Outgoing(0, chunks_of(b""))
         assert await b.push(A.peer_id, "x", b"1", body, timeout=5) == b"ok"
         with pytest.raises(Unreachable) as error:
-            await b.push(A.peer_id, "x", b"2", Outgoing(0, _chunks(b"")), timeout=5)
+            await b.push(A.peer_id, "x", b"2", Outgoing(0, chunks_of(b"")), timeout=5)
         assert error.value.why is Why.RESET
         assert len(seen) == 2
 
@@ -353,7 +282,7 @@ async def test_calls_do_not_wait_behind_long_bodies() -> None:
         data = bytes(3_000_000)
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
-                body = Outgoing(len(data), _chunks(data))
+                body = Outgoing(len(data), chunks_of(data))
                 group.create_task(b.push(A.peer_id, "slow", b"", body, timeout=20))
             for _ in range(10):
                 assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
@@ -387,7 +316,7 @@ async def test_a_receiver_that_is_slow_but_alive_is_waited_for() -> None:
 
         a.on_push("slow", slow, max_length=40_000_000)
         data = bytes(16 << 20)
-        body = Outgoing(len(data), _chunks(data))
+        body = Outgoing(len(data), chunks_of(data))
         assert await b.push(A.peer_id, "slow", b"", body, timeout=1.0) == b"done"
         assert got == len(data)
 
@@ -411,7 +340,7 @@ async def test_a_receiver_that_stops_reading_stalls_the_push() -> None:
         a.on_push("stuck", stuck, max_length=100_000_000)
         data = bytes(32 << 20)
         with pytest.raises(TransferStalled):
-            await b.push(A.peer_id, "stuck", b"", Outgoing(len(data), _chunks(data)), timeout=0.5)
+            await b.push(A.peer_id, "stuck", b"", Outgoing(len(data), chunks_of(data)), timeout=0.5)
         gate.set()
         await asyncio.wait_for(ended.wait(), 5)
         assert not complete
@@ -430,7 +359,7 @@ async def test_bytes_and_speeds_are_counted() -> None:
             return b"ok"
 
         async def give(peer: PeerId, header: bytes) -> Outgoing:
-            return Outgoing(len(data), _chunks(data))
+            return Outgoing(len(data), chunks_of(data))
 
         async def nap(peer: PeerId, body: bytes) -> bytes:
             await asyncio.sleep(0.1)  # the handler's time, which is not the link's
@@ -441,7 +370,7 @@ async def test_bytes_and_speeds_are_counted() -> None:
         a.on_call("nap", nap)
         await b.call(A.peer_id, "echo", b"12345", timeout=5)
         await b.call(A.peer_id, "nap", b"", timeout=5)
-        await b.push(A.peer_id, "take", b"head", Outgoing(len(data), _chunks(data)), timeout=5)
+        await b.push(A.peer_id, "take", b"head", Outgoing(len(data), chunks_of(data)), timeout=5)
         async with b.pull(A.peer_id, "give", b"", max_length=len(data), timeout=5) as incoming:
             async for _ in incoming:
                 pass
@@ -480,7 +409,7 @@ async def test_64_mib_there_and_back_with_calls_between(secure: bool) -> None:
             return digest.digest()
 
         async def give(peer: PeerId, header: bytes) -> Outgoing:
-            return Outgoing(size, _chunks(data))
+            return Outgoing(size, chunks_of(data))
 
         async def pull() -> bytes:
             digest = blake3()
@@ -494,7 +423,7 @@ async def test_64_mib_there_and_back_with_calls_between(secure: bool) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    b.push(A.peer_id, "take", b"", Outgoing(size, _chunks(data)), timeout=10)
+                    b.push(A.peer_id, "take", b"", Outgoing(size, chunks_of(data)), timeout=10)
                 ),
                 group.create_task(pull()),
             ]
@@ -559,12 +488,6 @@ async def test_misuse_is_our_own_mistake() -> None:
                 transport.on_call(name, echo)
             with pytest.raises(LocalProtocolError):
                 await transport.call(B.peer_id, name, b"", timeout=1)
-
-
-async def _chunks(data: bytes | memoryview) -> AsyncIterator[Buffer]:
-    view = memoryview(data)
-    for start in range(0, len(view), 1 << 20):
-        yield view[start : start + (1 << 20)]
 
 
 def _forever() -> Outgoing:
