@@ -64,7 +64,8 @@ class TrainerDied:
     signal: str  # "SIGKILL", or empty
     code: str  # E401 for memory, E405 otherwise, or what the trainer said itself
     text: str  # one line
-    log_tail: str  # the end of that rank's output
+    log: Path  # that rank's output,
+    log_tail: str  # and its end
 
 
 Event = Report | TrainerDied
@@ -314,7 +315,6 @@ class Island:
 
     def _obituary(self, ended: list[tuple[int, int]], oom_kills: int) -> TrainerDied:
         rank, status = ended[0] if ended else (0, 0)
-        tail = self._ranks[rank].tail()
         name = signal.Signals(-status).name if status < 0 else ""
         out_of_memory = status == EXIT_OUT_OF_MEMORY or (
             name == "SIGKILL" and _oom_kills() > oom_kills
@@ -331,7 +331,8 @@ class Island:
             signal=name,
             code=code,
             text=text,
-            log_tail=tail,
+            log=self._ranks[rank].log,
+            log_tail=self._ranks[rank].tail(),
         )
 
     def _signal_all(self, number: signal.Signals) -> None:

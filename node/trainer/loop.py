@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from node.checkpoint import FULL_DISK
+from node.errors import operator_error
 from node.trainer.channel import (
     Applied,
     Apply,
@@ -349,11 +350,19 @@ class Trainer:
 
 
 def _read_data(settings: TrainerSettings, ranks: Ranks) -> tuple[TrainingData, Tensor | None]:
-    """Training data, and the validation windows int64 [n, T + 1] on the device; raises E204."""
+    """Training data, and the validation windows int64 [n, T + 1] on the device.
+
+    Raises E204 for more ranks than sequences, E601 for data that cannot be used.
+    """
     data, vocabulary = settings.manifest.data, settings.manifest.model.vocab_size
+    if data.batch_size < ranks.size:
+        raise operator_error(
+            "E204",
+            f"{ranks.size} ranks are too many",
+            why=f"an inner step of this run has {data.batch_size} sequences, a rank needs one",
+            fix=f"start with --nproc {data.batch_size} or less",
+        )
     try:
-        if data.batch_size < ranks.size:
-            raise ValueError(f"{ranks.size} ranks share a batch of {data.batch_size} sequences")
         tokens = open_tokens(settings.tokens, vocabulary)
         training = TrainingData.over(tokens, data.seq_len, data.batch_size, data.seed)
         if settings.evaluation is None:
@@ -361,12 +370,7 @@ def _read_data(settings: TrainerSettings, ranks: Ranks) -> tuple[TrainingData, T
         windows = shard_tokens(settings.evaluation.read_bytes(), data.seq_len)
         return training, windows.to(ranks.device)
     except (OSError, ValueError) as error:
-        raise OperatorError(
-            "E204",
-            "the trainer cannot work with its data",
-            str(error),
-            "give more text with --data, or fewer ranks with --nproc",
-        ) from error
+        raise operator_error("E601", why=str(error)) from error
 
 
 def share(batch: int, rank: int, ranks: int, micro_batch: int) -> list[range]:

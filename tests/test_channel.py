@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainer_kit import apply, begin
+
+from node.trainer.channel import (
+    COMMANDS,
+    MAX_FRAME,
+    Channel,
+    ChannelClosedError,
+    Ready,
+    Snapshot,
+    StepDone,
+    Stop,
+    Unframer,
+    frame,
+)
+from protocols.errors import LocalProtocolError, Malformed
+from protocols.wire import decode_any
+
+WAIT_S = 5.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, Channel]]:
+    daemon, trainer = socket.socketpair()
+    with daemon, trainer:
+        yield daemon, Channel(trainer)
+
+
+def test_commands_arrive_in_order_however_they_are_cut(
+    ends: tuple[socket.socket, Channel],
+) -> None:
+    daemon, channel = ends
+    commands = [begin(resume="/a/place"), apply(1), apply(2, reset=True), Stop()]
+    stream = b"".join(frame(command) for command in commands)
+    got = []
+    for byte in stream:
+        daemon.sendall(bytes([byte]))
+        if (command := channel.receive(0.0)) is not None:
+            got.append(command)
+    assert got == commands
+    daemon.sendall(stream)
+    assert [channel.receive(WAIT_S) for _ in commands] == commands
+    assert channel.receive(0.0) is None
+
+
+def test_reports_travel_to_the_daemon(ends: tuple[socket.socket, Channel]) -> None:
+    daemon, channel = ends
+    reports = [
+        Ready(10, b"d" * 32, "cpu", "float32", 1),
+        StepDone(0, 1, None, None, 1e-3, 64, 0.1),
+        Snapshot(0, 1, 64, None, 0.1, False),
+    ]
+    for report in reports:
+        channel.send(report)
+    frames = Unframer().feed(daemon.recv(65536))
+    assert [decode_any(f, *(type(r) for r in reports)) for f in frames] == reports
+
+
+def test_a_loss_that_is_not_finite_cannot_be_sent(ends: tuple[socket.socket, Channel]) -> None:
+    with pytest.raises(LocalProtocolError):
+        ends[1].send(StepDone(0, 1, float("nan"), None, 1e-3, 64, 0.1))
+
+
+def test_the_end_of_the_daemon_is_noticed(ends: tuple[socket.socket, Channel]) -> None:
+    daemon, channel = ends
+    daemon.sendall(frame(Stop()) + b"\0\0")  # half a frame at the end
+    daemon.close()
+    assert channel.receive(WAIT_S) == Stop()
+    with pytest.raises(ChannelClosedError):
+        channel.receive(WAIT_S)
+    with pytest.raises(ChannelClosedError):
+        channel.send(Snapshot(0, 1, 64, 1.0, 0.1, True))
+
+
+@pytest.mark.parametrize("length", [0, MAX_FRAME + 1, 2**32 - 1])
+def test_a_length_out_of_bounds_is_refused_before_the_body_comes(length: int) -> None:
+    with pytest.raises(Malformed):
+        Unframer().feed(length.to_bytes(4, "big"))
+
+
+@given(st.binary(max_size=300), st.integers(1, 50))
+def test_garbage_is_malformed_and_nothing_else(data: bytes, cut: int) -> None:
+    unframer = Unframer()
+    try:
+        for start in range(0, len(data), cut):
+            for raw in unframer.feed(data[start : start + cut]):
+                decode_any(raw, *COMMANDS)
+    except Malformed:
+        pass
+
+
+def test_garbage_on_the_socket(ends: tuple[socket.socket, Channel]) -> None:
+    daemon, channel = ends
+    daemon.sendall(b"\0\0\0\3abc")
+    with pytest.raises(Malformed):
+        channel.receive(WAIT_S)

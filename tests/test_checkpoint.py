@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from node.checkpoint import (
+    INDEX,
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    DiskFullError,
+    Facts,
+    read_tensors,
+    write_tensors,
+)
+
+VALUES = np.arange(5000, dtype=np.float32)
+
+
+def make(store: CheckpointStore, round: int) -> Checkpoint:
+    with store.draft() as draft:
+        write_tensors(draft / "outer.safetensors", {"base": VALUES + round})
+        (draft / "trainer.json").write_text("{}")
+        return store.commit(draft, Facts(run="r", round=round, step=10 * round, tokens=0))
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_the_newest_comes_back_and_two_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.latest().checkpoint is None
+    for round in range(4):
+        make(store, round)
+    assert names(store) == ["ckpt-00000002", "ckpt-00000003"]
+    found = CheckpointStore(store.directory).latest()
+    assert found.damaged == ()
+    assert found.checkpoint is not None
+    assert (found.checkpoint.facts.round, found.checkpoint.facts.step) == (3, 30)
+    read = read_tensors(found.checkpoint.path / "outer.safetensors")
+    assert np.array_equal(read["base"], VALUES + 3)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path / "outer.safetensors", 100)
+
+
+def flip(path: Path) -> None:
+    data = bytearray((path / "outer.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "outer.safetensors").write_bytes(data)
+
+
+def lose(path: Path) -> None:
+    (path / "trainer.json").unlink()
+
+
+def spoil(path: Path) -> None:
+    (path / INDEX).write_text("{not json")
+
+
+def unindex(path: Path) -> None:
+    (path / INDEX).unlink()
+
+
+def escape(path: Path) -> None:
+    text = (path / INDEX).read_text().replace('"trainer.json"', '"../trainer.json"')
+    (path / INDEX).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (truncate, "100 bytes"),
+        (flip, "another hash"),
+        (lose, "trainer.json is missing"),
+        (spoil, "does not parse"),
+        (unindex, "missing"),
+        (escape, "outside"),
+    ],
+)
+def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, says: str) -> None:
+    store = CheckpointStore(tmp_path)
+    make(store, 1)
+    damage(make(store, 2).path)  # type: ignore[operator]
+    found = store.latest()
+    assert found.checkpoint is not None
+    assert found.checkpoint.facts.round == 1
+    (error,) = found.damaged
+    assert error.code == "E404"
+    assert says in error.why
+    assert "ckpt-00000001 is tried" in error.fix
+    damage(found.checkpoint.path)  # type: ignore[operator]
+    none = store.latest()
+    assert none.checkpoint is None
+    assert "none is left" in none.damaged[1].fix
+
+
+def test_damaged_newer_ones_never_push_out_the_new_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for round in (8, 9):
+        truncate(make(store, round).path)
+    make(store, 5)
+    found = store.latest().checkpoint
+    assert found is not None
+    assert found.facts.round == 5
+
+
+def test_the_same_round_again_replaces(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    make(store, 1)
+    with store.draft() as draft:
+        store.commit(draft, Facts(run="r", round=1, step=77, tokens=0))
+    assert names(store) == ["ckpt-00000001"]
+    found = store.latest().checkpoint
+    assert found is not None
+    assert found.facts.step == 77
+
+
+def test_an_abandoned_draft_disappears(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+
+    def interrupted() -> None:
+        with store.draft() as draft:
+            (draft / "half").write_text("x")
+            raise RuntimeError("the trainer died")
+
+    with pytest.raises(RuntimeError):
+        interrupted()
+    assert names(store) == []
+    (tmp_path / ".draft-1-2").mkdir()  # of a daemon that was killed
+    assert names(CheckpointStore(tmp_path)) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, where this user may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting needs root; test_errors_of_the_disk_are_told_apart runs everywhere")
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_keeps_what_was_there(small_disk: Path) -> None:
+    store = CheckpointStore(small_disk)
+    make(store, 1)
+    make(store, 2)  # 20 KB each
+
+    def too_much() -> None:
+        with store.draft() as draft:
+            write_tensors(draft / "a", {"base": VALUES})
+            write_tensors(draft / "b", {"base": VALUES})
+
+    for _ in range(3):
+        with pytest.raises(DiskFullError, match="No space left") as caught:
+            too_much()
+        assert caught.value.code == "E402"
+        assert names(store) == ["ckpt-00000001", "ckpt-00000002"]
+    found = store.latest().checkpoint
+    assert found is not None
+    assert found.facts.round == 2
+    with pytest.raises(DiskFullError, match="need"):
+        store.preflight(60_000)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(errno.ENOSPC, DiskFullError), (errno.EDQUOT, DiskFullError), (errno.EIO, CheckpointError)],
+)
+def test_errors_of_the_disk_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[Exception]
+) -> None:
+    store = CheckpointStore(tmp_path)
+    make(store, 1)
+
+    def broken(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        with pytest.raises(expected):
+            make(store, 2)
+    assert names(store) == ["ckpt-00000001"]
+
+
+def test_a_timeout_in_a_draft_stays_a_timeout(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError), CheckpointStore(tmp_path).draft():
+        raise TimeoutError
+
+
+def test_preflight_counts_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2500))
+    with pytest.raises(DiskFullError):
+        store.preflight(1000)  # two kept and one in the making
+    store.preflight(800)
+    (tmp_path / "ckpt-00000001").mkdir()
+    (tmp_path / "ckpt-00000001" / "x").write_bytes(bytes(1000))
+    store.preflight(1000)
+
+
+def test_a_file_that_is_no_tensors(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\x80\x04pickle")
+    with pytest.raises(ValueError, match="x: "):
+        read_tensors(tmp_path / "x")

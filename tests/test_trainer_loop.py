@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_kit import TARGET, Bench, apply, begin, committing, merge, tiny_manifest
+
+from node.trainer.channel import (
+    Applied,
+    Checkpoint,
+    Command,
+    Evaluate,
+    Evaluated,
+    Report,
+    Saved,
+    Snapshot,
+    StepDone,
+    Stop,
+    Stopped,
+)
+from node.trainer.loop import share
+from protocols.errors import OperatorError
+
+
+def steps_before(script_reports: list[Report], kind: type) -> int:
+    """Inner steps before the first report of a kind."""
+    index = next(i for i, r in enumerate(script_reports) if isinstance(r, kind))
+    return sum(isinstance(r, StepDone) for r in script_reports[:index])
+
+
+def test_rounds_repeat_exactly_and_the_loss_falls(tmp_path: Path) -> None:
+    one = Bench(tmp_path, committing(10)).run(begin())
+    two = Bench(tmp_path, committing(10)).run(begin())
+    assert one.losses == two.losses
+    assert len(one.losses) == 10 * TARGET
+    assert one.losses[-1] < one.losses[0] - 0.5
+    assert [s.steps for s in one.of(Snapshot)] == [TARGET] * 10
+    assert one.of(Snapshot)[0].tokens == TARGET * 4 * 16
+    assert one.of(Snapshot)[0].loss == pytest.approx(sum(one.losses[:TARGET]) / TARGET)
+
+
+def test_theta_is_exactly_base_when_nothing_was_learnt_since(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(2))
+    bench.run(begin())
+    assert torch.equal(bench.theta, bench.vectors.tensors()[0])
+
+
+def test_work_since_the_snapshot_is_carried_onto_the_new_base(tmp_path: Path) -> None:
+    seen: dict[str, torch.Tensor] = {}
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == TARGET + 3:  # three steps overlapped
+            seen["theta"] = bench.theta
+            seen["sent"] = bench.vectors.tensors()[1].clone()
+            bench.vectors.try_claim()
+            merge(bench.vectors)
+            return [apply(1), Stop()]
+        return []
+
+    bench = Bench(tmp_path, answer, manifest=tiny_manifest(overlap_steps=8))
+    script = bench.run(begin())
+    base = bench.vectors.tensors()[0]
+    assert not torch.equal(seen["theta"], seen["sent"])
+    assert torch.equal(bench.theta, base + (seen["theta"] - seen["sent"]))
+    assert script.waited == 0
+    assert bench.trainer.unsent.steps == 3
+
+
+def test_a_round_without_this_island_keeps_all_its_work(tmp_path: Path) -> None:
+    seen: dict[str, torch.Tensor] = {}
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        base, sent = bench.vectors.tensors()
+        if isinstance(report, StepDone) and report.step == 2:
+            assert bench.vectors.try_claim()
+            assert bench.vectors.snapshot is None
+            sent.copy_(base)  # the old outer state
+            base += 0.01
+            seen["expected"] = base + (bench.theta - sent)
+            return [apply(1, contributed=False)]
+        if isinstance(report, Applied) and report.round == 1:
+            seen["theta"] = bench.theta
+        return [Stop()] if isinstance(report, Snapshot) else []
+
+    script = Bench(tmp_path, answer).run(begin())
+    assert torch.equal(seen["theta"], seen["expected"])
+    (snapshot,) = script.of(Snapshot)
+    assert (snapshot.round, snapshot.steps) == (1, TARGET)  # the two steps before count
+
+
+def test_a_snapshot_that_nobody_merged_counts_towards_the_next(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if not isinstance(report, Snapshot):
+            return []
+        if report.round == 1:
+            return [Stop()]
+        base, sent = bench.vectors.tensors()
+        assert bench.vectors.try_claim()
+        assert bench.vectors.snapshot == 0
+        sent.copy_(base)
+        return [apply(1, contributed=False)]
+
+    first, second = Bench(tmp_path, answer).run(begin()).of(Snapshot)
+    assert (first.steps, second.steps) == (TARGET, 2 * TARGET)
+    assert second.tokens == 2 * first.tokens
+
+
+def test_claimed_vectors_get_no_snapshot(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == 1:
+            assert bench.vectors.try_claim()
+            bench.vectors.tensors()[1].fill_(7.0)
+        if isinstance(report, StepDone) and report.step == TARGET + 2:
+            assert bool((bench.vectors.tensors()[1] == 7.0).all())
+            bench.vectors.unclaim()
+        return [Stop()] if isinstance(report, Snapshot) else []
+
+    script = Bench(tmp_path, answer).run(begin())
+    assert steps_before(script.reports, Snapshot) == TARGET + 2
+
+
+@pytest.mark.parametrize(("overlap", "wait"), [(0, 3.0), (5, 3.0), (0, 0.0)])
+def test_it_waits_once_and_trains_on(tmp_path: Path, overlap: int, wait: float) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        return [Stop()] if isinstance(report, StepDone) and report.step == TARGET + 9 else []
+
+    bench = Bench(tmp_path, answer, manifest=tiny_manifest(overlap_steps=overlap), wait_s=wait)
+    script = bench.run(begin())
+    assert script.waited == pytest.approx(wait)
+    assert len(script.of(Snapshot)) == 1  # the second waits for the answer to the first
+
+
+def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == 2:
+            state = next(iter(bench.trainer.optimizer.state.values()))
+            state["exp_avg"].view(-1)[0] = math.nan
+            return [apply(1, reset=True), Stop()]
+        return []
+
+    bench = Bench(tmp_path, answer)
+    bench.run(begin())
+    assert torch.equal(bench.theta, bench.vectors.tensors()[0])
+    assert bench.trainer.unsent.steps == 0
+    moments = [s["exp_avg"] for s in bench.trainer.optimizer.state.values()]
+    assert all(bool(m.isfinite().all()) for m in moments)
+    assert any(bool(m.any()) for m in moments)  # the good ones are kept
+
+
+def test_a_lost_island_says_so_and_is_found_again(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == 1:
+            with torch.no_grad():
+                bench.trainer.parameters["norm.weight"].fill_(math.nan)
+        if isinstance(report, Snapshot) and not report.finite:
+            return [apply(1, reset=True)]
+        return [Stop()] if isinstance(report, Snapshot) else []
+
+    script = Bench(tmp_path, answer).run(begin(target_steps=20))
+    bad, good = script.of(Snapshot)
+    assert (bad.finite, bad.steps) == (False, 4)  # long before its twenty steps
+    assert good.finite
+    assert good.round == 1
+    assert [r.loss for r in script.of(StepDone)[1:4]] == [None] * 3
+    assert script.losses[4] is not None
+
+
+@pytest.mark.parametrize("stop_at", [2 * TARGET, 2 * TARGET + 2])
+def test_a_restart_changes_nothing(tmp_path: Path, stop_at: int) -> None:
+    """Stopped at a round's boundary or within a round, resumed from the checkpoint."""
+    whole = Bench(tmp_path, committing(4)).run(begin())
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        at_boundary = isinstance(report, Applied) and report.step == stop_at
+        within = isinstance(report, StepDone) and report.step == stop_at and stop_at % TARGET
+        if at_boundary or within:
+            return [Checkpoint(str(tmp_path)), Stop()]
+        return committing(99)(bench, report)
+
+    before = Bench(tmp_path, answer)
+    first = before.run(begin())
+    assert first.of(Saved) == [Saved(str(tmp_path), "", False)]
+    after = Bench(tmp_path, committing(4))
+    after.vectors.base[:] = before.vectors.base
+    second = after.run(begin(round=2, resume=str(tmp_path)))
+    assert first.losses + second.losses == whole.losses
+    assert second.of(Stopped) == whole.of(Stopped)
+
+
+def test_a_checkpoint_of_another_round_or_model_is_refused(tmp_path: Path) -> None:
+    Bench(tmp_path, committing(1)).run(begin(), Checkpoint(str(tmp_path)))
+    with pytest.raises(OperatorError, match="made at round 0, not 3"):
+        Bench(tmp_path, committing(1)).run(begin(round=3, resume=str(tmp_path)))
+    (tmp_path / "trainer.safetensors").write_bytes(b"nothing")
+    with pytest.raises(OperatorError, match="cannot resume") as caught:
+        Bench(tmp_path, committing(1)).run(begin(resume=str(tmp_path)))
+    assert caught.value.code == "E404"
+
+
+def test_a_failing_disk_does_not_stop_training(tmp_path: Path) -> None:
+    script = Bench(tmp_path, committing(1)).run(begin(), Checkpoint(str(tmp_path / "missing")))
+    (saved,) = script.of(Saved)
+    assert "No such file" in saved.problem
+    assert not saved.full
+    assert len(script.losses) == TARGET
+
+
+def test_evaluation_is_of_base_alone(tmp_path: Path) -> None:
+    """With work in flight, Applied tells the loss of the outer state, Evaluate that of θ."""
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == TARGET + 2:
+            bench.vectors.try_claim()
+            merge(bench.vectors)
+            return [apply(1, evaluate=True), Evaluate(), Stop()]
+        return []
+
+    bench = Bench(tmp_path, answer, manifest=tiny_manifest(overlap_steps=8))
+    script = bench.run(begin())
+    of_base = script.of(Applied)[1].validation_loss
+    of_theta = script.of(Evaluated)[0].validation_loss
+    assert of_theta != of_base
+    assert of_theta == bench.trainer.evaluate()
+    bench.trainer.layout.load_from(bench.vectors.tensors()[0], bench.trainer.model)
+    assert bench.trainer.evaluate() == of_base
+
+
+def test_micro_batches_add_up(tmp_path: Path) -> None:
+    whole = Bench(tmp_path, committing(2)).run(begin()).losses
+    parts = Bench(tmp_path, committing(2), micro_batch=1).run(begin()).losses
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_out_of_memory_halves_the_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, committing(1))
+    whole = Bench(tmp_path, committing(1)).run(begin()).losses
+    forward = bench.trainer.model.forward
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1:
+            raise torch.OutOfMemoryError("too large")
+        return forward(x)
+
+    monkeypatch.setattr(bench.trainer.model, "forward", limited)
+    assert bench.run(begin()).losses == pytest.approx(whole, rel=1e-4)
+    assert bench.trainer.micro_batch == 1
+
+
+def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(1))
+    rates = [r.lr for r in bench.run(begin(step=50, rewarm=True)).of(StepDone)]
+    full = bench.settings.manifest.inner.lr
+    assert rates[0] < full / 15
+    assert all(a < b for a, b in pairwise(rates))
+
+
+@pytest.mark.parametrize("batch", [3, 4, 5, 16, 17])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("micro", [1, 3, 100])
+def test_shares_cover_the_batch_in_equally_many_parts(batch: int, ranks: int, micro: int) -> None:
+    shares = [share(batch, rank, ranks, micro) for rank in range(ranks)]
+    rows = sorted(row for parts in shares for part in parts for row in part)
+    assert rows == list(range(batch))
+    assert len({len(parts) for parts in shares}) == 1
+    assert all(len(part) for parts in shares for part in parts)
+    if micro == 1:
+        assert len(shares[0]) == batch // ranks
+
+
+def test_more_ranks_than_sequences(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(1))
+    many = dataclasses.replace(bench.trainer.ranks, size=5)
+    with pytest.raises(OperatorError, match="5 ranks are too many"):
+        type(bench.trainer)(bench.settings, many, None)
+
+
+def test_text_that_is_too_short(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(1))
+    (tmp_path / "tokens").write_bytes(b"short")
+    with pytest.raises(OperatorError, match="too few") as caught:
+        type(bench.trainer)(bench.settings, bench.trainer.ranks, None)
+    assert caught.value.code == "E601"
