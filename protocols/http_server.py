@@ -251,12 +251,14 @@ class HttpServer:
                 raise LocalProtocolError("a request came in without a proven identity")
             return proven
         claimed = PeerId(request.headers.get(PEER_HEADER, ""))
-        public_key(claimed)  # raises Malformed
         links = self._listener.links
-        if links.get(request.transport) not in (None, claimed):
+        known = links.get(request.transport)
+        if known is None:
+            public_key(claimed)  # raises Malformed
+            if request.transport in links:
+                links[request.transport] = claimed
+        elif known != claimed:
             raise Malformed("the identity changed within a connection")
-        if request.transport in links:
-            links[request.transport] = claimed
         return claimed
 
     def _headers(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import functools
 import hashlib
 import os
 import ssl
@@ -70,6 +71,7 @@ class PeerSSLObject(ssl.SSLObject):
             raise WrongPeer(expected, self.peer_id)
 
 
+@functools.lru_cache(maxsize=4096)
 def server_name(peer: PeerId) -> str:
     """The TLS server name of a peer; raises :class:`~protocols.errors.Malformed`."""
     raw = public_key(peer).public_bytes_raw()
