@@ -15,7 +15,7 @@ from protocols.identity import Identity, PeerId
 from protocols.transport import Buffer
 
 A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
-QUICK = Limits(grace=0.1, connect=0.5, handshake=0.5)
+QUICK = Limits(grace=0.1)
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

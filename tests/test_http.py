@@ -63,7 +63,7 @@ async def test_reasons_are_told_apart() -> None:
         unused.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{unused.getsockname()[1]}"
     async with (
-        HttpTransport(B, limits=QUICK) as b,
+        HttpTransport(B, limits=Limits(grace=0.1, connect=1.0)) as b,
         fake(silent, None) as mute,
         fake(ssh, None) as ssh_server,
         fake(web, None) as web_server,

@@ -424,12 +424,12 @@ async def test_a_slow_push_with_progress_does_not_stall(
     b.on_push("take", sink, max_length=1_000_000)
 
     async def chunks() -> AsyncIterator[Buffer]:
-        for _ in range(8):
+        for _ in range(12):
             await asyncio.sleep(0.1)  # a slow source, not a wait
             yield bytes(1000)
 
-    body = Outgoing(8000, chunks())
-    assert await a.push(b.peer_id, "take", b"", body, timeout=0.4) == b"taken"
+    body = Outgoing(12_000, chunks())
+    assert await a.push(b.peer_id, "take", b"", body, timeout=1.0) == b"taken"
 
 
 async def test_a_handler_may_answer_before_the_body_ends(
