@@ -38,12 +38,13 @@ def tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 32, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def test_logits_shape_and_initial_loss_is_that_of_a_uniform_guess():
-    model = build(Model(), seed=0)
+def test_logits_shape_and_initial_loss_is_little_above_a_uniform_guess():
+    model = build(Model(tied_embeddings=False), seed=0)
     x = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(0))
     logits = model(x[:, :-1])
     assert logits.shape == (4, 64, 256)
-    assert abs(next_token_loss(logits, x[:, 1:]).item() - math.log(256)) < 0.1
+    # unit-variance logits that know nothing cost half a nat
+    assert abs(next_token_loss(logits, x[:, 1:]).item() - math.log(256) - 0.5) < 0.15
 
 
 def test_a_later_token_changes_no_earlier_logits():
@@ -146,7 +147,7 @@ def test_initial_values_are_equal_in_another_process_with_other_threads():
 def test_initial_spread():
     config = Model(d_model=128, d_ff=512, n_layers=8)
     for name, shape, std in [
-        ("embed_tokens.weight", (256, 128), 0.02),
+        ("embed_tokens.weight", (256, 128), 128**-0.5),
         ("layers.0.self_attn.q_proj.weight", (128, 128), 128**-0.5),
         ("layers.0.mlp.down_proj.weight", (128, 512), 512**-0.5 / 4),
     ]:

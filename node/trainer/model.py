@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from bootstrap.manifest import Model
 
-EMBEDDING_STD = 0.02
-
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, with the mean square taken in fp32."""
@@ -147,8 +145,10 @@ def initial_value(config: Model, name: str, shape: torch.Size, seed: int) -> Ten
     """The seeded initial fp32 value of one parameter, the same bits on every machine.
 
     Each tensor has a generator of its own, keyed by seed and name, so that a rank can make just
-    its own. Matrices are uniform with standard deviation fan_in^-1/2 (0.02 for embeddings and
-    head); those that write to the residual stream are smaller by (2 n_layers)^-1/2, as in GPT-2.
+    its own. Matrices are uniform with standard deviation columns^-1/2, which is fan_in^-1/2
+    for projections, and for a tied embedding makes logits of unit variance (0.02, as is usual in
+    large models, needs twice the steps at d_model 64); those that write to the residual stream
+    are smaller by (2 n_layers)^-1/2, as in GPT-2.
     Uniform rather than normal: the generator's integers become floats exactly, while a normal's
     logarithm and cosine differ in the last bit from one instruction set to another.
     """
@@ -156,12 +156,9 @@ def initial_value(config: Model, name: str, shape: torch.Size, seed: int) -> Ten
         return torch.ones(shape, device="cpu")
     key = blake3(f"{seed}/{name}".encode()).digest(8)
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    if name.startswith(("embed_tokens", "lm_head")):
-        std = EMBEDDING_STD
-    else:
-        std = shape[1] ** -0.5
-        if "o_proj" in name or "down_proj" in name:
-            std /= math.sqrt(2 * config.n_layers)
+    std = shape[1] ** -0.5
+    if "o_proj" in name or "down_proj" in name:
+        std /= math.sqrt(2 * config.n_layers)
     uniform = torch.rand(shape, generator=generator, device="cpu")
     return uniform.mul_(2).sub_(1).mul_(std * math.sqrt(3))
 
