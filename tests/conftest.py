@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
 import pytest
 
 from protocols.identity import Identity
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,50 @@
+# Everything runs in .venv, which is made from pyproject.toml and constraints.txt when it is not
+# there or when they have changed. Only GNU make and Python 3.11 or newer with venv are needed.
+#
+#   make demo         three islands on this machine, with a page to watch them
+#   make test         the fast tests            make test ARGS="-k wire"
+#   make test-swarm   real processes that are killed, minutes each
+#   make lint         style, types, and which package may import which
+#   make clean        remove .venv and caches
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.complete
+
+.PHONY: demo test test-swarm lint format clean
+
+demo: $(STAMP)
+	$(BIN)/python -m node demo $(ARGS)
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-swarm: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m swarm $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv: $(STAMP)
+
+# torch first and pinned: nothing that comes after it can then bring a newer one
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; try: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer and %s is %s; try: make PYTHON=python3.12" % (sys.executable, sys.version.split()[0]))'
+	@echo "making .venv: torch and its friends take some minutes"
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint]"
+	@touch $(STAMP)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
