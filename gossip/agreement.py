@@ -317,7 +317,11 @@ class Agreement:
             return []
         self.voted = (self._ballot(), outcome)
         vote = cert.sign_vote(
-            self.identity, self.place.run, self.place.fragment, self.place.round, self._ballot(),
+            self.identity,
+            self.place.run,
+            self.place.fragment,
+            self.place.round,
+            self._ballot(),
             cert.outcome_hash(outcome),
         )
         slot = (self._ballot(), vote.outcome)
@@ -337,9 +341,7 @@ class Agreement:
         if len(valid) < cert.majority(roster):
             return []
         if self.voted is not None and cert.outcome_hash(self.voted[1]) == hash_:
-            self.certificate = cert.certify(
-                self.place.run, slot[0], roster, self.voted[1], valid
-            )
+            self.certificate = cert.certify(self.place.run, slot[0], roster, self.voted[1], valid)
             return [Decided(self.certificate)]
         if self._reported_elsewhere:
             return []

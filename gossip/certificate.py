@@ -59,7 +59,12 @@ def check_result(run: bytes, result: PartResult) -> None:
 
 
 def sign_vote(
-    identity: Identity, run: bytes, fragment: int, round_: int, ballot: tuple[int, int], hash_: bytes
+    identity: Identity,
+    run: bytes,
+    fragment: int,
+    round_: int,
+    ballot: tuple[int, int],
+    hash_: bytes,
 ) -> Vote:
     """``I hold every part of this outcome`` in ``ballot`` = (epoch, number)."""
     vote = Vote(run, fragment, round_, *ballot, hash_, identity.peer_id, b"")
@@ -76,7 +81,10 @@ def check_vote(vote: Vote) -> None:
 
 
 def certify(
-    run: bytes, ballot: tuple[int, int], roster: tuple[PeerId, ...], outcome: Outcome,
+    run: bytes,
+    ballot: tuple[int, int],
+    roster: tuple[PeerId, ...],
+    outcome: Outcome,
     votes: dict[PeerId, bytes],
 ) -> Certificate:
     """Outcome and votes, in the roster's order."""
@@ -110,8 +118,14 @@ def check_certificate(
             raise BadSignature("a vote is doubled or from outside the roster")
         check_vote(
             Vote(
-                run, outcome.fragment, outcome.round, certificate.epoch, certificate.ballot,
-                hash_, signed.voter, signed.signature,
+                run,
+                outcome.fragment,
+                outcome.round,
+                certificate.epoch,
+                certificate.ballot,
+                hash_,
+                signed.voter,
+                signed.signature,
             )
         )
         seen.add(signed.voter)
@@ -132,8 +146,15 @@ def outcome_of(plan: Plan, results: Sequence[PartResult], work_before: int) -> O
     counted = {included.contributor for result in results for included in result.included}
     tokens = sum(plan.contributors[index].tokens for index in counted)
     return Outcome(
-        plan.fragment, plan.round, plan.previous, plan.state, plan.codec, plan.contributors,
-        tuple(results), plan.next_roster, work_before + tokens,
+        plan.fragment,
+        plan.round,
+        plan.previous,
+        plan.state,
+        plan.codec,
+        plan.contributors,
+        tuple(results),
+        plan.next_roster,
+        work_before + tokens,
     )
 
 
@@ -143,6 +164,13 @@ def _result_bytes(run: bytes, result: PartResult) -> bytes:
 
 def _with_signature(result: PartResult, signature: bytes) -> PartResult:
     return PartResult(
-        result.fragment, result.round, result.start, result.stop, result.owner, result.codec,
-        result.digest, result.included, signature,
+        result.fragment,
+        result.round,
+        result.start,
+        result.stop,
+        result.owner,
+        result.codec,
+        result.digest,
+        result.included,
+        signature,
     )

@@ -22,7 +22,7 @@ from gossip.ledger import Ledger
 from gossip.membership import Liveness, Membership
 from gossip.planning import Rules
 from gossip.round import CatchUp, Commit, Instruction, Round, Send, Work
-from protocols.envelope import open_envelope, seal
+from protocols.envelope import Opened, open_envelope, seal
 from protocols.errors import (
     Malformed,
     RemoteProtocolError,
@@ -77,6 +77,14 @@ class Replica(Protocol):
         ...
 
 
+def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
+    """A peer's own announcement. Raises RemoteProtocolError for one that does not hold."""
+    opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=now)
+    if opened.message.peer != opened.signer:
+        raise Malformed("an announcement of somebody else")
+    return opened
+
+
 @dataclass
 class Hooks:
     """Whom the driver tells. All are called on the event loop and must not block."""
@@ -85,6 +93,7 @@ class Hooks:
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     behind: Callable[[Ending, tuple[PeerId, ...]], None] = lambda ending, peers: None
+    learned: Callable[[Announce], None] = lambda announce: None  # news of a peer
 
 
 @dataclass
@@ -176,18 +185,15 @@ class Swarm:
 
     def learn(self, envelope: bytes, sender: PeerId | None = None) -> Announce:
         """Take a signed announcement. Raises RemoteProtocolError for one that does not hold."""
-        opened = open_envelope(
-            envelope, Announce, purpose="announce", run=self.wiring.run, now=self.wall()
-        )
-        announce: Announce = opened.message
-        if announce.peer != opened.signer:
-            raise Malformed("an announcement of somebody else")
+        opened = open_announce(envelope, self.wiring.run, self.wall())
+        announce = opened.message
         if announce.peer == self.me:
             return announce
         news = self.membership.on_announce(announce, envelope, opened.sequence, self.now())
         if sender == announce.peer:
             self.membership.on_contact(sender, self.now())
         if news:
+            self.hooks.learned(announce)
             self._notice(announce.peer)
             self._compare(announce)
             self._kick.set()
@@ -235,7 +241,7 @@ class Swarm:
             if turn % 5 == 0:
                 alive = sorted(self.membership.alive(now))
                 if alive:
-                    self._spawn(self._ask_known(alive[turn // 5 % len(alive)]))
+                    self._spawn(self.ask_known(alive[turn // 5 % len(alive)]))
             turn += 1
             await asyncio.sleep(period)
 
@@ -455,7 +461,8 @@ class Swarm:
                 found.append(island.envelope)
         return Known(tuple(found))
 
-    async def _ask_known(self, peer: PeerId) -> None:
+    async def ask_known(self, peer: PeerId) -> None:
+        """Hear from a peer whom it knows, itself included."""
         try:
             reply = await self.wiring.transport.call(
                 peer, "known", b"", timeout=5.0, max_reply=Known.MAX_BYTES
@@ -530,7 +537,9 @@ class Swarm:
         if data is None and request.round == self.exchange.round:
             for result, held in self.exchange.parts.values():
                 if (result.start, result.stop, result.digest) == (
-                    request.start, request.stop, request.digest,
+                    request.start,
+                    request.stop,
+                    request.digest,
                 ):
                     data = held
         if data is None:
@@ -567,5 +576,3 @@ class Swarm:
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self.wiring.spawn(coroutine)
-
-

@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from gossip.agreement import PartKey, key_of
 from gossip.certificate import check_result, sign_result
-from gossip.merging import Collecting, merge
+from gossip.merging import Collecting, as_bytes, merge
 from protocols.codecs import RangeCodec
 from protocols.errors import Malformed, RemoteRefused, Stale, TransportError
 from protocols.identity import Identity, PeerId
@@ -264,7 +264,7 @@ class Exchange:
         if key_of(result) in self.parts:
             raise RemoteRefused("late", "held already")
         data = await self._read(sender, incoming, result.start, result.stop)
-        if await self.wiring.offload(lambda: blake3(data.numpy()).digest()) != result.digest:
+        if await self.wiring.offload(lambda: blake3(as_bytes(data)).digest()) != result.digest:
             raise Malformed("the part does not match its digest")
         self._hold(result, data)
         return b""
@@ -331,19 +331,17 @@ async def pull_part(
         peer, "part", header.encode(), max_length=size, timeout=timeout
     ) as incoming:
         data = await read_exactly(incoming, size, lambda: None)
-    if await wiring.offload(lambda: blake3(data.numpy()).digest()) != result.digest:
+    if await wiring.offload(lambda: blake3(as_bytes(data)).digest()) != result.digest:
         raise Malformed("the part does not match its digest")
     return data
 
 
-async def read_exactly(
-    incoming: Incoming, size: int, moved: Callable[[], None]
-) -> torch.Tensor:
+async def read_exactly(incoming: Incoming, size: int, moved: Callable[[], None]) -> torch.Tensor:
     """A body of exactly ``size`` bytes as a uint8 tensor; raises :class:`Malformed`."""
     if incoming.length != size:
         raise Malformed(f"{incoming.length} bytes where {size} belong")
     data = torch.empty(size, dtype=torch.uint8)
-    view, at = memoryview(data.numpy()), 0
+    view, at = as_bytes(data), 0
     async for chunk in incoming:
         view[at : at + len(chunk)] = chunk
         at += len(chunk)
@@ -353,7 +351,7 @@ async def read_exactly(
 
 def outgoing(data: torch.Tensor) -> Outgoing:
     """A uint8 tensor as a body, in chunks that share its memory."""
-    view = memoryview(data.numpy())
+    view = as_bytes(data)
 
     async def chunks() -> AsyncIterator[Buffer]:
         for at in range(0, len(view), CHUNK_BYTES):

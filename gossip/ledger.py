@@ -45,7 +45,7 @@ class Ledger:
 
     def since(self, round_: int, count: int) -> tuple[Certificate, ...]:
         """Up to ``count`` certificates in order from ``round_`` on; empty if that one is gone."""
-        found = []
+        found: list[Certificate] = []
         while len(found) < count and (kept := self._rounds.get(round_ + len(found))):
             found.append(kept[0])
         return tuple(found)

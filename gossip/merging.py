@@ -76,7 +76,7 @@ def merge(
     encoded = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
     codec.encode(start, mean, encoded)
     included = tuple(Included(index, stop - start) for index, _ in counted)
-    return encoded, blake3(encoded.numpy()).digest(), included
+    return encoded, blake3(as_bytes(encoded)).digest(), included
 
 
 def _add(
@@ -89,3 +89,8 @@ def _add(
             share,
             into[chunk.start - start : chunk.stop - start],
         )
+
+
+def as_bytes(data: torch.Tensor) -> memoryview:
+    """A uint8 tensor's memory."""
+    return memoryview(data.numpy())  # type: ignore[arg-type]  # numpy's stubs lack Buffer on 3.11

@@ -43,9 +43,15 @@ class Rules:
 
 
 def fresh_plan(
-    identity: Identity, place: Place, rules: Rules, *,
-    ballot: tuple[int, int], roster: tuple[PeerId, ...], ready: Sequence[Announce],
-    members: Sequence[Announce], next_roster: Iterable[PeerId],
+    identity: Identity,
+    place: Place,
+    rules: Rules,
+    *,
+    ballot: tuple[int, int],
+    roster: tuple[PeerId, ...],
+    ready: Sequence[Announce],
+    members: Sequence[Announce],
+    next_roster: Iterable[PeerId],
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge."""
     if not ready:
@@ -56,17 +62,30 @@ def fresh_plan(
     ordered = sorted(ready, key=lambda announce: announce.peer)
     expected = _expected_seconds(parts, links, rules)
     return Plan(
-        place.fragment, place.round, *ballot, identity.peer_id, place.previous, place.state,
-        rules.codec, roster,
+        place.fragment,
+        place.round,
+        *ballot,
+        identity.peer_id,
+        place.previous,
+        place.state,
+        rules.codec,
+        roster,
         tuple(Contributor(a.peer, min(a.weight, float(a.tokens)), a.tokens, True) for a in ordered),
-        parts, tuple(sorted(set(next_roster))[:MAX_PEERS]), expected,
+        parts,
+        tuple(sorted(set(next_roster))[:MAX_PEERS]),
+        expected,
         max(rules.patience_s, expected / 2),
     )
 
 
 def renewed_plan(
-    identity: Identity, place: Place, plan: Plan, remains: Remains, gone: set[PeerId],
-    live: Sequence[PeerId], next_roster: Iterable[PeerId],
+    identity: Identity,
+    place: Place,
+    plan: Plan,
+    remains: Remains,
+    gone: set[PeerId],
+    live: Sequence[PeerId],
+    next_roster: Iterable[PeerId],
 ) -> Plan:
     """What to do with the remains of a round whose plan cannot be completed as it stands.
 
@@ -98,9 +117,19 @@ def renewed_plan(
             load[owner] += part.stop - part.start
         parts.append(Part(part.start, part.stop, owner, result))
     return Plan(
-        place.fragment, place.round, *remains.ballot, identity.peer_id, place.previous,
-        place.state, plan.codec, remains.roster, contributors, tuple(parts),
-        tuple(sorted(set(next_roster))[:MAX_PEERS]), plan.expected_s, plan.patience_s,
+        place.fragment,
+        place.round,
+        *remains.ballot,
+        identity.peer_id,
+        place.previous,
+        place.state,
+        plan.codec,
+        remains.roster,
+        contributors,
+        tuple(parts),
+        tuple(sorted(set(next_roster))[:MAX_PEERS]),
+        plan.expected_s,
+        plan.patience_s,
     )
 
 
@@ -111,9 +140,19 @@ def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s
         raise LocalProtocolError("nothing was voted for")
     parts = tuple(Part(r.start, r.stop, r.owner, r) for r in outcome.parts)
     return Plan(
-        place.fragment, place.round, *remains.ballot, identity.peer_id, place.previous,
-        place.state, outcome.codec, remains.roster, outcome.contributors, parts,
-        outcome.next_roster, 0.0, patience_s,
+        place.fragment,
+        place.round,
+        *remains.ballot,
+        identity.peer_id,
+        place.previous,
+        place.state,
+        outcome.codec,
+        remains.roster,
+        outcome.contributors,
+        parts,
+        outcome.next_roster,
+        0.0,
+        patience_s,
     )
 
 
@@ -149,9 +188,17 @@ def _expected_seconds(parts: Sequence[Part], links: Sequence[Link], rules: Rules
 
 def _empty(identity: Identity, place: Place, codec: str, part: Part) -> PartResult:
     return sign_result(
-        identity, place.run,
+        identity,
+        place.run,
         PartResult(
-            place.fragment, place.round, part.start, part.stop, identity.peer_id, codec,
-            EMPTY_DIGEST, (), b"",
+            place.fragment,
+            place.round,
+            part.start,
+            part.stop,
+            identity.peer_id,
+            codec,
+            EMPTY_DIGEST,
+            (),
+            b"",
         ),
     )

@@ -334,8 +334,14 @@ class Round:
             return None
         members = [a for a in self._members(now) if a.peer in remains.roster]
         return fresh_plan(
-            self.identity, self.place, self.rules, ballot=remains.ballot, roster=remains.roster,
-            ready=ready, members=members, next_roster=next_roster,
+            self.identity,
+            self.place,
+            self.rules,
+            ballot=remains.ballot,
+            roster=remains.roster,
+            ready=ready,
+            members=members,
+            next_roster=next_roster,
         )
 
     def _next_roster(self, remains: Remains, now: float) -> set[PeerId]:

@@ -121,9 +121,9 @@ class OuterReplica:
                     self._step_part(
                         result.start, result.stop, parts[result.start, result.stop], lr, momentum
                     )
-            return state_digest(self.base, self.momentum)[0]
+            return bytes(state_digest(self.base, self.momentum)[0])
 
-        digest = await self.offload(step)
+        digest: bytes = await self.offload(step)
         self.merged_mine = bool(mine)
         self.certificate = certificate
         self._place = Place(
@@ -178,8 +178,11 @@ class OuterReplica:
             self.codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
             here = slice(chunk.start, chunk.stop)
             outer.update(
-                outer.OuterState(self.momentum[here]), mean, self.base[here],
-                lr=lr, momentum=momentum,
+                outer.OuterState(self.momentum[here]),
+                mean,
+                self.base[here],
+                lr=lr,
+                momentum=momentum,
             )
 
 

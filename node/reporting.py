@@ -119,7 +119,7 @@ class Reporter:
         counted = {i.contributor for result in outcome.parts for i in result.included}
         live = 1 + len(self.swarm.membership.islands_alive(self.swarm.now()))
         dropped = {
-            c.peer: "its work did not arrive"
+            str(c.peer): "its work did not arrive"
             for index, c in enumerate(outcome.contributors)
             if index not in counted
         }

@@ -29,7 +29,9 @@ RUN = b"r" * 32
 class ToyReplica:
     """Parameters that take the merged mean as it is: θ ← θ − D."""
 
-    def __init__(self, me: PeerId, roster: tuple[PeerId, ...], size: int, codec: RangeCodec) -> None:
+    def __init__(
+        self, me: PeerId, roster: tuple[PeerId, ...], size: int, codec: RangeCodec
+    ) -> None:
         self.me, self.codec = me, codec
         self.theta = torch.zeros(size)
         self.sent = torch.zeros(size)
@@ -115,8 +117,12 @@ class SimulatedSwarm:
     stopped: set[PeerId] = field(default_factory=set)
 
     def start(
-        self, identity: Identity, *, upload: float | None = None,
-        replica: ToyReplica | None = None, status: str = "active",
+        self,
+        identity: Identity,
+        *,
+        upload: float | None = None,
+        replica: ToyReplica | None = None,
+        status: str = "active",
     ) -> Member:
         peer = identity.peer_id
         transport = self.network.join(peer, upload=upload, download=upload)
@@ -136,9 +142,31 @@ class SimulatedSwarm:
         membership = Membership(peer, self.patience)
         place = replica.place
         announce = Announce(
-            peer, "island", status, self.incarnations[peer], (), "0", "", place.round,
-            place.previous, place.state, place.work, False, 0, 0, 0.0, 0.5, 100.0, 10.0,
-            upload or 0.0, upload or 0.0, 0.0, 0.0, 0, 0, b"",
+            peer,
+            "island",
+            status,
+            self.incarnations[peer],
+            (),
+            "0",
+            "",
+            place.round,
+            place.previous,
+            place.state,
+            place.work,
+            False,
+            0,
+            0,
+            0.0,
+            0.5,
+            100.0,
+            10.0,
+            upload or 0.0,
+            upload or 0.0,
+            0.0,
+            0.0,
+            0,
+            0,
+            b"",
         )
         rejected: list[tuple[PeerId, str]] = []
         behind: list[str] = []
@@ -147,8 +175,14 @@ class SimulatedSwarm:
             behind=lambda ending, peers: behind.append(ending.name),
         )
         swarm = Swarm(
-            wiring, replica, self.rules, membership, announce, hooks,
-            wall=lambda: 1_000_000.0 + loop.time(), keep_rounds=50,
+            wiring,
+            replica,
+            self.rules,
+            membership,
+            announce,
+            hooks,
+            wall=lambda: 1_000_000.0 + loop.time(),
+            keep_rounds=50,
         )
 
         async def live() -> None:
@@ -160,9 +194,7 @@ class SimulatedSwarm:
                 group.create_task(swarm.run())
                 group.create_task(self._train(swarm, replica, loop))
 
-        member = Member(
-            identity, replica, swarm, self.group.create_task(live()), rejected, behind
-        )
+        member = Member(identity, replica, swarm, self.group.create_task(live()), rejected, behind)
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
@@ -206,8 +238,13 @@ class SimulatedSwarm:
 
 @asynccontextmanager
 async def simulated_swarm(
-    count: int, *, seed: int = 0, size: int = 70_000, codec: str = "int4",
-    think: tuple[float, float] = (0.3, 0.6), latency: float = 0.02,
+    count: int,
+    *,
+    seed: int = 0,
+    size: int = 70_000,
+    codec: str = "int4",
+    think: tuple[float, float] = (0.3, 0.6),
+    latency: float = 0.02,
     uploads: list[float] | None = None,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
@@ -217,8 +254,15 @@ async def simulated_swarm(
     network = MemoryNetwork(seed, link=Link(latency=latency), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
         swarm = SimulatedSwarm(
-            network, size, range_codec, think, tuple(sorted(i.peer_id for i in identities)), group,
-            random.Random(seed), Patience(), rules,
+            network,
+            size,
+            range_codec,
+            think,
+            tuple(sorted(i.peer_id for i in identities)),
+            group,
+            random.Random(seed),
+            Patience(),
+            rules,
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)

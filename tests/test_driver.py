@@ -160,5 +160,3 @@ def test_same_seed_same_history() -> None:
         return virtual_time.run(main)
 
     assert once(history()) == once(history())
-
-

@@ -68,9 +68,7 @@ class World:
         self.commit_times: list[float] = []
         identities = [Identity.from_seed(bytes([i + 1]) * 32) for i in range(count)]
         self.first_roster = tuple(sorted(i.peer_id for i in identities))
-        self.peers = {
-            i.peer_id: Peer(i, Membership(i.peer_id, Patience())) for i in identities
-        }
+        self.peers = {i.peer_id: Peer(i, Membership(i.peer_id, Patience())) for i in identities}
         for peer in self.peers.values():
             self.open(peer)
             self.heartbeat(peer, peer.incarnation)
@@ -149,9 +147,31 @@ class World:
     def announce(self, peer: Peer) -> Announce:
         place = self.place(peer)
         return Announce(
-            peer.identity.peer_id, "island", peer.status, peer.incarnation, (), "0", "",
-            place.round, place.previous, place.state, place.work,
-            peer.ready, 100, 10, 100.0, 0.2, 100.0, 10.0, 1e7, 1e7, 2.0, 0.0, 0, 0, b"",
+            peer.identity.peer_id,
+            "island",
+            peer.status,
+            peer.incarnation,
+            (),
+            "0",
+            "",
+            place.round,
+            place.previous,
+            place.state,
+            place.work,
+            peer.ready,
+            100,
+            10,
+            100.0,
+            0.2,
+            100.0,
+            10.0,
+            1e7,
+            1e7,
+            2.0,
+            0.0,
+            0,
+            0,
+            b"",
         )
 
     def open(self, peer: Peer) -> None:
@@ -160,8 +180,15 @@ class World:
         peer.ready = False
         peer.slices, peer.merged = {}, set()
         peer.round = Round(
-            peer.identity, place, roster, peer.membership, RULES, self.now, 1.0,
-            lambda: self.announce(peer), peer.abstain_until if peer.status == "joining" else 0.0,
+            peer.identity,
+            place,
+            roster,
+            peer.membership,
+            RULES,
+            self.now,
+            1.0,
+            lambda: self.announce(peer),
+            peer.abstain_until if peer.status == "joining" else 0.0,
         )
         if peer.status == "joining" and peer.identity.peer_id not in roster:
             peer.abstain_until = 0.0
@@ -181,7 +208,9 @@ class World:
             return
         if not peer.frozen:
             self.do(peer, current.tick(self.now))
-        self.after(max(0.01, current.wake_at(self.now) - self.now), lambda: self.tick(peer, current))
+        self.after(
+            max(0.01, current.wake_at(self.now) - self.now), lambda: self.tick(peer, current)
+        )
 
     def heartbeat(self, peer: Peer, incarnation: int) -> None:
         if not peer.alive or peer.incarnation != incarnation:
@@ -208,7 +237,11 @@ class World:
     def catch_up(self, peer: Peer, sources: tuple[PeerId, ...]) -> None:
         for source in sources:
             other = self.peers[source]
-            if not other.alive or other.frozen or frozenset((source, peer.identity.peer_id)) in self.cut:
+            if (
+                not other.alive
+                or other.frozen
+                or frozenset((source, peer.identity.peer_id)) in self.cut
+            ):
                 continue
             if len(other.chain) > len(peer.chain):
                 certificate = other.chain[len(peer.chain)]
@@ -238,9 +271,7 @@ class World:
         for instruction in instructions:
             match instruction:
                 case Send(to, message):
-                    self.deliver(
-                        peer, to, lambda t, m=message: self.control(peer, t, current, m)
-                    )
+                    self.deliver(peer, to, lambda t, m=message: self.control(peer, t, current, m))
                 case Work(plan):
                     self.work(peer, current, plan)
                 case Commit(certificate):
@@ -287,18 +318,20 @@ class World:
                     plan.patience_s,
                     lambda k=key: self.merge(peer, current, plan, k, late=True),
                 )
-            self.after(
-                2.5 * plan.patience_s, lambda k=key: self.miss(peer, current, plan, k)
-            )
+            self.after(2.5 * plan.patience_s, lambda k=key: self.miss(peer, current, plan, k))
 
-    def take(self, owner: Peer, current: Round, key: tuple[int, int, PeerId], who: PeerId | None) -> None:
+    def take(
+        self, owner: Peer, current: Round, key: tuple[int, int, PeerId], who: PeerId | None
+    ) -> None:
         if who is not None:
             owner.slices.setdefault(key, set()).add(who)
         mine = owner.round
         if mine is not None and mine.agreement.plan is not None:
             self.merge(owner, mine, mine.agreement.plan, key, late=False)
 
-    def merge(self, owner: Peer, current: Round, plan: Plan, key: tuple[int, int, PeerId], *, late: bool) -> None:
+    def merge(
+        self, owner: Peer, current: Round, plan: Plan, key: tuple[int, int, PeerId], *, late: bool
+    ) -> None:
         if owner.round is not current or key in owner.merged or not owner.alive or owner.frozen:
             return
         if key not in {(p.start, p.stop, p.owner) for p in plan.parts if p.result is None}:
@@ -309,11 +342,14 @@ class World:
             return
         owner.merged.add(key)
         included = tuple(
-            Included(i, key[1] - key[0]) for i, c in enumerate(plan.contributors) if c.peer in arrived
+            Included(i, key[1] - key[0])
+            for i, c in enumerate(plan.contributors)
+            if c.peer in arrived
         )
         content = repr((key, included)).encode()
         result = sign_result(
-            owner.identity, RUN,
+            owner.identity,
+            RUN,
             PartResult(0, plan.round, *key, plan.codec, blake3(content).digest(), included, b""),
         )
         for other in plan.roster:
@@ -337,7 +373,8 @@ class World:
             return
         for other in self.peers.values():
             if (
-                other.alive and not other.frozen
+                other.alive
+                and not other.frozen
                 and (result.round, key_of(result)) in other.held
                 and frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut
             ):
@@ -356,8 +393,11 @@ class World:
             return
         for other in self.peers.values():
             known = other.held.get((plan.round, key))
-            if known is not None and other.alive and not other.frozen and (
-                frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut
+            if (
+                known is not None
+                and other.alive
+                and not other.frozen
+                and (frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut)
             ):
                 self.hold(peer, known)
                 return

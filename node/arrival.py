@@ -1,0 +1,116 @@
+"""Getting to where the swarm is: which state to take, from whom, and the download itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from bootstrap.seeds import backoff
+from bootstrap.state import Progress, download_state
+from gossip.certificate import genesis
+from gossip.agreement import Place
+from node.errors import operator_error
+from node.replica import OuterState
+from node.saving import standing_after
+from protocols.errors import ProtocolError, TransportError
+from protocols.identity import PeerId
+from protocols.messages import Announce, CertificateRequest, Certificates
+from protocols.transport import Transport
+
+CALL_TIMEOUT_S = 5.0
+PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
+
+
+@dataclass(frozen=True)
+class Target:
+    """A state that several peers stand at."""
+
+    round: int
+    head: bytes
+    state: bytes
+    work: int
+    sources: tuple[PeerId, ...]
+
+
+def choose(announces: Iterable[Announce]) -> Target | None:
+    """The heaviest state announced; among equals the one most peers hold."""
+    holders: dict[tuple[int, int, bytes, bytes], list[PeerId]] = defaultdict(list)
+    for a in announces:
+        if a.status == "active" and a.state:
+            holders[a.work, a.round, a.head, a.state].append(a.peer)
+    if not holders:
+        return None
+    best = max(holders, key=lambda key: (key[0], key[1], len(holders[key]), key[2]))
+    work, round_, head, state = best
+    return Target(round_, head, state, work, tuple(sorted(holders[best])))
+
+
+@dataclass
+class Arrival:
+    """Downloads the swarm's state into given vectors."""
+
+    transport: Transport
+    run: bytes
+    creator: PeerId
+    announces: Callable[[], Iterable[Announce]]  # those known now, refreshed between tries
+
+    async def fetch(
+        self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress
+    ) -> tuple[OuterState, Target]:
+        """Fill ``base`` and ``momentum`` (fp32 [N] each); the place in the chain they belong to.
+
+        Raises OperatorError E502 when no state could be had in time.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PATIENCE_S
+        reason = "no island has announced a state"
+        for pause in backoff(random.Random(), first=0.2, last=5.0):
+            target = choose(self.announces())
+            if target is not None:
+                try:
+                    await download_state(
+                        self.transport,
+                        target.sources,
+                        self.run,
+                        target.round,
+                        target.state,
+                        base,
+                        momentum,
+                        progress=progress,
+                    )
+                    return await self._standing(target), target
+                except (TransportError, ProtocolError) as error:
+                    reason = str(error)
+            if loop.time() + pause > end:
+                break
+            await asyncio.sleep(pause)
+        raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
+
+    async def _standing(self, target: Target) -> OuterState:
+        if target.round == 0:
+            place = Place(self.run, 0, 0, genesis(self.run), target.state, 0)
+            return OuterState(place, (self.creator,), None)
+        failure: Exception | None = None
+        for peer in target.sources:
+            try:
+                request = CertificateRequest(self.run, 0, target.round - 1, 1)
+                reply = await self.transport.call(
+                    peer,
+                    "certificates",
+                    request.encode(),
+                    timeout=CALL_TIMEOUT_S,
+                    max_reply=Certificates.MAX_BYTES,
+                )
+                found: Certificates = Certificates.decode(reply)
+                if found.certificates:
+                    state = standing_after(found.certificates[0])
+                    if state.place.previous == target.head and state.place.run == self.run:
+                        return state
+            except (TransportError, ProtocolError) as error:
+                failure = error
+        raise TransportError(f"nobody showed the certificate of round {target.round}: {failure}")

@@ -1,0 +1,261 @@
+"""How a node comes by its run: it makes one, takes one from peers, or goes on with its own.
+
+The answer is a :class:`Run`: manifest, evaluation shard, training tokens, and the peers met on
+the way. The state itself is fetched later (:mod:`node.arrival`), when there is memory for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from bootstrap.handshake import Clocks, Greeting, greet
+from bootstrap.manifest import Data, Manifest, SignedManifest, difference
+from bootstrap.seeds import PeerCache, Reached, backoff, find_peers
+from bootstrap.state import fetch_blob, fetch_manifest
+from node import __version__
+from node.config import NodeConfig
+from node.errors import operator_error
+from node.monitor.events import EventLog, JoinProgress, Problem
+from protocols.addresses import PeerAddress, parse_peers
+from protocols.errors import OperatorError, RemoteProtocolError, TransportError
+from protocols.identity import Identity, PeerId
+from protocols.transport import Transport
+from protocols.whereabouts import Whereabouts
+
+MAX_SHARD_BYTES = 256 * 1024 * 1024
+RETRY_CODES = ("E101", "E501")  # the seeds may come up in a moment
+
+
+@dataclass
+class Run:
+    """A run this node takes part in."""
+
+    signed: SignedManifest
+    shard: bytes  # evaluation shard
+    created: bool  # by this node, just now
+    greetings: list[Greeting] = field(default_factory=list)
+    tokens: Path | None = None  # of training, where they were prepared together with the shard
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def peers(self) -> list[PeerId]:
+        """Peers that were greeted and take part in the run."""
+        run = self.signed.run_id
+        return [g.peer for g in self.greetings if g.welcome.run == run]
+
+
+@dataclass
+class Entrance:
+    """What is needed on the way in."""
+
+    config: NodeConfig
+    identity: Identity
+    transport: Transport
+    whereabouts: Whereabouts
+    cache: PeerCache
+    clocks: Clocks
+    events: EventLog
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+
+    async def greet_seeds(self, run: bytes, *, patient: bool) -> list[Greeting]:
+        """Dial the seeds (or the cached peers) and greet those who answer.
+
+        ``run`` empty: whichever they have. ``patient``: try again for ``config.wait_s`` seconds
+        before giving up. Raises OperatorError (E101, E103, E2xx, E301, E501).
+        """
+        seeds = parse_peers(self.config.peers)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.config.wait_s if self.config.wait_s else float("inf")
+        for pause in backoff(random.Random()):
+            try:
+                return await self._greet_once(seeds, run)
+            except OperatorError as error:
+                if error.code not in RETRY_CODES or not patient or loop.time() + pause > end:
+                    raise
+                self.events.emit(
+                    Problem(
+                        code=error.code,
+                        what=error.what,
+                        why=error.why,
+                        fix=f"trying again in {pause:.0f} s; {error.fix}",
+                    )
+                )
+            await asyncio.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+    async def _greet_once(self, seeds: list[PeerAddress], run: bytes) -> list[Greeting]:
+        dialled = await find_peers(self.transport, seeds, self.cache)
+        self._progress(1, "dial", _dial_text(dialled.reached))
+        greetings = []
+        failure: OperatorError | None = None
+        for reached in dialled.reached:
+            try:
+                greeting = await greet(
+                    self.transport,
+                    self.whereabouts,
+                    reached.peer,
+                    software=__version__,
+                    run=run,
+                    invitation=self.config.invitation,
+                )
+            except TransportError as error:
+                failure = operator_error("E101", f"{reached.address.hostport}", why=str(error))
+                continue
+            except OperatorError as error:
+                failure = error
+                continue
+            self.clocks.add(reached.peer, greeting.offset, greeting.round_trip)
+            greetings.append(greeting)
+        if not greetings:
+            assert failure is not None
+            raise failure
+        self.clocks.check()
+        self.cache.remember(
+            PeerAddress(reached.address.host, reached.address.port, reached.peer)
+            for reached in dialled.reached
+        )
+        self._progress(2, "checks", f"protocol, clock {self.clocks.offset:+.2f} s, invitation ok")
+        return greetings
+
+    async def take(self, greetings: list[Greeting], own: Manifest | None) -> Run:
+        """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""
+        runs = [g.welcome.run for g in greetings if g.welcome.run]
+        if not runs:
+            raise operator_error(
+                "E501",
+                "the peers take part in no run",
+                why=f"{len(greetings)} answered, all of them seeds without a run",
+                fix="create the run there with `node start --run FILE.toml --peers ...`",
+            )
+        run = runs[0]
+        if any(other != run for other in runs):
+            raise operator_error(
+                "E201",
+                "the peers train different runs",
+                why=", ".join(sorted({r.hex()[:8] for r in runs})),
+                fix="give only peers of the run you want with --peers",
+            )
+        peers = [g.peer for g in greetings if g.welcome.run == run]
+        signed = await self._first_of(
+            peers, lambda peer: fetch_manifest(self.transport, [peer], run)
+        )
+        differences = [] if own is None else _differences(own, signed.manifest)
+        if differences:
+            raise operator_error(
+                "E201",
+                f"the swarm trains another run ({signed.manifest.label})",
+                why="; ".join(differences[:8]),
+                fix="leave out --run to take the swarm's, or give peers of your run",
+            )
+        digest = bytes.fromhex(signed.manifest.evaluation.digest)
+        shard = b""
+        if digest:
+            shard = await self._first_of(
+                peers,
+                lambda peer: fetch_blob(
+                    self.transport, [peer], run, digest, max_bytes=MAX_SHARD_BYTES
+                ),
+            )
+        return Run(signed, shard, created=False, greetings=greetings)
+
+    async def create(self, manifest: Manifest) -> Run:
+        """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
+
+        The path of this island's own text stays here: it means nothing to others.
+        """
+        from node.trainer.corpus import collect
+
+        data = self._own_data(manifest, manifest.data.path)
+
+        def cut() -> tuple[bytes, Path]:
+            corpus = collect(data)
+            shard = corpus.make_shard(manifest.evaluation.sequences, manifest.data.seq_len)
+            return shard, corpus.training_file(shard, manifest.data.seq_len)
+
+        shard, tokens = await self.offload(cut)
+        published = manifest.model_copy(
+            update={
+                "data": manifest.data.model_copy(update={"path": ""}),
+                "evaluation": manifest.evaluation.model_copy(
+                    update={"digest": blake3(shard).hexdigest()}
+                ),
+            }
+        )
+        signed = SignedManifest.create(published, self.identity)
+        return Run(signed, shard, created=True, tokens=tokens)
+
+    async def tokens(self, run: Run, kept: Path | None) -> Path:
+        """This island's file of training tokens, without anything from the evaluation shard.
+
+        ``kept``: the file this node used before, if it still exists. Raises OperatorError E601.
+        """
+        from node.trainer.corpus import collect
+
+        if run.tokens is not None:
+            return run.tokens
+        if self.config.data is None and kept is not None and kept.is_file():
+            return kept
+        manifest = run.manifest
+        data = self._own_data(manifest, "")
+
+        def build() -> Path:
+            return collect(data).training_file(run.shard, manifest.data.seq_len)
+
+        path: Path = await self.offload(build)
+        return path
+
+    def _own_data(self, manifest: Manifest, path: str) -> Data:
+        """The recipe with this island's own text; a path in a peer's manifest is never read."""
+        if self.config.data is not None:
+            return manifest.data.model_copy(
+                update={"recipe": "text", "path": str(self.config.data)}
+            )
+        if manifest.data.recipe == "text" and not path:
+            raise operator_error(
+                "E601",
+                "this run trains on each island's own text",
+                why="its recipe is 'text', and this node was given none",
+                fix="give a file or folder of UTF-8 text with --data",
+            )
+        return manifest.data.model_copy(update={"path": path})
+
+    async def _first_of(
+        self, peers: list[PeerId], fetch: Callable[[PeerId], Awaitable[Any]]
+    ) -> Any:
+        failure: Exception | None = None
+        for peer in peers:
+            try:
+                return await fetch(peer)
+            except (TransportError, RemoteProtocolError) as error:
+                failure = error
+        raise operator_error(
+            "E501",
+            "no peer could hand over the run",
+            why=str(failure),
+            fix="try again, or give other peers with --peers",
+        )
+
+    def _progress(self, step: int, name: str, text: str) -> None:
+        self.events.emit(JoinProgress(step=step, name=name, text=text))
+
+
+def _differences(own: Manifest, theirs: Manifest) -> list[str]:
+    """What differs, apart from what only the creation of the run fills in or takes out."""
+    filled_in = ("evaluation.digest ", "data.path ")
+    return [line for line in difference(own, theirs) if not line.startswith(filled_in)]
+
+
+def _dial_text(reached: list[Reached]) -> str:
+    quickest = min(reached, key=lambda item: item.seconds)
+    more = f" and {len(reached) - 1} more" if len(reached) > 1 else ""
+    return f"ok {quickest.seconds * 1000:.0f} ms, peer verified{more}"

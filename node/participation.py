@@ -1,0 +1,455 @@
+"""A node's part in a run: the state, the trainer and the swarm around them, from entry to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from bootstrap.state import BlobServer, StateServer
+from gossip.catchup import Ending
+from gossip.driver import Hooks, Swarm
+from gossip.exchange import Wiring
+from gossip.membership import Membership
+from gossip.planning import Rules
+from node import __version__
+from node.arrival import Arrival
+from node.checkpoint import CheckpointStore
+from node.conductor import Conductor
+from node.entrance import Entrance, Run
+from node.island import Island
+from node.monitor.events import Behind, JoinProgress, Notice
+from node.replica import OuterReplica
+from node.reporting import Reporter
+from node.saving import Keeper, Restored, restore
+from node.trainer.channel import Applied
+from node.trainer.layout import Layout, initial_vector
+from node.trainer.settings import TrainerSettings
+from node.trainer.shared import SharedVectors
+from protocols.codecs import RangeCodec
+from protocols.errors import OperatorError, RemoteProtocolError, Stale
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+if TYPE_CHECKING:
+    from node.runtime import Node
+
+LINGER_S = 20.0  # after the last round: others may still need our parts
+DISCOVERY_S = 30.0  # between look-ups in the DHT
+FAREWELL_S = 3.0
+
+
+class Participation:
+    """Enters a run, takes part until told to stop, leaves."""
+
+    def __init__(self, node: Node, entrance: Entrance) -> None:
+        self.node, self.entrance = node, entrance
+        self.config, self.events = node.config, node.events
+        self.me = node.identity.peer_id
+        self.island: Island | None = None
+        self.conductor: Conductor | None = None
+        self.conducting: asyncio.Task[None] | None = None
+        self.joined_under_way = False
+        self.finishing = False
+        self.swarm: Swarm
+        self.replica: OuterReplica
+        self.keeper: Keeper
+        self.reporter: Reporter
+
+    # --- entering ------------------------------------------------------------------------------
+
+    async def enter(self, stack: AsyncExitStack) -> None:
+        """Find or make the run, get the state, start to take part."""
+        store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
+        restored = (
+            await self.node.offload(lambda: restore(store, self.events))
+            if (self.config.resume)
+            else None
+        )
+        run = await self._find_run(restored)
+        manifest = run.manifest
+        layout = await self.node.offload(lambda: Layout.of_config(manifest.model))
+        vectors = SharedVectors.create(layout.size)
+        stack.callback(vectors.close)
+        momentum = torch.zeros(layout.size)
+        codec = RangeCodec(manifest.rounds.codec, layout.dense)
+        self.replica = OuterReplica(
+            manifest, self.me, vectors, momentum, codec, self.node.offload, (run.signed.creator,)
+        )
+        await self._get_state(run, restored)
+        store.preflight(5 * 4 * layout.size)  # base, momentum, θ and two moments, fp32
+        self._join_swarm(run, codec, layout.size)
+        self.keeper = Keeper(
+            store, run.signed, self.replica, None, self.events, self.swarm.still, self.node.offload
+        )
+        if self.config.role == "island":
+            self._make_island(run, vectors, layout, restored, await self._tokens(run))
+        self.reporter = Reporter(
+            manifest, self.swarm, self.conductor, self.events, self.node.state, self.node.transport
+        )
+        self._serve(run)
+        await self._start(stack, run)
+
+    async def _find_run(self, restored: Restored | None) -> Run:
+        node, own = self.node, self.node.daemon.manifest
+        wanted = restored.signed.run_id if restored else b""
+        has_seeds = bool(self.config.peers) or bool(restored and node.cache.load())
+        greetings = []
+        if has_seeds:
+            try:
+                greetings = await self.entrance.greet_seeds(wanted, patient=restored is None)
+            except OperatorError as error:
+                if restored is None or error.code not in ("E101", "E501"):
+                    raise
+                self.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
+        if restored is not None:
+            shard = (node.home.root / "evaluation.bin").read_bytes()
+            return Run(restored.signed, shard, created=False, greetings=greetings)
+        if any(greeting.welcome.run for greeting in greetings):
+            run = await self.entrance.take(greetings, own)
+        elif own is not None:
+            run = await self.entrance.create(own)
+            run.greetings = greetings
+        else:
+            run = await self.entrance.take(greetings, own)  # says why there is nothing to take
+        (node.home.root / "evaluation.bin").write_bytes(run.shard)
+        return run
+
+    async def _tokens(self, run: Run) -> Path:
+        """The training tokens; remembered, so that resuming needs no --data."""
+        note = self.node.home.root / "tokens.path"
+        kept = Path(note.read_text(encoding="utf-8")) if note.is_file() else None
+        tokens = await self.entrance.tokens(run, kept)
+        note.write_text(str(tokens), encoding="utf-8")
+        return tokens
+
+    async def _get_state(self, run: Run, restored: Restored | None) -> None:
+        replica = self.replica
+        if restored is not None:
+            replica.base.copy_(restored.base)
+            replica.momentum.copy_(restored.momentum)
+            await replica.settle(restored.state)
+            self.joined_under_way = bool(run.peers)
+            return
+        if run.created:
+            manifest = run.manifest
+            await self.node.offload(
+                lambda: initial_vector(manifest.model, manifest.seed, replica.base)
+            )
+            await replica.settle()
+            return
+        self.joined_under_way = True
+        membership = self._collect(run)
+        arrival = Arrival(
+            self.node.transport, run.signed.run_id, run.signed.creator, lambda: membership.values()
+        )
+        started = time.monotonic()
+        state, target = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
+        await replica.settle(state)
+        if replica.place.state != target.state:
+            raise OperatorError(
+                "E502",
+                "the downloaded state is not what was announced",
+                "its digest differs",
+                "try again; if it repeats, report a defect",
+            )
+        size = 8 * len(replica.base)
+        self.events.emit(
+            JoinProgress(
+                step=5,
+                name="sync",
+                text=f"round {target.round}, {size / 1e6:.1f} MB from {len(target.sources)} "
+                f"peers in {time.monotonic() - started:.1f} s, digest ok",
+            )
+        )
+
+    def _collect(self, run: Run) -> dict[PeerId, Announce]:
+        """Announcements that came with the greetings, verified."""
+        from gossip.driver import open_announce
+
+        found: dict[PeerId, Announce] = {}
+        for greeting in run.greetings:
+            for envelope in greeting.welcome.announces:
+                try:
+                    opened = open_announce(envelope, run.signed.run_id, time.time())
+                except RemoteProtocolError:
+                    continue  # an old one, or not for us: others remain
+                found[opened.message.peer] = opened.message
+                for address in opened.message.addresses:
+                    self.node.transport.book.add(opened.message.peer, address)
+        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} peers"))
+        return found
+
+    # --- the parts --------------------------------------------------------------------------------
+
+    def _join_swarm(self, run: Run, codec: RangeCodec, size: int) -> None:
+        node, rules = self.node, run.manifest.rounds
+        wiring = Wiring(
+            node.transport,
+            node.identity,
+            run.signed.run_id,
+            codec,
+            node.tasks.spawn,
+            node.offload,
+            time.monotonic,
+        )
+        place = self.replica.place
+        status = Announce(
+            peer=self.me,
+            role=self.config.role,
+            status="joining" if self.joined_under_way else "active",
+            incarnation=int(node.daemon.started * 1000),
+            addresses=tuple(node.addresses()[:8]),
+            version=__version__,
+            region=self.config.region[:48],
+            round=place.round,
+            head=place.previous,
+            state=place.state,
+            work=place.work,
+            ready=False,
+            tokens=0,
+            steps=0,
+            weight=0.0,
+            eta=1e6,
+            tokens_per_second=0.0,
+            steps_per_second=0.0,
+            upload=0.0,
+            download=0.0,
+            loss=0.0,
+            validation_loss=0.0,
+            total_tokens=0,
+            sketch_round=0,
+            sketch=b"",
+        )
+        self.swarm = Swarm(
+            wiring,
+            self.replica,
+            Rules(
+                size=size,
+                codec=rules.codec,
+                encoded_bytes=codec.encoded_size,
+                quorum=rules.quorum,
+                grace_fraction=rules.grace_fraction,
+                min_grace_s=rules.min_grace_s,
+            ),
+            Membership(self.me),
+            status,
+            Hooks(
+                applied=self._on_committed,
+                peer=lambda *news: self.reporter.on_peer(*news),
+                rejected=lambda *news: self.reporter.on_rejected(*news),
+                behind=self._on_behind,
+                learned=self._on_learned,
+            ),
+            wall=lambda: time.time() + self.node.clocks.offset,
+            keep_rounds=rules.replay_rounds,
+        )
+        if self.replica.certificate is not None:
+            self.swarm.ledger.add(self.replica.certificate, {})
+
+    def _make_island(
+        self,
+        run: Run,
+        vectors: SharedVectors,
+        layout: Layout,
+        restored: Restored | None,
+        tokens: Path,
+    ) -> None:
+        config, manifest = self.config, run.manifest
+        ranks = config.nproc or (max(1, torch.cuda.device_count()) if self._cuda() else 1)
+        settings = TrainerSettings(
+            manifest=manifest,
+            tokens=tokens,
+            evaluation=self.node.home.root / "evaluation.bin",
+            device="cuda" if self._cuda() else "cpu",
+            ranks=ranks,
+            threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
+            wait_s=max(manifest.rounds.min_grace_s, 1.0),
+            micro_batch=config.micro_batch,
+        )
+        self.island = Island(settings, vectors, self.node.home.logs)
+        self.conductor = Conductor(
+            manifest,
+            self.me,
+            self.island,
+            self.replica,
+            layout,
+            self.events,
+            restored.path if restored else None,
+            self._on_applied,
+            joined=self.joined_under_way and restored is None,
+            swarm=self.swarm,
+        )
+        if restored is not None:
+            self.conductor.pace.step = restored.facts.step
+            self.conductor.pace.tokens = restored.facts.tokens
+        self.replica.trainer = self.conductor
+        self.keeper.conductor = self.conductor
+
+    def _serve(self, run: Run) -> None:
+        """Let newcomers have the manifest, the evaluation shard and the state."""
+        transport, run_id = self.node.transport, run.signed.run_id
+        self.blobs = BlobServer(transport, run_id, manifest=run.signed.data, blobs=[run.shard])
+        self.states = StateServer(
+            transport,
+            run_id,
+            lambda: (self.replica.place.round, self.replica.base, self.replica.momentum),
+            still=self.swarm.still,
+            offload=self.node.offload,
+        )
+        self.node.announced = lambda: list(self.swarm.known().announces)
+
+    async def _start(self, stack: AsyncExitStack, run: Run) -> None:
+        for greeting in run.greetings:
+            for envelope in greeting.welcome.announces:
+                self._learn(envelope)
+        self.node.welcome_others(run)
+        self.node.state.status = "joining" if self.joined_under_way else "active"
+        self.node.state.round = self.replica.place.round
+        spawn = self.node.tasks.spawn
+        if self.island is not None and self.conductor is not None:
+            await self.island.start()
+            stack.push_async_callback(self.island.stop)
+            self.conducting = spawn(self.conductor.run())
+        self.node.say_started(run, "cuda" if self._cuda() else "cpu")
+        if self.joined_under_way:
+            self.events.emit(
+                JoinProgress(
+                    step=6, name="train", text=f"joins after round {self.replica.place.round}"
+                )
+            )
+        spawn(self.swarm.run())
+        if self.config.seconds:
+            spawn(self._stop_after(self.config.seconds))
+        self.dht = await self.node.open_directory(stack, run)
+        spawn(self._discover())
+
+    # --- while it runs ---------------------------------------------------------------------------
+
+    def _on_committed(self, certificate: object, exchange: object) -> None:
+        stats = self.node.transport.stats.by_peer.values()
+        self.swarm.note(
+            upload=max((s.upload or 0.0 for s in stats), default=0.0),
+            download=max((s.download or 0.0 for s in stats), default=0.0),
+        )
+        self.reporter.on_committed(certificate, exchange)  # type: ignore[arg-type]
+        if self.conductor is None:
+            self._check_end()
+
+    async def _on_applied(self, applied: Applied) -> None:
+        """The trainer stands on the new base: report, checkpoint, perhaps end."""
+        self.reporter.on_applied(applied)
+        every = self.config.checkpoint_every
+        if every and applied.round % every == 0:
+            self.node.tasks.spawn(self._save())
+        self._check_end()
+
+    async def _save(self) -> None:
+        await self.keeper.save()
+
+    def _check_end(self) -> None:
+        done = self.replica.place.round
+        total = self.swarm_total
+        limit = self.config.rounds
+        if done >= total:
+            self.finishing = True
+            self.node.daemon.stop(f"the run is over after {total} rounds")
+        elif limit and self.reporter.rounds_committed >= limit:
+            self.node.daemon.stop(f"{limit} rounds are done")
+
+    @property
+    def swarm_total(self) -> int:
+        """Rounds after which the run is over."""
+        return self.replica.manifest.rounds.total_rounds
+
+    def _on_behind(self, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+        heads = [a.round for a in self.swarm.membership.islands_alive(self.swarm.now())]
+        self.events.emit(
+            Behind(
+                round=self.replica.place.round,
+                head=max(heads, default=self.replica.place.round),
+                action="download",
+            )
+        )
+        self.node.tasks.spawn(self._download(ending))
+
+    async def _download(self, ending: Ending) -> None:
+        """Replay is not possible: take the state itself, keeping local work where it makes sense."""
+        base, momentum = torch.empty_like(self.replica.base), torch.empty_like(self.replica.base)
+        before = self.replica.place.round
+        arrival = Arrival(
+            self.node.transport,
+            self.replica.place.run,
+            self.replica.roster[0],
+            lambda: self.swarm.membership.islands_alive(self.swarm.now()),
+        )
+        state, _ = await arrival.fetch(base, momentum, lambda *_: None)
+        missed = state.place.round - before
+        keep = "local" if missed <= self.replica.manifest.rounds.max_staleness else "nothing"
+        if ending is Ending.FORKED:
+            keep = "all"
+        async with self.swarm.still():
+            await self.replica.jump(base, momentum, state, keep=keep)
+        await self.swarm.move()
+
+    def _on_learned(self, announce: Announce) -> None:
+        for address in announce.addresses:
+            self.node.transport.book.add(announce.peer, address)
+
+    def _learn(self, envelope: bytes) -> None:
+        try:
+            self.swarm.learn(envelope)
+        except Stale:
+            return  # it travelled too long
+        except RemoteProtocolError as error:
+            self.reporter.on_rejected(self.me, str(error))
+
+    async def _discover(self) -> None:
+        """Look for islands that nobody we know has told us about."""
+        while True:
+            for peer in await self.dht.islands():
+                if peer != self.me and peer not in self.swarm.membership.islands:
+                    await self.swarm.ask_known(peer)
+            await asyncio.sleep(DISCOVERY_S)
+
+    async def _stop_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.node.daemon.stop(f"{seconds:.0f} s are over")
+
+    # --- leaving ----------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Final checkpoint, stop the trainer, let others finish, say farewell."""
+        if self.config.checkpoint_every:
+            await self.keeper.save()
+        if self.island is not None:
+            await self.island.stop()
+        if self.finishing:
+            await self._linger()
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self.swarm.leave()
+        except TimeoutError:
+            return  # they will notice
+
+    async def _linger(self) -> None:
+        """Stay while a live island has not come to the end of the run yet."""
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while any(
+                    announce.round < self.swarm_total and announce.status == "active"
+                    for announce in self.swarm.membership.islands_alive(self.swarm.now())
+                ):
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            return
+
+    def _cuda(self) -> bool:
+        if self.config.device == "cpu":
+            return False
+        return torch.cuda.is_available()

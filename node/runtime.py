@@ -1,0 +1,299 @@
+"""The composition root: everything a running node consists of is made and wired here.
+
+One :class:`asyncio.TaskGroup` owns all tasks. Reading :meth:`Daemon.main` from top to bottom is
+reading what ``node start`` does: open the port, find or make the run, get the state, train, and
+leave so that nobody notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootstrap.dht import Dht
+from bootstrap.handshake import Clocks, Gate, anyone, shared_token
+from bootstrap.manifest import Manifest
+from bootstrap.seeds import PeerCache
+from node import __version__
+from node.config import NodeConfig, host_port, is_loopback
+from node.entrance import Entrance, Run
+from node.errors import EXIT_INTERRUPTED
+from node.monitor.api import ApiServer, make_app
+from node.monitor.console import Console
+from node.monitor.events import EventLog, Started, Stopping
+from node.monitor.state import NodeState, NodeView, RunView
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+from protocols.http import HttpTransport
+from protocols.identity import Identity
+from protocols.whereabouts import Whereabouts
+
+
+def run(config: NodeConfig, manifest: Manifest | None) -> int:
+    """Run a node until it is stopped or the run is over; the process's exit status."""
+    return asyncio.run(Daemon(config, manifest).main())
+
+
+@dataclass
+class Tasks:
+    """The tasks of the daemon, all in one group and cancelled together at the end."""
+
+    group: asyncio.TaskGroup
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task; its exception ends the daemon."""
+        task = self.group.create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all that still run."""
+        for task in self._running:
+            task.cancel()
+
+
+class Daemon:
+    """One node, from start to end."""
+
+    def __init__(self, config: NodeConfig, manifest: Manifest | None) -> None:
+        self.config, self.manifest = config, manifest
+        self.home = StateDir(config.dir)
+        self.stop_reason: asyncio.Future[str]
+        self.run_id = b""
+        self.started = time.time()
+
+    async def main(self) -> int:
+        """Run until stopped; exit status 0, or OperatorError for the operator."""
+        loop = asyncio.get_running_loop()
+        self.stop_reason = loop.create_future()
+        self.home.lock()
+        async with AsyncExitStack() as stack:
+            stack.callback(self.home.unlock)
+            events = EventLog(self.home.events)
+            stack.callback(events.close)
+            events.subscribe(Console(sys.stdout, as_json=self.config.json_log))
+            pool = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="atoll"))
+            self._catch_signals(loop, events)
+            new_key = not self.config.identity_path.exists()
+            identity = Identity.load_or_create(self.config.identity_path)
+            transport = await self._open_transport(identity)
+            stack.push_async_callback(transport.aclose)
+            async with asyncio.TaskGroup() as group:
+                tasks = Tasks(group)
+                try:
+                    node = Node(
+                        self, events, identity, new_key, transport, tasks, _offload_to(pool)
+                    )
+                    await node.live(stack)
+                finally:
+                    tasks.cancel()
+        return 0
+
+    def stop(self, reason: str) -> None:
+        """Ask for a clean end; the first reason counts."""
+        if not self.stop_reason.done():
+            self.stop_reason.set_result(reason)
+
+    async def until_stopped(self) -> None:
+        """Return when somebody has asked for the end."""
+        await asyncio.shield(self.stop_reason)
+
+    async def _open_transport(self, identity: Identity) -> HttpTransport:
+        """Open the port; where nobody asked for this one and it is taken, any free one."""
+        transport = HttpTransport(identity, listen=self.config.listen)
+        try:
+            await transport.start()
+        except OperatorError as error:
+            if error.code != "E303" or not self.config.is_default("listen"):
+                raise
+            host, _ = host_port(self.config.listen)
+            transport = HttpTransport(identity, listen=_hostport(host, 0))
+            await transport.start()
+        return transport
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
+        """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process."""
+
+        def on_signal(name: str) -> None:
+            if self.stop_reason.done():
+                self.home.withdraw_api()
+                os._exit(EXIT_INTERRUPTED)
+            events.emit(Stopping(reason=f"{name}; once more to stop at once"))
+            self.stop(name)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal, number.name)
+
+
+def _offload_to(
+    pool: ThreadPoolExecutor,
+) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+    """Run heavy work beside the event loop."""
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    return offload
+
+
+class Node:
+    """The parts of a node that talk to others; lives inside the daemon's task group."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        events: EventLog,
+        identity: Identity,
+        new_key: bool,
+        transport: HttpTransport,
+        tasks: Tasks,
+        offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        self.daemon, self.config, self.home = daemon, daemon.config, daemon.home
+        self.events, self.identity, self.new_key = events, identity, new_key
+        self.transport, self.tasks, self.offload = transport, tasks, offload
+        self.whereabouts = Whereabouts(transport, identity, transport.book)
+        self.cache = PeerCache(self.home.root / "peers.json")
+        self.clocks = Clocks()
+        self.announced: Callable[[], list[bytes]] = list
+        self.first_caller: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.gate = Gate(
+            transport,
+            self.whereabouts,
+            software=__version__,
+            run=lambda: daemon.run_id,
+            admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
+            announces=lambda: self.announced(),
+        )
+        self.state = NodeState(self._view(), log=events)
+        self.api = ApiServer(
+            make_app(self.state, events, key=self.config.api_key),
+            self.config.api,
+            may_move=self.config.is_default("api"),
+        )
+
+    async def live(self, stack: AsyncExitStack) -> None:
+        """From opening the API to having left the swarm."""
+        from node.participation import Participation  # imports torch: after the port is open
+
+        self.whereabouts.publish(self.addresses())
+        await self.api.start()
+        stack.push_async_callback(self.api.aclose)
+        self.home.publish_api(self.api.address, self.config.api_key)
+        stack.callback(self.home.withdraw_api)
+        entrance = Entrance(
+            self.config,
+            self.identity,
+            self.transport,
+            self.whereabouts,
+            self.cache,
+            self.clocks,
+            self.events,
+            self.offload,
+        )
+        participation = Participation(self, entrance)
+        entering = self.tasks.spawn(participation.enter(stack))
+        stopping = self.tasks.spawn(self.daemon.until_stopped())
+        await asyncio.wait((entering, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not entering.done():  # stopped on the way in: there is nothing to save
+            return
+        await entering
+        await stopping
+        await participation.leave()
+
+    async def open_directory(self, stack: AsyncExitStack, run: Run) -> Dht:
+        """Join the run's DHT and publish this node's address in it."""
+        dht = await Dht.start(self.transport, self.whereabouts, run.peers, run.signed.run_id)
+        stack.push_async_callback(dht.aclose)
+        dht.keep_announced()
+        return dht
+
+    def welcome_others(self, run: Run) -> None:
+        """From here on this node introduces others to the run; says how they can join."""
+        self.daemon.run_id = run.signed.run_id
+        manifest = run.manifest
+        self.state.run = RunView(
+            id=run.signed.run_id.hex(),
+            label=manifest.label,
+            total_rounds=manifest.rounds.total_rounds,
+            manifest=manifest.model_dump(mode="json"),
+        )
+
+    def say_started(self, run: Run, device: str) -> None:
+        """The start-up block."""
+        addresses = self.addresses()
+        self.events.emit(
+            Started(
+                peer=self.identity.peer_id,
+                run=run.manifest.label,
+                version=__version__,
+                role=self.config.role,
+                device=device,
+                identity_new=self.new_key,
+                listen=self.listening(),
+                api=self.api.address,
+                join_address=f"{addresses[0]}/{self.identity.peer_id}" if addresses else "",
+                invitation_needed=bool(self.config.invitation),
+            )
+        )
+
+    def listening(self) -> str:
+        """``HOST:PORT`` really bound."""
+        bound = self.transport.listening
+        return "" if bound is None else _hostport(*bound)
+
+    def addresses(self) -> list[str]:
+        """Where others may dial this node, best first."""
+        if self.config.public_addr:
+            return [self.config.public_addr]
+        bound = self.transport.listening
+        if bound is None:
+            return []
+        host, port = bound
+        if host not in ("0.0.0.0", "::"):
+            return [_hostport(host, port)]
+        peers = [host_port(p.partition("/")[0])[0] for p in self.config.peers[:1]]
+        if peers and is_loopback(peers[0]):
+            return [_hostport("127.0.0.1", port)]
+        return [_hostport(_outward_address(), port)]
+
+    def _view(self) -> NodeView:
+        addresses = self.addresses()
+        return NodeView(
+            peer=self.identity.peer_id,
+            role=self.config.role,
+            name=self.config.name,
+            region=self.config.region,
+            version=__version__,
+            device=self.config.device,
+            listen=self.listening(),
+            public_addr=self.config.public_addr,
+            join_address=f"{addresses[0]}/{self.identity.peer_id}" if addresses else "",
+            pid=os.getpid(),
+            started=self.daemon.started,
+        )
+
+
+def _hostport(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _outward_address() -> str:
+    """The address of the interface that leads to the internet; loopback where none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
