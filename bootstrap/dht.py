@@ -5,8 +5,8 @@ its peer id as the sub-key, signs and stores it again at half its lifetime, and 
 the others. What may be stored is decided in :mod:`bootstrap.records`; how calls travel is
 :mod:`protocols.p2p`.
 
-hivemind compares the clocks of nodes and compares expiries with its own clock, so clocks must agree
-within :data:`CLOCK_LIMIT`; :mod:`bootstrap.handshake` measures the offset.
+Records expire by wall clock, on machines whose clocks differ. hivemind wants them to agree within
+:data:`CLOCK_LIMIT`; :mod:`bootstrap.handshake` measures the offset and tells the operator.
 
 >>> dht = await Dht.start(transport, whereabouts, [seed], run_id)
 >>> dht.keep_announced()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from bootstrap.dht import Dht
+from bootstrap.handshake import Gate, greet
+from bootstrap.seeds import find_peers
+from protocols.addresses import PeerAddress
 from protocols.envelope import seal
 from protocols.errors import Malformed
-from protocols.identity import Identity
+from protocols.http import HttpTransport
+from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import PeerRecord
 from protocols.p2p import bindings
@@ -245,3 +250,40 @@ def _packed(data: bytes) -> bytes:
     from bootstrap.records import pack_value
 
     return pack_value(data)
+
+
+async def test_from_a_seeds_address_to_the_list_of_islands_over_http() -> None:
+    """What a newcomer does: dial, greet, join, announce, read."""
+    async with AsyncExitStack() as stack:
+
+        async def island(number: int, seeds: list[PeerAddress]) -> tuple[Dht, PeerAddress]:
+            who = identity(number)
+            transport = await stack.enter_async_context(HttpTransport(who, listen="127.0.0.1:0"))
+            assert transport.listening is not None
+            address = PeerAddress(*transport.listening, who.peer_id)
+            whereabouts = Whereabouts(transport, who, transport.book)
+            stack.push_async_callback(whereabouts.aclose)
+            whereabouts.publish([address.hostport])
+            run = RUN if not seeds else b""
+            known: list[PeerId] = []
+            for reached in (await find_peers(transport, seeds)).reached if seeds else []:
+                greeting = await greet(transport, whereabouts, reached.peer, software="0.1.0")
+                run = greeting.welcome.run
+                known.append(reached.peer)
+            Gate(transport, whereabouts, software="0.1.0", run=lambda: run)
+            dht = await Dht.start(transport, whereabouts, known, run)
+            stack.push_async_callback(dht.aclose)
+            dht.keep_announced()
+            return dht, address
+
+        first, seed = await island(1, [])
+        dhts = [first]
+        for number in range(2, 6):
+            dht, _ = await island(number, [PeerAddress(seed.host, seed.port)])
+            dhts.append(dht)
+
+        async def complete() -> bool:
+            return all([len(await dht.islands()) == 5 for dht in dhts])
+
+        await until(complete)
+        assert set(dhts[4].neighbours()) == {identity(n).peer_id for n in range(1, 5)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from protocols.addresses import AddressBook
 from protocols.errors import Malformed, RemoteRefused, TransferStalled, Unreachable, Why
+from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
 from protocols.p2p import P2P, RateLimit, bindings
@@ -469,5 +470,95 @@ async def test_twenty_nodes_find_each_other_by_id_alone() -> None:
     assert isinstance(wanted, DHTID)
     # an address was needed, and asked for, for each that was only heard of
     assert len(hosts[7].transport.book.peers()) > 1
+    for node in nodes:
+        await node.shutdown()
+
+
+# --- the same over real sockets ---------------------------------------------------------------
+
+
+class HttpResident:
+    """A peer on loopback, over TLS; knows nobody until told."""
+
+    def __init__(self, number: int) -> None:
+        self.identity = identity(number)
+        self.peer = self.identity.peer_id
+
+    async def start(self) -> None:
+        self.transport = HttpTransport(self.identity, listen="127.0.0.1:0")
+        await self.transport.start()
+        self.whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)
+        assert self.transport.listening is not None
+        self.address = f"127.0.0.1:{self.transport.listening[1]}"
+        self.whereabouts.publish([self.address])
+        self.p2p = P2P(self.transport, self.whereabouts)
+
+    async def stop(self) -> None:
+        await self.p2p.shutdown()
+        await self.whereabouts.aclose()
+        await self.transport.aclose()
+
+
+@pytest.fixture
+async def residents() -> AsyncIterator[Callable[[int], Awaitable[list[HttpResident]]]]:
+    started: list[HttpResident] = []
+
+    async def start(count: int) -> list[HttpResident]:
+        hosts = [HttpResident(number) for number in range(1, count + 1)]
+        for host in hosts:
+            await host.start()
+            started.append(host)
+        return hosts
+
+    yield start
+    for host in started:
+        await host.stop()
+
+
+async def test_a_node_on_a_new_port_is_found_again_over_http(
+    residents: Callable[[int], Awaitable[list[HttpResident]]],
+) -> None:
+    a, b, c = await residents(3)
+    ping, pong = dht_pb2.PingRequest(), dht_pb2.PingResponse
+    await a.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    await c.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    for host in (b, c):
+        await host.transport.dial(a.address, a.peer)
+        await host.p2p.call_protobuf_handler(a.p2p.peer_id, "ping", ping, pong)
+    b.whereabouts.mention(c.peer, by=a.peer)
+    await b.p2p.call_protobuf_handler(c.p2p.peer_id, "ping", ping, pong)
+
+    old = c.address
+    await c.stop()
+    await c.start()
+    assert c.address != old
+    await c.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    await c.transport.dial(a.address, a.peer)
+    await c.p2p.call_protobuf_handler(a.p2p.peer_id, "ping", ping, pong)
+    await b.p2p.call_protobuf_handler(c.p2p.peer_id, "ping", ping, pong)
+    assert b.transport.book.addresses(c.peer)[0] == c.address
+
+    ghost = identity(99).peer_id
+    b.whereabouts.mention(ghost, by=a.peer)
+    with pytest.raises(Unreachable) as raised:
+        await b.transport.call(ghost, "p2p", b"", timeout=5)
+    assert raised.value.why is Why.NO_ADDRESS
+
+
+async def test_a_dht_of_twenty_nodes_over_http(
+    residents: Callable[[int], Awaitable[list[HttpResident]]],
+) -> None:
+    hosts = await residents(20)
+    seed = await hosts[0].p2p.get_visible_maddrs()
+    nodes = [await DHTNode.create(p2p=hosts[0].p2p)]
+    for host in hosts[1:]:
+        await host.transport.dial(hosts[0].address, hosts[0].peer)
+        nodes.append(await DHTNode.create(p2p=host.p2p, initial_peers=seed))
+    assert await nodes[3].store("key", b"value", time.time() + 60)
+    found = await asyncio.gather(*[node.get("key") for node in nodes])
+    assert [item.value for item in found] == [b"value"] * 20
+    wanted = nodes[-1].node_id
+    nearest = await nodes[1].find_nearest_nodes([wanted], k_nearest=1)
+    assert nearest[wanted] == {wanted: nodes[-1].peer_id}
     for node in nodes:
         await node.shutdown()
