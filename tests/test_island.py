@@ -94,7 +94,7 @@ class Watch:
             snapshot = await self.until(Snapshot)
             await self.running.claim()
             merge(self.running.vectors)
-            await self.running.send(apply(snapshot.round + 1, target_steps=target))
+            await self.running.send(apply(snapshot.round + 1, target_steps=target, evaluate=True))
             await self.until(Applied)
 
     async def save(self, directory: Path) -> Begin:

@@ -15,6 +15,7 @@ from node.trainer.channel import (
     Command,
     Evaluate,
     Evaluated,
+    Ready,
     Report,
     Saved,
     Snapshot,
@@ -134,6 +135,21 @@ def test_it_waits_once_and_trains_on(tmp_path: Path, overlap: int, wait: float) 
     assert len(script.of(Snapshot)) == 1  # the second waits for the answer to the first
 
 
+def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
+    """The answer comes after the wait was over and one more step was taken; twice."""
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and bench.trainer.outstanding is not None:
+            bench.vectors.try_claim()
+            merge(bench.vectors)
+            return [apply(report.round + 1), *([Stop()] if report.round else [])]
+        return []
+
+    script = Bench(tmp_path, answer, wait_s=3.0).run(begin())
+    assert script.waited == pytest.approx(2 * 3.0)
+    assert [s.steps for s in script.of(Snapshot)] == [TARGET, TARGET]
+
+
 def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == 2:
@@ -233,6 +249,15 @@ def test_micro_batches_add_up(tmp_path: Path) -> None:
     whole = Bench(tmp_path, committing(2)).run(begin()).losses
     parts = Bench(tmp_path, committing(2), micro_batch=1).run(begin()).losses
     assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_bf16_keeps_parameters_in_fp32(tmp_path: Path) -> None:
+    fp32 = Bench(tmp_path, committing(2)).run(begin()).losses
+    bench = Bench(tmp_path, committing(2), bf16=True)
+    assert bench.run(begin()).losses == pytest.approx(fp32, rel=1e-2)
+    assert bench.script.losses != fp32
+    assert {p.dtype for p in bench.trainer.parameters.values()} == {torch.float32}
+    assert bench.script.of(Ready)[0].dtype == "bfloat16"
 
 
 def test_out_of_memory_halves_the_micro_batch(
