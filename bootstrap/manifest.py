@@ -47,11 +47,11 @@ class Model(Section):
     """A Llama-style decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention)."""
 
     vocab_size: int = Field(default=256, ge=2, le=1_000_000)
-    d_model: int = Field(default=96, ge=8, le=65_536)
-    n_layers: int = Field(default=3, ge=1, le=1024)
+    d_model: int = Field(default=64, ge=8, le=65_536)
+    n_layers: int = Field(default=2, ge=1, le=1024)
     n_heads: int = Field(default=4, ge=1, le=1024)
     n_kv_heads: int = Field(default=2, ge=1, le=1024)
-    d_ff: int = Field(default=256, ge=8, le=1_000_000)
+    d_ff: int = Field(default=176, ge=8, le=1_000_000)
     max_seq_len: int = Field(default=128, ge=8, le=1_048_576)
     rope_theta: float = Field(default=10_000.0, gt=0)
     norm_eps: float = Field(default=1e-5, gt=0)
@@ -80,14 +80,14 @@ class Data(Section):
     path: str = Field(default="", max_length=1024)
     tokenizer: Literal["bytes"] = "bytes"
     seq_len: int = Field(default=128, ge=8, le=1_048_576)
-    batch_size: int = Field(default=16, ge=1, le=65_536)  # sequences per inner step and island
+    batch_size: int = Field(default=8, ge=1, le=65_536)  # sequences per inner step and island
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
 class Inner(Section):
     """The inner optimizer: AdamW with warm-up and a schedule over inner steps."""
 
-    lr: float = Field(default=3e-3, gt=0, le=10)
+    lr: float = Field(default=5e-3, gt=0, le=10)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,
         0.95,
@@ -97,7 +97,7 @@ class Inner(Section):
     clip_norm: float = Field(default=1.0, gt=0)
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup_steps: int = Field(default=20, ge=0)
-    total_steps: int = Field(default=2000, ge=1)
+    total_steps: int = Field(default=3000, ge=1)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     decay_fraction: float = Field(default=0.2, gt=0, le=1)  # of total_steps, for "wsd"
 
@@ -113,15 +113,15 @@ class Outer(Section):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     lr_start: float = Field(default=1.0, gt=0, le=10)
     momentum_start: float = Field(default=0.5, ge=0, lt=1)
-    warmup_rounds: int = Field(default=30, ge=0)
+    warmup_rounds: int = Field(default=10, ge=0)
 
 
 class Rounds(Section):
     """When and how the swarm meets."""
 
-    inner_steps: int = Field(default=100, ge=1, le=100_000)  # H of the fastest island
+    inner_steps: int = Field(default=50, ge=1, le=100_000)  # H of the fastest island
     overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
-    total_rounds: int = Field(default=100, ge=1)
+    total_rounds: int = Field(default=60, ge=1)
     codec: Codec = "int4"
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
     grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late

@@ -28,7 +28,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "684d0aff90ac5b4b559f5d24fced9c04e6b668690e78c6297148598f09dcdf8d"
+GOLDEN = "710cd2d9b16fd561db07604606370a72d2bb5e2f38332ef3d9c35be40c9b2bd4"
 
 
 def test_the_run_id_is_the_same_everywhere():
@@ -88,7 +88,7 @@ def _mutations():
     plain = json.loads(good)
     yield "space", good.replace(b":", b": ", 1)
     yield "duplicate key", good.replace(b'"seed":0}', b'"seed":0,"seed":0}')
-    yield "text for a number", good.replace(b'"n_layers":3', b'"n_layers":"3"')
+    yield "text for a number", good.replace(b'"n_layers":2', b'"n_layers":"2"')
     yield "float form", good.replace(b'"lr":0.7', b'"lr":7e-1')
     yield "infinity", good.replace(b'"rope_theta":10000.0', b'"rope_theta":1e999')
     yield "too long", good[:-1] + b" " * MAX_MANIFEST_BYTES + b"}"
@@ -184,7 +184,7 @@ def test_a_signed_manifest_that_breaks_the_schema_is_refused(identities):
     from blake3 import blake3
 
     [creator] = identities(1)
-    body = Manifest().canonical().replace(b'"n_layers":3', b'"n_layers":0')
+    body = Manifest().canonical().replace(b'"n_layers":2', b'"n_layers":0')
     run = blake3(body).digest()
     data = envelope.seal(
         creator, ManifestText(body), purpose=PURPOSE, expires=NEVER, sequence=0, run=run
@@ -208,7 +208,7 @@ def test_differences_name_the_fields():
 
 def test_toml_round_trip(tmp_path):
     manifest = Manifest(
-        name="two", model=Model(n_layers=2), data=Data(path='a "b"\\\x7f'), inner=Inner(eps=1e-9)
+        name="two", model=Model(n_layers=3), data=Data(path='a "b"\\\x7f'), inner=Inner(eps=1e-9)
     )
     path = tmp_path / "run.toml"
     path.write_text(to_toml(manifest), encoding="utf-8")
@@ -216,9 +216,9 @@ def test_toml_round_trip(tmp_path):
 
 
 def test_toml_shows_what_is_default():
-    text = to_toml(Manifest(model=Model(n_layers=2)))
-    assert "n_layers = 2\n" in text
-    assert "d_model = 96  # default\n" in text
+    text = to_toml(Manifest(model=Model(n_layers=3)))
+    assert "n_layers = 3\n" in text
+    assert "d_model = 64  # default\n" in text
 
 
 def _mistake(tmp_path, text):
@@ -244,7 +244,7 @@ def _mistake(tmp_path, text):
         ("[inner]\nlr = nan", "inner.lr = nan: must be"),
         ("[inner]\nbetas = [0.9, 1.0]", "inner.betas.1 = 1.0: must be less than 1"),
         ("name = 'A B'", "name = 'A B': must match pattern"),
-        ("[model]\nn_heads = 5", "model.d_model 96 is no multiple of n_heads 5"),
+        ("[model]\nn_heads = 5", "model.d_model 64 is no multiple of n_heads 5"),
         ("[data]\nseq_len = 256", "data.seq_len 256 exceeds model.max_seq_len 128"),
         ("[rounds]\noverlap_steps = 26", "rounds.overlap_steps exceeds a quarter"),
         ("model = 3", "model = 3: must be a valid dictionary"),

@@ -1,0 +1,107 @@
+"""Ready manifests, from a demonstration on a laptop's processor to eight billion parameters.
+
+``tiny`` is the manifest's defaults: four islands on two processor cores bring the validation loss
+from 5.5 to below 2.2 in about 70 processor seconds. The others are starting points: their sizes
+follow published models of those sizes, moved from words to bytes by more layers instead of large
+embeddings; their learning rates fall with size as is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bootstrap.manifest import Manifest
+
+_LARGE_ROUNDS = {"inner_steps": 100, "overlap_steps": 5, "total_rounds": 500, "eval_every": 1}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "small": {  # 9.5 M
+        "name": "small-docs",
+        "model": {
+            "d_model": 384,
+            "n_layers": 6,
+            "n_heads": 6,
+            "n_kv_heads": 2,
+            "d_ff": 1024,
+            "max_seq_len": 512,
+        },
+        "data": {"seq_len": 512, "batch_size": 32},
+        "inner": {"lr": 1e-3, "warmup_steps": 100, "total_steps": 5000},
+        "outer": {"warmup_rounds": 30},
+        "rounds": {"inner_steps": 50, "total_rounds": 100},
+    },
+    "125m": {  # 126 M
+        "name": "text-125m",
+        "model": {
+            "d_model": 768,
+            "n_layers": 20,
+            "n_heads": 12,
+            "n_kv_heads": 4,
+            "d_ff": 2048,
+            "max_seq_len": 1024,
+        },
+        "data": {"recipe": "text", "seq_len": 1024, "batch_size": 64},
+        "inner": {"lr": 6e-4, "warmup_steps": 500, "total_steps": 50_000},
+        "outer": {"warmup_rounds": 30},
+        "rounds": _LARGE_ROUNDS,
+        "evaluation": {"sequences": 128},
+    },
+    "1b": {  # 0.97 G
+        "name": "text-1b",
+        "model": {
+            "d_model": 2048,
+            "n_layers": 16,
+            "n_heads": 32,
+            "n_kv_heads": 8,
+            "d_ff": 8192,
+            "max_seq_len": 4096,
+            "rope_theta": 500_000.0,
+        },
+        "data": {"recipe": "text", "seq_len": 4096, "batch_size": 128},
+        "inner": {"lr": 4e-4, "warmup_steps": 1000, "total_steps": 50_000},
+        "outer": {"warmup_rounds": 30},
+        "rounds": _LARGE_ROUNDS,
+        "evaluation": {"sequences": 128},
+    },
+    "8b": {  # 7.9 G
+        "name": "text-8b",
+        "model": {
+            "d_model": 4096,
+            "n_layers": 36,
+            "n_heads": 32,
+            "n_kv_heads": 8,
+            "d_ff": 14_336,
+            "max_seq_len": 8192,
+            "rope_theta": 500_000.0,
+            "tied_embeddings": False,
+        },
+        "data": {"recipe": "text", "seq_len": 8192, "batch_size": 128},
+        "inner": {"lr": 3e-4, "warmup_steps": 2000, "total_steps": 50_000},
+        "outer": {"warmup_rounds": 30},
+        "rounds": _LARGE_ROUNDS,
+        "evaluation": {"sequences": 128},
+    },
+}
+
+
+def preset(name: str, changes: Mapping[str, object] | None = None) -> Manifest:
+    """The manifest called ``name`` with ``changes``, whose keys are dotted: ``"inner.lr": 1e-3``.
+
+    Values may be text, as from a command line. Raises ValueError for an unknown preset, and
+    pydantic's ValidationError (a ValueError too) for an unknown key or a value out of bounds.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}: choose one of {', '.join(PRESETS)}")
+    tables: dict[str, Any] = {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in PRESETS[name].items()
+    }
+    for path, value in (changes or {}).items():
+        table, _, key = path.rpartition(".")
+        place = tables.get(table) if table else tables
+        if not isinstance(place, dict):  # unknown, or no table: the validation below says so
+            place = tables[table] = {}
+        place[key] = value
+    return Manifest.model_validate(tables)
