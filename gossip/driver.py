@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,12 +19,11 @@ from gossip.catchup import Ending, catch_up
 from gossip.certificate import heavier
 from gossip.exchange import Exchange, Wiring, outgoing
 from gossip.ledger import Ledger
-from gossip.membership import Liveness, Membership
+from gossip.membership import Membership
 from gossip.planning import Rules
+from gossip.presence import Presence
 from gossip.round import CatchUp, Commit, Instruction, Round, Send, Work
-from protocols.envelope import Opened, open_envelope, seal
 from protocols.errors import (
-    Malformed,
     RemoteProtocolError,
     RemoteRefused,
     Stale,
@@ -39,7 +38,6 @@ from protocols.messages import (
     CertificateRequest,
     Certificates,
     Contribution,
-    Known,
     PartRequest,
     PartResult,
     Plan,
@@ -51,7 +49,6 @@ from protocols.messages import (
 from protocols.transport import Incoming, Outgoing
 from protocols.wire import decode_any
 
-ANNOUNCE_LIFETIME_S = 60.0
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
 JUMP_S = 1.0  # the loop stood still for so long: this process was stopped
 AMNESIA_S = 10.0  # a restarted member keeps out of a round under way for so long at most
@@ -77,14 +74,6 @@ class Replica(Protocol):
         ...
 
 
-def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
-    """A peer's own announcement. Raises RemoteProtocolError for one that does not hold."""
-    opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=now)
-    if opened.message.peer != opened.signer:
-        raise Malformed("an announcement of somebody else")
-    return opened
-
-
 @dataclass
 class Hooks:
     """Whom the driver tells. All are called on the event loop and must not block."""
@@ -98,41 +87,34 @@ class Hooks:
 
 @dataclass
 class Swarm:
-    """This node's membership in the rounds of one run.
-
-    ``status`` is this node's own announcement; whoever knows better replaces its fields
-    (:meth:`update`). :meth:`run` runs until cancelled.
-    """
+    """This node's part in the rounds of one run. :meth:`run` runs until cancelled."""
 
     wiring: Wiring
     replica: Replica
     rules: Rules
-    membership: Membership
-    status: Announce
+    presence: Presence
     hooks: Hooks
-    wall: Callable[[], float]
     keep_rounds: int = 5
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
     round_s: float = 0.0  # usual seconds from commit to commit
     planned_at: float = 0.0  # when the round under way got its first plan
-    _sequence: int = 0
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _catching_up: bool = False
     _last_commit: float | None = None
-    _seen: dict[PeerId, Liveness] = field(default_factory=dict)
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.keep_rounds)
         self._started = self.now()
+        self.presence.on_news = self._on_news
+        self.presence.on_change = self._on_change
+        self.presence.on_rejected = self.hooks.rejected
         self._open_round()
         transport = self.wiring.transport
-        transport.on_call("announce", self._on_announce)
-        transport.on_call("known", self._on_known)
         transport.on_call("round", self._on_round, max_body=Plan.MAX_BYTES)
         transport.on_call("certificates", self._on_certificates)
         largest = self.wiring.codec.encoded_size(0, self.rules.size)
@@ -147,57 +129,23 @@ class Swarm:
     def now(self) -> float:
         return self.wiring.now()
 
-    # --- for whoever owns this ------------------------------------------------------------------
+    # --- for whoever owns this -------------------------------------------------------------------
 
-    def note(self, **changes: Any) -> None:
-        """Change what this node says of itself; it is said with the next heartbeat."""
-        self.status = replace(self.status, **changes)
+    @property
+    def status(self) -> Announce:
+        """What this node says of itself."""
+        return self.presence.status
+
+    @property
+    def membership(self) -> Membership:
+        """Who else is there."""
+        return self.presence.membership
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once."""
-        self.note(**changes)
+        self.presence.note(**changes)
         self._kick.set()
-        self.tell()
-
-    def tell(self) -> None:
-        """Announce to everybody who may be there."""
-        envelope = self.envelope()
-        now = self.now()
-        for peer in self.membership.islands:
-            if self.membership.liveness(peer, now) in (Liveness.ALIVE, Liveness.SUSPECT):
-                self._spawn(self._tell(peer, envelope))
-
-    def envelope(self) -> bytes:
-        """This node's announcement, signed."""
-        place = self.replica.place
-        self.status = replace(
-            self.status, round=place.round, head=place.previous, state=place.state, work=place.work
-        )
-        self._sequence += 1
-        return seal(
-            self.wiring.identity,
-            self.status,
-            purpose="announce",
-            run=self.wiring.run,
-            expires=self.wall() + ANNOUNCE_LIFETIME_S,
-            sequence=self._sequence,
-        )
-
-    def learn(self, envelope: bytes, sender: PeerId | None = None) -> Announce:
-        """Take a signed announcement. Raises RemoteProtocolError for one that does not hold."""
-        opened = open_announce(envelope, self.wiring.run, self.wall())
-        announce = opened.message
-        if announce.peer == self.me:
-            return announce
-        news = self.membership.on_announce(announce, envelope, opened.sequence, self.now())
-        if sender == announce.peer:
-            self.membership.on_contact(sender, self.now())
-        if news:
-            self.hooks.learned(announce)
-            self._notice(announce.peer)
-            self._compare(announce)
-            self._kick.set()
-        return announce
+        self.presence.tell()
 
     async def move(self) -> None:
         """The replica was put elsewhere in the chain (a state download): start over there."""
@@ -213,37 +161,13 @@ class Swarm:
         async with self._advancing:
             yield
 
-    async def leave(self) -> None:
-        """Say farewell to everybody, bounded in time."""
-        self.status = replace(self.status, status="leaving", ready=False)
-        envelope = self.envelope()
-        async with asyncio.TaskGroup() as group:
-            for peer in self.membership.alive(self.now()):
-                group.create_task(self._tell(peer, envelope))
-
     async def run(self) -> None:
         """Announce, tick, and keep the membership in order until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._heartbeats())
+            group.create_task(self.presence.heartbeats())
             group.create_task(self._ticks())
 
     # --- loops -----------------------------------------------------------------------------------
-
-    async def _heartbeats(self) -> None:
-        period = self.membership.patience.heartbeat_s
-        turn = 0
-        while True:
-            self.tell()
-            now = self.now()
-            for peer in list(self.membership.islands):
-                self._notice(peer)
-            self.membership.forget_old(now)
-            if turn % 5 == 0:
-                alive = sorted(self.membership.alive(now))
-                if alive:
-                    self._spawn(self.ask_known(alive[turn // 5 % len(alive)]))
-            turn += 1
-            await asyncio.sleep(period)
 
     async def _ticks(self) -> None:
         while True:
@@ -290,11 +214,11 @@ class Swarm:
                     return
                 continue
             except Unreachable:
-                self._unreachable(to)
+                self.presence.unreachable(to)
                 return
             except TransportError:
                 return  # refused: it knows better, or cannot now
-            self.membership.on_contact(to, self.now())
+            self.presence.contact(to)
             if reply and of is self.round:
                 try:
                     answer = decode_any(reply, Promise, Certificate)
@@ -335,15 +259,15 @@ class Swarm:
                 self.round_s += (0.3 if self.round_s else 1.0) * (gap - self.round_s)
             self._last_commit = now
             if self.status.status == "joining" and self.me in self.replica.roster:
-                self.status = replace(self.status, status="active")
-            self.status = replace(self.status, ready=False)
+                self.presence.note(status="active")
+            self.presence.note(ready=False)
             self._open_round()
             self.hooks.applied(certificate, exchange)
         await self._announce_move()
 
     async def _announce_move(self) -> None:
         self._kick.set()
-        self.tell()
+        self.presence.tell()
         async with self._moved:
             self._moved.notify_all()
 
@@ -362,11 +286,8 @@ class Swarm:
             self._started + AMNESIA_S if joining else 0.0,
         )
         self.exchange = Exchange(self.wiring, place.fragment, place.round, self.replica, self)
-        self.status = replace(
-            self.status, round=place.round, head=place.previous, state=place.state, work=place.work
-        )
 
-    # --- what an exchange reports ------------------------------------------------------------------
+    # --- what an exchange reports ----------------------------------------------------------------
 
     def held(self, result: PartResult) -> None:
         if result.round == self.round.place.round:
@@ -382,7 +303,16 @@ class Swarm:
     def refused(self, peer: PeerId, why: str) -> None:
         self.hooks.rejected(peer, why)
 
-    # --- falling behind ------------------------------------------------------------------------------
+    # --- news of others --------------------------------------------------------------------------
+
+    def _on_news(self, announce: Announce) -> None:
+        self.hooks.learned(announce)
+        self._compare(announce)
+        self._kick.set()
+
+    def _on_change(self, peer: PeerId, now: str, before: str) -> None:
+        self.hooks.peer(peer, now, before)
+        self._kick.set()
 
     def _compare(self, announce: Announce) -> None:
         """Notice that somebody is ahead, or on a heavier chain."""
@@ -441,45 +371,11 @@ class Swarm:
         """A part of the round under way that is held here."""
         return self.exchange.parts.get(key)
 
-    # --- handlers --------------------------------------------------------------------------------------
-
-    async def _on_announce(self, sender: PeerId, body: bytes) -> bytes:
-        self.learn(body, sender)
-        return b""
-
-    async def _on_known(self, sender: PeerId, body: bytes) -> bytes:
-        del sender, body
-        return self.known().encode()
-
-    def known(self) -> Known:
-        """The announcements held here, this node's own first, bounded in number and size."""
-        room, found = Known.MAX_BYTES - 4096, [self.envelope()]
-        for island in self.membership.islands.values():
-            room -= len(island.envelope) + 8
-            fresh = self.now() - island.heard < ANNOUNCE_LIFETIME_S / 2
-            if island.envelope and fresh and room > 0 and len(found) < 256:
-                found.append(island.envelope)
-        return Known(tuple(found))
-
-    async def ask_known(self, peer: PeerId) -> None:
-        """Hear from a peer whom it knows, itself included."""
-        try:
-            reply = await self.wiring.transport.call(
-                peer, "known", b"", timeout=5.0, max_reply=Known.MAX_BYTES
-            )
-            for envelope in Known.decode(reply).announces:
-                try:
-                    self.learn(envelope)
-                except Stale:
-                    continue  # it travelled too long
-        except RemoteProtocolError as error:
-            self.hooks.rejected(peer, str(error))
-        except TransportError:
-            return  # the heartbeat will find out what is wrong
+    # --- handlers --------------------------------------------------------------------------------
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
         message = decode_any(body, Plan, Prepare, Vote, Suspect)
-        self.membership.on_contact(sender, self.now())
+        self.presence.contact(sender)
         if message.round > self.replica.place.round:
             await self._reach(message.round, sender)
         if message.round < self.replica.place.round:
@@ -522,7 +418,7 @@ class Swarm:
         )
 
     async def _exchange_of(self, round_: int, sender: PeerId) -> Exchange:
-        self.membership.on_contact(sender, self.now())
+        self.presence.contact(sender)
         if round_ > self.replica.place.round:
             await self._reach(round_, sender)
         if round_ != self.exchange.round:
@@ -546,29 +442,7 @@ class Swarm:
             raise RemoteRefused("gone", "this part is not kept here")
         return outgoing(data)
 
-    # --- small things ------------------------------------------------------------------------------------
-
-    async def _tell(self, peer: PeerId, envelope: bytes) -> None:
-        try:
-            await self.wiring.transport.call(peer, "announce", envelope, timeout=5.0)
-        except Unreachable:
-            self._unreachable(peer)
-        except TransportError:
-            return  # silence is noticed by itself
-        else:
-            self.membership.on_contact(peer, self.now())
-
-    def _unreachable(self, peer: PeerId) -> None:
-        self.membership.on_unreachable(peer, self.now())
-        self._notice(peer)
-        self._kick.set()
-
-    def _notice(self, peer: PeerId) -> None:
-        """Tell the hooks when the liveness of a peer has changed."""
-        now = self.membership.liveness(peer, self.now())
-        if (before := self._seen.get(peer)) is not now:
-            self._seen[peer] = now
-            self.hooks.peer(peer, now.value, before.value if before else "")
+    # --- small things ----------------------------------------------------------------------------
 
     def _check_run(self, run: bytes) -> None:
         if run != self.wiring.run:

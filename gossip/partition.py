@@ -42,10 +42,9 @@ def shares(links: Sequence[Link]) -> list[float]:
         """The largest share this link carries within so many seconds (times bytes/vector)."""
         sends, own = len(links) - 1, float(link.contributes)
         receives = contributors - own
-        if own > link.upload * seconds or 1.0 > link.download * seconds + 1e-12:
-            bound = 0.0  # even without a share its own traffic takes longer
-        else:
-            bound = 1.0
+        # even without a share a slow link has its own traffic to carry
+        feasible = own <= link.upload * seconds and link.download * seconds >= 1.0 - 1e-12
+        bound = float(feasible)
         if sends > own:
             bound = min(bound, (link.upload * seconds - own) / (sends - own))
         if receives > 1.0:
@@ -71,8 +70,8 @@ def shares(links: Sequence[Link]) -> list[float]:
 def cut(size: int, links: Sequence[Link]) -> list[tuple[int, int, PeerId]]:
     """Cut ``[0, size)`` into parts: (start, stop, owner), contiguous, aligned, none tiny.
 
-    Boundaries lie on multiples of :data:`ALIGN`, except the last. Owners whose share would be below :data:`MIN_PART`
-    merge nothing, unless that left nobody.
+    Boundaries lie on multiples of :data:`ALIGN`, except the last. Owners whose share would be
+    below :data:`MIN_PART` merge nothing, unless that left nobody.
     """
     weights = shares(links)
     if size < MIN_PART * 2:

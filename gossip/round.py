@@ -114,7 +114,7 @@ class Round:
         """Committed, or handed over to catching up."""
         return self._finished
 
-    # --- events ------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def on_message(
         self, sender: PeerId, message: Plan | Promise | Vote | Suspect | Certificate, now: float
@@ -169,7 +169,7 @@ class Round:
         self._gone.add(peer)
         return self.tick(now)
 
-    # --- time --------------------------------------------------------------------------------
+    # --- time ------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Instruction]:
         """Do what is due at ``now``."""
@@ -194,7 +194,7 @@ class Round:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
 
-    # --- is it time to lead? -------------------------------------------------------------------
+    # --- is it time to lead? ---------------------------------------------------------------------
 
     def _leader_is_due(self, now: float) -> bool:
         plan = self.agreement.plan
@@ -388,7 +388,7 @@ class Round:
         self._stood_at = now
         return self._stand(self._epoch() + 1, alive, now)
 
-    # --- small questions ---------------------------------------------------------------------------
+    # --- small questions -------------------------------------------------------------------------
 
     def _carry_out(self, events: Sequence[Event], now: float) -> list[Instruction]:
         out: list[Instruction] = []

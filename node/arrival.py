@@ -12,8 +12,8 @@ import torch
 
 from bootstrap.seeds import backoff
 from bootstrap.state import Progress, download_state
-from gossip.certificate import genesis
 from gossip.agreement import Place
+from gossip.certificate import genesis
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import standing_after

@@ -110,7 +110,7 @@ class Conductor:
     def __post_init__(self) -> None:
         self._free.set()
 
-    # --- for the replica (see node.replica.Trainer) ---------------------------------------------
+    # --- for the replica (see node.replica.Trainer) ----------------------------------------------
 
     async def hold(self) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""
@@ -192,7 +192,7 @@ class Conductor:
             return 1e6 if not self._begun else 60.0
         return max(0, self._target - self._since) / self.pace.steps_per_second
 
-    # --- inside -------------------------------------------------------------------------------------
+    # --- inside ----------------------------------------------------------------------------------
 
     async def _on_ready(self, ready: Ready) -> None:
         if ready.parameters != self.layout.size or ready.layout.hex() != self.layout.digest:
@@ -232,7 +232,7 @@ class Conductor:
         self._since += 1
         swarm = self.swarm
         if swarm is not None:
-            swarm.note(
+            swarm.presence.note(
                 eta=self.eta(),
                 steps_per_second=self.pace.steps_per_second,
                 tokens_per_second=self.pace.tokens_per_second,

@@ -17,6 +17,7 @@ from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
 from gossip.membership import Membership
 from gossip.planning import Rules
+from gossip.presence import Presence, open_announce
 from node import __version__
 from node.arrival import Arrival
 from node.checkpoint import CheckpointStore
@@ -61,7 +62,7 @@ class Participation:
         self.keeper: Keeper
         self.reporter: Reporter
 
-    # --- entering ------------------------------------------------------------------------------
+    # --- entering --------------------------------------------------------------------------------
 
     async def enter(self, stack: AsyncExitStack) -> None:
         """Find or make the run, get the state, start to take part."""
@@ -146,7 +147,7 @@ class Participation:
         self.joined_under_way = True
         membership = self._collect(run)
         arrival = Arrival(
-            self.node.transport, run.signed.run_id, run.signed.creator, lambda: membership.values()
+            self.node.transport, run.signed.run_id, run.signed.creator, membership.values
         )
         started = time.monotonic()
         state, target = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
@@ -170,8 +171,6 @@ class Participation:
 
     def _collect(self, run: Run) -> dict[PeerId, Announce]:
         """Announcements that came with the greetings, verified."""
-        from gossip.driver import open_announce
-
         found: dict[PeerId, Announce] = {}
         for greeting in run.greetings:
             for envelope in greeting.welcome.announces:
@@ -185,7 +184,7 @@ class Participation:
         self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} peers"))
         return found
 
-    # --- the parts --------------------------------------------------------------------------------
+    # --- the parts -------------------------------------------------------------------------------
 
     def _join_swarm(self, run: Run, codec: RangeCodec, size: int) -> None:
         node, rules = self.node, run.manifest.rounds
@@ -237,16 +236,20 @@ class Participation:
                 grace_fraction=rules.grace_fraction,
                 min_grace_s=rules.min_grace_s,
             ),
-            Membership(self.me),
-            status,
+            Presence(
+                wiring,
+                Membership(self.me),
+                status,
+                lambda: self.replica.place,
+                wall=lambda: time.time() + self.node.clocks.offset,
+            ),
             Hooks(
                 applied=self._on_committed,
-                peer=lambda *news: self.reporter.on_peer(*news),
-                rejected=lambda *news: self.reporter.on_rejected(*news),
+                peer=self._on_peer,
+                rejected=self._on_rejected,
                 behind=self._on_behind,
                 learned=self._on_learned,
             ),
-            wall=lambda: time.time() + self.node.clocks.offset,
             keep_rounds=rules.replay_rounds,
         )
         if self.replica.certificate is not None:
@@ -302,7 +305,7 @@ class Participation:
             still=self.swarm.still,
             offload=self.node.offload,
         )
-        self.node.announced = lambda: list(self.swarm.known().announces)
+        self.node.announced = lambda: list(self.swarm.presence.known().announces)
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:
@@ -333,7 +336,7 @@ class Participation:
 
     def _on_committed(self, certificate: object, exchange: object) -> None:
         stats = self.node.transport.stats.by_peer.values()
-        self.swarm.note(
+        self.swarm.presence.note(
             upload=max((s.upload or 0.0 for s in stats), default=0.0),
             download=max((s.download or 0.0 for s in stats), default=0.0),
         )
@@ -379,7 +382,7 @@ class Participation:
         self.node.tasks.spawn(self._download(ending))
 
     async def _download(self, ending: Ending) -> None:
-        """Replay is not possible: take the state itself, keeping local work where it makes sense."""
+        """Replay is not possible: take the state itself, and keep local work where possible."""
         base, momentum = torch.empty_like(self.replica.base), torch.empty_like(self.replica.base)
         before = self.replica.place.round
         arrival = Arrival(
@@ -397,13 +400,19 @@ class Participation:
             await self.replica.jump(base, momentum, state, keep=keep)
         await self.swarm.move()
 
+    def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
+        self.reporter.on_peer(peer, what, why)
+
+    def _on_rejected(self, peer: PeerId, why: str) -> None:
+        self.reporter.on_rejected(peer, why)
+
     def _on_learned(self, announce: Announce) -> None:
         for address in announce.addresses:
             self.node.transport.book.add(announce.peer, address)
 
     def _learn(self, envelope: bytes) -> None:
         try:
-            self.swarm.learn(envelope)
+            self.swarm.presence.learn(envelope)
         except Stale:
             return  # it travelled too long
         except RemoteProtocolError as error:
@@ -414,14 +423,14 @@ class Participation:
         while True:
             for peer in await self.dht.islands():
                 if peer != self.me and peer not in self.swarm.membership.islands:
-                    await self.swarm.ask_known(peer)
+                    await self.swarm.presence.ask(peer)
             await asyncio.sleep(DISCOVERY_S)
 
     async def _stop_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self.node.daemon.stop(f"{seconds:.0f} s are over")
 
-    # --- leaving ----------------------------------------------------------------------------------
+    # --- leaving ---------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Final checkpoint, stop the trainer, let others finish, say farewell."""
@@ -433,21 +442,18 @@ class Participation:
             await self._linger()
         try:
             async with asyncio.timeout(FAREWELL_S):
-                await self.swarm.leave()
+                await self.swarm.presence.leave()
         except TimeoutError:
             return  # they will notice
 
     async def _linger(self) -> None:
         """Stay while a live island has not come to the end of the run yet."""
-        try:
-            async with asyncio.timeout(LINGER_S):
-                while any(
-                    announce.round < self.swarm_total and announce.status == "active"
-                    for announce in self.swarm.membership.islands_alive(self.swarm.now())
-                ):
-                    await asyncio.sleep(0.2)
-        except TimeoutError:
-            return
+        end = self.swarm.now() + LINGER_S
+        while self.swarm.now() < end and any(
+            announce.round < self.swarm_total and announce.status == "active"
+            for announce in self.swarm.membership.islands_alive(self.swarm.now())
+        ):
+            await asyncio.sleep(0.2)
 
     def _cuda(self) -> bool:
         if self.config.device == "cpu":

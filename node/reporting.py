@@ -80,7 +80,7 @@ class Reporter:
         providers.traffic = self.traffic
         providers.links = self.links
 
-    # --- hooks ---------------------------------------------------------------------------------
+    # --- hooks -----------------------------------------------------------------------------------
 
     def on_committed(self, certificate: Certificate, exchange: Exchange | None) -> None:
         """The swarm has committed a round and the replica has stepped."""
@@ -114,7 +114,7 @@ class Reporter:
             conductor.pace.busy_s = 0.0
         validation = applied.validation_loss if applied else None
         if validation is not None:
-            self.swarm.note(validation_loss=validation)
+            self.swarm.presence.note(validation_loss=validation)
         total = self.manifest.rounds.total_rounds
         counted = {i.contributor for result in outcome.parts for i in result.included}
         live = 1 + len(self.swarm.membership.islands_alive(self.swarm.now()))

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -166,7 +166,7 @@ class Node:
         self.whereabouts = Whereabouts(transport, identity, transport.book)
         self.cache = PeerCache(self.home.root / "peers.json")
         self.clocks = Clocks()
-        self.announced: Callable[[], list[bytes]] = list
+        self.announced: Callable[[], Sequence[bytes]] = tuple
         self.first_caller: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.gate = Gate(
             transport,
@@ -174,7 +174,7 @@ class Node:
             software=__version__,
             run=lambda: daemon.run_id,
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
-            announces=lambda: self.announced(),
+            announces=self._announced,
         )
         self.state = NodeState(self._view(), log=events)
         self.api = ApiServer(
@@ -182,6 +182,9 @@ class Node:
             self.config.api,
             may_move=self.config.is_default("api"),
         )
+
+    def _announced(self) -> Sequence[bytes]:
+        return self.announced()
 
     async def live(self, stack: AsyncExitStack) -> None:
         """From opening the API to having left the swarm."""

@@ -18,6 +18,7 @@ from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
 from gossip.membership import Membership, Patience
 from gossip.planning import Rules
+from gossip.presence import Presence
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
@@ -174,23 +175,21 @@ class SimulatedSwarm:
             rejected=lambda who, why: rejected.append((who, why)),
             behind=lambda ending, peers: behind.append(ending.name),
         )
-        swarm = Swarm(
+        presence = Presence(
             wiring,
-            replica,
-            self.rules,
             membership,
             announce,
-            hooks,
+            lambda: replica.place,
             wall=lambda: 1_000_000.0 + loop.time(),
-            keep_rounds=50,
         )
+        swarm = Swarm(wiring, replica, self.rules, presence, hooks, keep_rounds=50)
 
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
                 member_group.append(group)
                 for other in self.members.values():
                     if other.peer != peer and other.peer not in self.stopped:
-                        swarm.learn(other.swarm.envelope())
+                        swarm.presence.learn(other.swarm.presence.envelope())
                 group.create_task(swarm.run())
                 group.create_task(self._train(swarm, replica, loop))
 
@@ -269,7 +268,7 @@ async def simulated_swarm(
         for member in swarm.members.values():
             for other in swarm.members.values():
                 if other is not member:
-                    member.swarm.learn(other.swarm.envelope())
+                    member.swarm.presence.learn(other.swarm.presence.envelope())
         yield swarm
         for member in swarm.members.values():
             member.task.cancel()

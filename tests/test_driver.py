@@ -139,7 +139,7 @@ def test_a_leaver_is_not_waited_for() -> None:
         async with simulated_swarm(3) as swarm:
             await asyncio.sleep(5.0)
             leaver = next(iter(swarm.members.values()))
-            await leaver.swarm.leave()
+            await leaver.swarm.presence.leave()
             await swarm.kill(leaver)
             rest = swarm.living()
             before = len(rest[0].replica.history)
