@@ -30,6 +30,8 @@ from node.trainer.channel import (
     ChannelClosedError,
     Checkpoint,
     Command,
+    Evaluate,
+    Evaluated,
     Ready,
     Report,
     Saved,
@@ -39,6 +41,8 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_RANK_LOST, EXIT_REFUSED
+
+pytestmark = pytest.mark.timeout(240)  # up to five starts of Python and torch in one test
 
 WAIT_S = 60.0  # for anything; a loaded machine imports torch slowly
 LONG = 500  # steps of a round that is not over while a test looks at it
@@ -92,6 +96,8 @@ class Watch:
         await self.begin()
         for target in (TARGET, LONG):
             snapshot = await self.until(Snapshot)
+            await self.running.send(Evaluate())  # must not leave copies of θ behind in any rank
+            await self.until(Evaluated)
             await self.running.claim()
             merge(self.running.vectors)
             await self.running.send(apply(snapshot.round + 1, target_steps=target, evaluate=True))
