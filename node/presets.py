@@ -1,7 +1,8 @@
 """Ready manifests, from a demonstration on a laptop's processor to eight billion parameters.
 
-``tiny`` is the manifest's defaults: four islands on two processor cores bring the validation loss
-from 5.5 to below 2.2 in about 70 processor seconds. The others are starting points: their sizes
+``tiny`` is the manifest's defaults: with four islands that share two processor cores the
+validation loss falls from 6.0 to below 2.5 in 15 processor seconds of inner steps (3 rounds) and
+to about 1.75 in 56 (12 rounds). The others are starting points: their sizes
 follow published models of those sizes, moved from words to bytes by more layers instead of large
 embeddings; their learning rates fall with size as is usual.
 """

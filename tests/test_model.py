@@ -186,3 +186,16 @@ def test_it_learns_to_repeat():
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.5
+
+
+def test_bfloat16_by_autocast_and_by_weights_stays_close():
+    model = build(Model(), seed=0)
+    x = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
+    exact = next_token_loss(model(x[:, :-1]), x[:, 1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = next_token_loss(model(x[:, :-1]), x[:, 1:])
+    cast.backward()
+    low = next_token_loss(model.to(torch.bfloat16)(x[:, :-1]), x[:, 1:])
+    assert cast.dtype == low.dtype == torch.float32
+    assert abs(cast.item() - exact.item()) < 0.02
+    assert abs(low.item() - exact.item()) < 0.02
