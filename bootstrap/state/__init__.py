@@ -1,0 +1,31 @@
+"""State for newcomers: the outer state in chunks from several peers, and small blobs by hash.
+
+The outer state is two float32 vectors, ``base`` and ``momentum``. Its digest, which announcements
+and certificates carry, is a hash over the hashes of fixed chunks, so that each chunk can come
+from another peer and be checked as it arrives (:mod:`bootstrap.state.digest`). A peer that is
+asked for a state keeps a copy of it for the time of the download, and goes on training
+(:mod:`bootstrap.state.server`). The newcomer pulls from all who have it at once
+(:mod:`bootstrap.state.download`).
+
+>>> states = StateServer(transport, run, lambda: (round, base, momentum), still=still, offload=f)
+>>> await download_state(transport, peers, run, round, digest, base, momentum)
+"""
+
+from bootstrap.state.blobs import BlobServer, fetch_blob, fetch_manifest
+from bootstrap.state.digest import chunk_size, state_digest
+from bootstrap.state.download import Download, NoSourceError, Progress, Served, download_state
+from bootstrap.state.server import StateServer
+
+__all__ = [
+    "BlobServer",
+    "Download",
+    "NoSourceError",
+    "Progress",
+    "Served",
+    "StateServer",
+    "chunk_size",
+    "download_state",
+    "fetch_blob",
+    "fetch_manifest",
+    "state_digest",
+]

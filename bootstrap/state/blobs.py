@@ -1,0 +1,122 @@
+"""Small things by content hash: the manifest and the evaluation shard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from blake3 import blake3
+
+from bootstrap.manifest import SignedManifest
+from bootstrap.state.bodies import outgoing
+from protocols.errors import (
+    BadSignature,
+    RemoteProtocolError,
+    RemoteRefused,
+    Stale,
+    TransportError,
+    Unreachable,
+    Why,
+)
+from protocols.identity import PeerId
+from protocols.messages import Blob, Envelope, ManifestRequest
+from protocols.transport import Outgoing, Transport
+
+T = TypeVar("T")
+
+STALL_S = 15.0  # without a byte
+
+
+class BlobServer:
+    """Serves the manifest of one run, in its envelope, and blobs by their BLAKE3 hash.
+
+    What is not in the table does not exist: nothing a peer sends is ever used as a path.
+    """
+
+    def __init__(
+        self, transport: Transport, run: bytes, *, manifest: bytes, blobs: Iterable[bytes]
+    ) -> None:
+        self._run = run
+        self._manifest = manifest
+        self._blobs = {blake3(blob).digest(): blob for blob in blobs}
+        transport.on_pull("manifest", self._on_manifest)
+        transport.on_pull("blob", self._on_blob)
+
+    async def _on_manifest(self, peer: PeerId, header: bytes) -> Outgoing:
+        del peer  # whoever may connect may know what the run is
+        if ManifestRequest.decode(header).run != self._run:
+            raise Stale("another run")
+        return outgoing([memoryview(self._manifest)])
+
+    async def _on_blob(self, peer: PeerId, header: bytes) -> Outgoing:
+        del peer
+        request = Blob.decode(header)
+        if request.run != self._run:
+            raise Stale("another run")
+        if request.digest not in self._blobs:
+            raise RemoteRefused("gone", "no such blob")
+        return outgoing([memoryview(self._blobs[request.digest])])
+
+
+async def fetch_manifest(
+    transport: Transport, peers: Sequence[PeerId], run: bytes, *, timeout: float = STALL_S
+) -> SignedManifest:
+    """The manifest of ``run`` from the first of ``peers`` that has a valid one.
+
+    Raises what the last peer's failure was: a :class:`TransportError`, or a
+    :class:`RemoteProtocolError` where it sent something else.
+    """
+    request = ManifestRequest(run).encode()
+
+    async def fetch(peer: PeerId) -> SignedManifest:
+        data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES, timeout)
+        return SignedManifest.open(data, run)
+
+    return await _first(peers, fetch)
+
+
+async def fetch_blob(
+    transport: Transport,
+    peers: Sequence[PeerId],
+    run: bytes,
+    digest: bytes,
+    *,
+    max_bytes: int,
+    timeout: float = STALL_S,
+) -> bytes:
+    """The bytes with this BLAKE3 hash from the first of ``peers`` that has them.
+
+    Raises as :func:`fetch_manifest` does.
+    """
+    request = Blob(run, digest).encode()
+
+    async def fetch(peer: PeerId) -> bytes:
+        data = await _pull(transport, peer, "blob", request, max_bytes, timeout)
+        if await asyncio.to_thread(lambda: blake3(data).digest()) != digest:
+            raise BadSignature(f"{peer} sent bytes with another hash")
+        return data
+
+    return await _first(peers, fetch)
+
+
+async def _pull(
+    transport: Transport, peer: PeerId, name: str, header: bytes, max_length: int, timeout: float
+) -> bytes:
+    data = bytearray()  # grows with what arrives, not with what was announced
+    async with transport.pull(
+        peer, name, header, max_length=max_length, timeout=timeout
+    ) as incoming:
+        async for piece in incoming:
+            data += piece
+    return bytes(data)
+
+
+async def _first(peers: Sequence[PeerId], fetch: Callable[[PeerId], Awaitable[T]]) -> T:
+    failure: Exception = Unreachable("any peer", Why.NO_ADDRESS, "none was given")
+    for peer in peers:
+        try:
+            return await fetch(peer)
+        except (TransportError, RemoteProtocolError) as error:
+            failure = error
+    raise failure

@@ -1,0 +1,155 @@
+"""Serving the outer state to newcomers, from a copy, while training goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bootstrap.state.bodies import outgoing
+from bootstrap.state.digest import StateBytes, chunk_size, state_digest
+from protocols.errors import Malformed, RemoteRefused, Stale
+from protocols.identity import PeerId
+from protocols.messages import ChunkRequest, StateOffer, StateRequest
+from protocols.transport import Outgoing, Transport
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+Current = Callable[[], "tuple[int, torch.Tensor, torch.Tensor]"]
+Still = Callable[[], AbstractAsyncContextManager[None]]
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
+IDLE_S = 60.0  # a copy that nobody reads is given up
+EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
+
+
+@dataclass
+class _Pin:
+    """A copy of the state of one round, kept while somebody reads it."""
+
+    offer: bytes
+    state: StateBytes
+    chunk: int
+    used: float  # when it was last asked for
+
+
+class StateServer:
+    """Answers ``state`` calls and ``chunk`` pulls.
+
+    ``current`` gives the round and the live vectors (base, momentum). They are copied while
+    ``still()`` is held, which is to keep outer steps from being applied, and hashed after it was
+    let go; both run in ``offload``. A state nobody has asked for in time is ``gone`` once the
+    next round is applied; ``busy`` means that all copies are in use.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        run: bytes,
+        current: Current,
+        *,
+        still: Still,
+        offload: Offload,
+        max_pins: int = MAX_PINS,
+        idle_s: float = IDLE_S,
+        evict_s: float = EVICT_S,
+    ) -> None:
+        self._run = run
+        self._current = current
+        self._still = still
+        self._offload = offload
+        self._max_pins, self._idle_s, self._evict_s = max_pins, idle_s, evict_s
+        self._pins: dict[int, _Pin] = {}
+        self._pinning = asyncio.Lock()
+        self._expiry: asyncio.TimerHandle | None = None
+        transport.on_call("state", self._on_state)
+        transport.on_pull("chunk", self._on_chunk)
+
+    @property
+    def pinned(self) -> list[int]:
+        """Rounds of which a copy is held."""
+        return sorted(self._pins)
+
+    def close(self) -> None:
+        """Give all copies up."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._pins.clear()
+
+    async def _on_state(self, peer: PeerId, body: bytes) -> bytes:
+        request = StateRequest.decode(body)
+        self._check_run(request.run)
+        async with self._pinning:  # who asks for the same round meanwhile finds it below
+            pin = self._pins.get(request.round)
+            if pin is None:
+                self._make_room()
+                pin = await self._copy(request.round)
+                self._pins[request.round] = pin
+                log.info("keeping the state of round %d for %s", request.round, peer)
+        self._touch(pin)
+        return pin.offer
+
+    async def _on_chunk(self, peer: PeerId, header: bytes) -> Outgoing:
+        del peer
+        request = ChunkRequest.decode(header)
+        self._check_run(request.run)
+        pin = self._pins.get(request.round)
+        if pin is None:
+            raise RemoteRefused("gone", f"the state of round {request.round}")
+        start = request.index * pin.chunk
+        if start >= pin.state.length:
+            raise Malformed(f"there is no chunk {request.index}")
+        self._touch(pin)
+        return outgoing(pin.state.pieces(start, min(start + pin.chunk, pin.state.length)))
+
+    def _check_run(self, run: bytes) -> None:
+        if run != self._run:
+            raise Stale("another run")
+
+    async def _copy(self, round_: int) -> _Pin:
+        async with self._still():
+            held, base, momentum = self._current()
+            if held != round_:
+                raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
+            base, momentum = await self._offload(lambda: (base.clone(), momentum.clone()))
+
+        def describe() -> _Pin:
+            state = StateBytes(base, momentum)
+            chunk = chunk_size(state.length)
+            digest, hashes = state_digest(base, momentum, chunk)
+            offer = StateOffer(round_, digest, state.length, chunk, hashes).encode()
+            return _Pin(offer, state, chunk, 0.0)
+
+        pin: _Pin = await self._offload(describe)
+        return pin
+
+    def _make_room(self) -> None:
+        if len(self._pins) < self._max_pins:
+            return
+        round_, oldest = min(self._pins.items(), key=lambda item: item[1].used)
+        if asyncio.get_running_loop().time() - oldest.used < self._evict_s:
+            raise RemoteRefused("busy", "all copies of the state are in use")
+        del self._pins[round_]
+
+    def _touch(self, pin: _Pin) -> None:
+        loop = asyncio.get_running_loop()
+        pin.used = loop.time()
+        if self._expiry is None:
+            self._expiry = loop.call_later(self._idle_s, self._expire)
+
+    def _expire(self) -> None:
+        """Drop idle copies; look again when the next one may be idle."""
+        loop = asyncio.get_running_loop()
+        self._expiry = None
+        idle = loop.time() - self._idle_s
+        self._pins = {round_: pin for round_, pin in self._pins.items() if pin.used > idle}
+        if self._pins:
+            next_ = min(pin.used for pin in self._pins.values()) + self._idle_s
+            self._expiry = loop.call_at(next_, self._expire)
