@@ -12,7 +12,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.complete
 
-.PHONY: demo test test-swarm lint format clean
+.PHONY: demo test test-swarm lint lint-style lint-format lint-types lint-imports format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m node demo $(ARGS)
@@ -23,10 +23,19 @@ test: $(STAMP)
 test-swarm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m swarm $(ARGS)
 
-lint: $(STAMP)
+# targets of their own, so that `make --keep-going lint` shows everything there is
+lint: lint-style lint-format lint-types lint-imports
+
+lint-style: $(STAMP)
 	$(BIN)/ruff check .
+
+lint-format: $(STAMP)
 	$(BIN)/ruff format --check .
+
+lint-types: $(STAMP)
 	$(BIN)/mypy
+
+lint-imports: $(STAMP)
 	$(BIN)/lint-imports
 
 format: $(STAMP)
@@ -42,8 +51,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making .venv: torch and its friends take some minutes"
 	@rm -rf .venv
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,lint]"
+	@$(BIN)/python -m pip install --quiet --quiet -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --quiet -c constraints.txt -e ".[test,lint]"
 	@touch $(STAMP)
 
 clean:

@@ -7,10 +7,17 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from protocols.identity import Identity
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
+
+# a busy machine is slow, not wrong
+settings.register_profile(
+    "atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("atoll")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_typ
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols import messages
@@ -96,7 +96,7 @@ def test_every_class_compiles(cls: type[Message]) -> None:
 
 
 @every_class
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_messages_round_trip(cls: type[Message], data: st.DataObject) -> None:
     message = data.draw(instances(cls))
@@ -108,7 +108,7 @@ def test_messages_round_trip(cls: type[Message], data: st.DataObject) -> None:
 
 
 @every_class
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.binary(max_size=200))
 def test_arbitrary_bytes_are_malformed(cls: type[Message], data: bytes) -> None:
     with pytest.raises(Malformed):
@@ -130,7 +130,7 @@ PLAIN = st.recursive(
 
 
 @every_class
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_well_formed_msgpack_of_the_wrong_shape(cls: type[Message], data: st.DataObject) -> None:
     """A field is replaced by anything: it is refused, or it was something the field may hold."""
@@ -145,7 +145,7 @@ def test_well_formed_msgpack_of_the_wrong_shape(cls: type[Message], data: st.Dat
 
 
 @every_class
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_damaged_messages(cls: type[Message], data: st.DataObject) -> None:
     """Bytes flipped, cut out, doubled: Malformed, or another message within all bounds."""
