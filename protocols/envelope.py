@@ -1,8 +1,8 @@
 """Signed envelopes: messages that are stored or passed on by others than their author.
 
 The signature covers every field, so an envelope made for one purpose, run, recipient or time
-cannot be used for another. A reader checks, in this order: bounds and canonical form, purpose,
-run, recipient and expiry, the signature, the body, and whether it was seen before.
+cannot be used for another. A reader checks, in this order: bounds, purpose, run, recipient
+and expiry, canonical form, the signature, the body, and whether it was seen before.
 
 >>> data = seal(identity, record, purpose="record", expires=now + 60, sequence=7)
 >>> opened = open_envelope(data, PeerRecord, purpose="record", now=now)
