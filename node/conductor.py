@@ -166,9 +166,10 @@ class Conductor:
                         self._saved.set_result(saved)
                 case TrainerDied() as died:
                     await self._on_death(died)
-                case Stopped() | Evaluated():
-                    if not self.island.alive:
-                        return
+                case Stopped():
+                    return
+                case Evaluated():
+                    continue
 
     @property
     def training(self) -> bool:
@@ -279,6 +280,8 @@ class Conductor:
     async def _on_death(self, died: TrainerDied) -> None:
         self._restarts += 1
         self._begun, self.ready = False, None
+        if self._saved is not None and not self._saved.done():
+            self._saved.set_exception(ChannelClosedError("the trainer died meanwhile"))
         self._free.set()
         fatal = self._restarts > MAX_RESTARTS or (died.code not in ("", "E401", "E405"))
         problem = OperatorError(

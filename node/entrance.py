@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blake3 import blake3
 
@@ -28,6 +28,8 @@ from protocols.errors import OperatorError, RemoteProtocolError, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
+
+T = TypeVar("T")
 
 MAX_SHARD_BYTES = 256 * 1024 * 1024
 RETRY_CODES = ("E101", "E501")  # the seeds may come up in a moment
@@ -146,9 +148,7 @@ class Entrance:
                 fix="give only peers of the run you want with --peers",
             )
         peers = [g.peer for g in greetings if g.welcome.run == run]
-        signed = await self._first_of(
-            peers, lambda peer: fetch_manifest(self.transport, [peer], run)
-        )
+        signed = await self._fetched(fetch_manifest(self.transport, peers, run))
         differences = [] if own is None else _differences(own, signed.manifest)
         if differences:
             raise operator_error(
@@ -160,11 +160,8 @@ class Entrance:
         digest = bytes.fromhex(signed.manifest.evaluation.digest)
         shard = b""
         if digest:
-            shard = await self._first_of(
-                peers,
-                lambda peer: fetch_blob(
-                    self.transport, [peer], run, digest, max_bytes=MAX_SHARD_BYTES
-                ),
+            shard = await self._fetched(
+                fetch_blob(self.transport, peers, run, digest, max_bytes=MAX_SHARD_BYTES)
             )
         return Run(signed, shard, created=False, greetings=greetings)
 
@@ -229,21 +226,16 @@ class Entrance:
             )
         return manifest.data.model_copy(update={"path": path})
 
-    async def _first_of(
-        self, peers: list[PeerId], fetch: Callable[[PeerId], Awaitable[Any]]
-    ) -> Any:
-        failure: Exception | None = None
-        for peer in peers:
-            try:
-                return await fetch(peer)
-            except (TransportError, RemoteProtocolError) as error:
-                failure = error
-        raise operator_error(
-            "E501",
-            "no peer could hand over the run",
-            why=str(failure),
-            fix="try again, or give other peers with --peers",
-        )
+    async def _fetched(self, fetching: Awaitable[T]) -> T:
+        try:
+            return await fetching
+        except (TransportError, RemoteProtocolError) as error:
+            raise operator_error(
+                "E502",
+                "no peer could hand over the run",
+                why=str(error),
+                fix="try again, or give other peers with --peers",
+            ) from error
 
     def _progress(self, step: int, name: str, text: str) -> None:
         self.events.emit(JoinProgress(step=step, name=name, text=text))

@@ -160,6 +160,12 @@ _ROWS = (
         "check that one of them runs, or give another with --peers",
     ),
     Kind(
+        "E502",
+        "the run or its state cannot be fetched",
+        "the peers that have it went away, moved on too quickly, or served what does not verify",
+        "try again; if it repeats, give other peers with --peers",
+    ),
+    Kind(
         "E601",
         "no training text",
         "the corpus cannot be read, or has too few tokens for one sequence",

@@ -23,6 +23,7 @@ from node.arrival import Arrival
 from node.checkpoint import CheckpointStore
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
+from node.errors import operator_error
 from node.island import Island
 from node.monitor.events import Behind, JoinProgress, Notice
 from node.replica import OuterReplica
@@ -153,12 +154,7 @@ class Participation:
         state, target = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
         await replica.settle(state)
         if replica.place.state != target.state:
-            raise OperatorError(
-                "E502",
-                "the downloaded state is not what was announced",
-                "its digest differs",
-                "try again; if it repeats, report a defect",
-            )
+            raise operator_error("E502", why="the downloaded state has another digest")
         size = 8 * len(replica.base)
         self.events.emit(
             JoinProgress(
@@ -346,9 +342,9 @@ class Participation:
 
     async def _on_applied(self, applied: Applied) -> None:
         """The trainer stands on the new base: report, checkpoint, perhaps end."""
-        self.reporter.on_applied(applied)
+        news = self.reporter.on_applied(applied)
         every = self.config.checkpoint_every
-        if every and applied.round % every == 0:
+        if news and every and applied.round % every == 0:
             self.node.tasks.spawn(self._save())
         self._check_end()
 

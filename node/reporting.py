@@ -55,6 +55,7 @@ class Pending:
     sent: int
     received: int
     consensus: float | None
+    state: bytes
 
 
 @dataclass
@@ -93,6 +94,7 @@ class Reporter:
             sent,
             exchange.bytes_received if exchange else 0,
             self.consensus(certificate.outcome.round),
+            self.swarm.replica.place.state,
         )
         self.state.round = certificate.outcome.round + 1
         if self.swarm.status.status in ("joining", "active"):
@@ -100,11 +102,11 @@ class Reporter:
         if self.conductor is None or self.conductor.ready is None:
             self.on_applied(None)
 
-    def on_applied(self, applied: Applied | None) -> None:
-        """The trainer has applied the newest round (or there is no trainer)."""
+    def on_applied(self, applied: Applied | None) -> bool:
+        """The trainer has applied the newest round (or there is none); whether there was one."""
         pending, self._pending = self._pending, None
         if pending is None:
-            return
+            return False
         now, conductor = self.now(), self.conductor
         outcome = pending.certificate.outcome
         wall = now - self._last_round if self._last_round is not None else None
@@ -145,6 +147,7 @@ class Reporter:
                 consensus=pending.consensus,
                 consensus_after=0.0,
                 agreeing=self.agreeing(),
+                state=pending.state.hex(),
                 eta_s=max(0, total - outcome.round - 1) * self.swarm.round_s or None,
                 dropped=dropped,
                 phases={
@@ -155,6 +158,7 @@ class Reporter:
                 },
             )
         )
+        return True
 
     def on_peer(self, peer: PeerId, what: str, why: str) -> None:
         """The liveness of a peer has changed, or it did not deliver."""

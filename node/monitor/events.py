@@ -107,6 +107,7 @@ class RoundDone(Event):
     consensus: float | None = None  # relative distance to the mean before the merge
     consensus_after: float | None = None
     agreeing: int = 0  # peers whose state is equal bit for bit
+    state: str = ""  # digest of the outer state after this round, hex
     eta_s: float | None = None  # until total_rounds
     dropped: Mapping[str, str] = field(default_factory=dict)  # peer -> why
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by phase

@@ -1,0 +1,363 @@
+"""``node demo``: a whole swarm on this machine, with everything that can happen to one.
+
+Islands are real ``node start`` processes over real sockets. They train the tiny preset; half-way
+a newcomer joins, one island is killed with SIGKILL and comes back with ``--resume``, one leaves
+with Ctrl-C. What happened is read from the islands' own event logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from node.errors import operator_error
+
+TINY_STEP_S = 0.012  # of one inner step on one core, to guess how many rounds fit
+START_S = 14.0  # until the first island trains
+READY_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 60.0
+POLL_S = 0.2
+MIN_ROUNDS = 8
+STOP_GRACE_S = 20.0
+
+
+@dataclass
+class Summary:
+    """What the demonstration came to; printed with ``--json``."""
+
+    rounds_committed: int
+    rounds_failed: int
+    val_loss_first: float | None
+    val_loss_last: float | None
+    state_digests_equal: bool
+    wire_bytes_per_param_per_round: float
+    compute_utilization: float
+    consensus_distance: float | None
+    wall_s: float
+    islands: int
+    joined: bool
+    killed_and_resumed: bool
+    left: bool
+    problems: list[str] = field(default_factory=list)
+
+
+class IslandProcess:
+    """One island of the demonstration."""
+
+    def __init__(self, name: str, root: Path, threads: int) -> None:
+        self.name, self.dir, self.threads = name, root / name, threads
+        self.dir.mkdir(parents=True)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def start(self, *arguments: str) -> None:
+        """Run ``node start`` for this island."""
+        command = [
+            *(sys.executable, "-m", "node", "start"),
+            *("--dir", str(self.dir), "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"),
+            *("--name", self.name, "--threads", str(self.threads), "--device", "cpu"),
+            *("--checkpoint-every", "2", *arguments),
+        ]
+        self.starts += 1
+        with (self.dir / "console.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
+            )
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """This island's own log so far, oldest first."""
+        path = self.dir / "events.jsonl"
+        if not path.exists():
+            return []
+        found = []
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                event = json.loads(line)
+                if not kind or event.get("kind") == kind:
+                    found.append(event)
+        return found
+
+    def last_round(self) -> int:
+        """The newest round it has applied, -1 before the first."""
+        rounds = self.events("round")
+        return int(rounds[-1]["round"]) if rounds else -1
+
+    def join_address(self) -> str:
+        """``HOST:PORT/ID`` from its start-up block; empty until it is up."""
+        started = self.events("started")
+        return str(started[-1]["join_address"]) if len(started) >= self.starts else ""
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the daemon alone; it looks after its ranks."""
+        if self.process is not None and self.running:
+            self.process.send_signal(number)
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it has ended within ``timeout`` seconds."""
+        if self.process is None:
+            return True
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def tail(self) -> str:
+        """The end of what it printed."""
+        text = (self.dir / "console.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-15:])
+
+
+class Demo:
+    """The script of the demonstration."""
+
+    def __init__(self, seconds: float, islands: int, seed: int, root: Path, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.seconds, self.count, self.seed, self.root = seconds, islands, seed, root
+        cores = os.cpu_count() or 1
+        self.threads = max(1, cores // (islands + 1))
+        step_s = TINY_STEP_S * max(1.0, (islands + 0.5) / cores)
+        from bootstrap.manifest import Manifest
+
+        self.inner_steps = Manifest().rounds.inner_steps
+        self.rounds = max(MIN_ROUNDS, int((seconds - START_S) / (step_s * self.inner_steps)))
+        self.islands: list[IslandProcess] = []
+        self.joined = self.killed = self.left = False
+        console = Console(stderr=True, quiet=quiet)
+        self.print = console.print
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("round {task.completed}/{task.total}  {task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet,
+        )
+
+    def run(self) -> Summary:
+        """Play it; raises OperatorError E405 when an island dies that was not killed."""
+        began = time.monotonic()
+        try:
+            with self.progress:
+                self.bar = self.progress.add_task("starting", total=self.rounds, loss="")
+                self._start_first()
+                self._train()
+                self._finish()
+        finally:
+            for island in self.islands:
+                island.signal(signal.SIGKILL)
+                island.wait(5.0)
+        return self._summary(time.monotonic() - began)
+
+    def _new(self, *arguments: str) -> IslandProcess:
+        island = IslandProcess(f"island-{len(self.islands) + 1}", self.root, self.threads)
+        self.islands.append(island)
+        island.start(*arguments)
+        return island
+
+    def _start_first(self) -> None:
+        changes = {
+            "name": "demo",
+            "seed": self.seed,
+            "data.seed": self.seed,
+            "rounds.total_rounds": self.rounds,
+            "inner.total_steps": self.rounds * self.inner_steps,
+        }
+        settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+        first = self._new(*settings)
+        self._until(lambda: bool(first.join_address()), READY_TIMEOUT_S, "the first island starts")
+        self.address = first.join_address()
+        for _ in range(self.count - 1):
+            self._new("--peers", self.address)
+        self.print(f"{self.count} islands; another machine would join with:")
+        self.print(f"  node start --peers {self.address}")
+
+    def _train(self) -> None:
+        first = self.islands[0]
+        victim = self.islands[1] if self.count > 1 else None
+        leaver = self.islands[2] if self.count > 2 else None
+        restart_at: float | None = None
+        end = time.monotonic() + max(3 * self.seconds, 180.0)
+        while first.last_round() < self.rounds - 1:
+            done = first.last_round() + 1
+            self._show(first, done)
+            if victim and not self.killed and done >= self.rounds // 3 and victim.last_round() >= 0:
+                self.print(f"round {done}: {victim.name} is killed (SIGKILL)")
+                victim.signal(signal.SIGKILL)
+                victim.wait(5.0)
+                self.killed, restart_at = True, time.monotonic() + 3.0
+            if victim and restart_at is not None and time.monotonic() > restart_at:
+                self.print(f"round {done}: {victim.name} comes back with --resume")
+                victim.start("--resume", "--peers", self.address)
+                restart_at = None
+            if not self.joined and done >= self.rounds // 2:
+                self.joined = True
+                newcomer = self._new("--peers", self.address)
+                self.print(f"round {done}: {newcomer.name} joins")
+            if leaver and not self.left and done >= 2 * self.rounds // 3:
+                self.print(f"round {done}: {leaver.name} leaves (Ctrl-C)")
+                leaver.signal(signal.SIGINT)
+                self.left = True
+            self._check_alive(leaver)
+            if time.monotonic() > end:
+                raise operator_error(
+                    "E405",
+                    "the demonstration does not get on",
+                    why=f"round {done} of {self.rounds} after {3 * self.seconds:.0f} s",
+                    fix=f"look into {self.root}",
+                )
+            time.sleep(POLL_S)
+
+    def _check_alive(self, leaver: IslandProcess | None) -> None:
+        for island in self.islands:
+            expected = island.running or (island is leaver and self.left)
+            killed = island.process is not None and island.process.returncode == -signal.SIGKILL
+            if not expected and not killed:
+                if island.process is not None and island.process.returncode == 0:
+                    continue  # it has come to the end of the run
+                raise operator_error(
+                    "E405",
+                    f"{island.name} died",
+                    why=island.tail(),
+                    fix=f"look into {island.dir}",
+                )
+
+    def _finish(self) -> None:
+        """All who live end by themselves after the last round."""
+        first = self.islands[0]
+        self._show(first, first.last_round() + 1)
+        end = time.monotonic() + END_TIMEOUT_S
+        for island in self.islands:
+            if not island.wait(max(0.1, end - time.monotonic())):
+                self.print(f"{island.name} does not end by itself")
+
+    def _show(self, first: IslandProcess, done: int) -> None:
+        rounds = first.events("round")
+        losses = [r["validation_loss"] for r in rounds if r.get("validation_loss")]
+        loss = f"validation loss {losses[-1]:.3f}" if losses else ""
+        self.progress.update(self.bar, completed=done, description="training", loss=loss)
+
+    def _until(self, condition: Any, timeout: float, what: str) -> None:
+        end = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > end or not all(island.running for island in self.islands):
+                tail = self.islands[-1].tail()
+                raise operator_error("E405", f"{what}: it did not", why=tail, fix=str(self.root))
+            time.sleep(POLL_S)
+
+    def _summary(self, wall: float) -> Summary:
+        from bootstrap.manifest import Manifest
+        from node.trainer.layout import Layout
+
+        size = Layout.of_config(Manifest().model).size
+        per_island = [island.events("round") for island in self.islands]
+        states: dict[int, set[str]] = {}
+        for rounds in per_island:
+            for done in rounds:
+                states.setdefault(done["round"], set()).add(done["state"])
+        everything = [done for rounds in per_island for done in rounds]
+        losses = [r["validation_loss"] for r in per_island[0] if r["validation_loss"] is not None]
+        synced = [r for r in everything if r["members"] > 1]
+        consensus = [r["consensus"] for r in per_island[0] if r["consensus"] is not None]
+        living = [i for i in self.islands if not (i is self._leaver() and self.left)]
+        ends = {island.last_round() for island in living}
+        return Summary(
+            rounds_committed=len(states),
+            rounds_failed=sum(len(island.events("round_failed")) for island in self.islands),
+            val_loss_first=losses[0] if losses else None,
+            val_loss_last=losses[-1] if losses else None,
+            state_digests_equal=len(ends) == 1 and all(len(s) == 1 for s in states.values()),
+            wire_bytes_per_param_per_round=round(
+                fmean(r["sent_bytes"] for r in synced) / size if synced else 0.0, 4
+            ),
+            compute_utilization=round(
+                fmean(u for r in everything if (u := r["utilisation"]) is not None), 4
+            ),
+            consensus_distance=consensus[-1] if consensus else None,
+            wall_s=round(wall, 1),
+            islands=len(self.islands),
+            joined=self.joined and bool(per_island[-1]),
+            killed_and_resumed=self.killed and self.islands[1].starts > 1,
+            left=self.left,
+            problems=[
+                f"{island.name}: {problem['code']} {problem['what']}"
+                for island in self.islands
+                for problem in island.events("problem")
+            ][:20],
+        )
+
+    def _leaver(self) -> IslandProcess | None:
+        return self.islands[2] if self.count > 2 else None
+
+
+def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> int:
+    """Run the demonstration and print what came of it; exit status 0 if all went well."""
+    import typer
+
+    from bootstrap.manifest import Manifest
+    from node.trainer.corpus import collect
+
+    collect(Manifest().data)  # once for all islands; a few seconds the first time
+    with _directory() as root:
+        summary = Demo(seconds, islands, seed, root, quiet=as_json).run()
+    typer.echo(json.dumps(asdict(summary), indent=2) if as_json else _text(summary))
+    good = (
+        summary.state_digests_equal
+        and not summary.rounds_failed
+        and summary.val_loss_last is not None
+    )
+    return 0 if good else 1
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[Path]:
+    """A directory for the islands; kept when the demonstration fails, since it explains why."""
+    root = Path(tempfile.mkdtemp(prefix="atoll-demo-"))
+    yield root
+    import shutil
+
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def _text(s: Summary) -> str:
+    equal = "equal on every island, bit for bit" if s.state_digests_equal else "NOT equal"
+    what = ["one joined half-way" if s.joined else ""]
+    what += ["one was killed and resumed" if s.killed_and_resumed else ""]
+    what += ["one left" if s.left else ""]
+    lines = [
+        f"{s.islands} islands, {s.rounds_committed} rounds in {s.wall_s:.0f} s; "
+        + ", ".join(w for w in what if w),
+        f"  validation loss      {s.val_loss_first:.3f} -> {s.val_loss_last:.3f}"
+        if s.val_loss_first is not None and s.val_loss_last is not None
+        else "  validation loss      not measured",
+        f"  outer state          {equal}",
+        f"  rounds failed        {s.rounds_failed}",
+        f"  wire                 {s.wire_bytes_per_param_per_round:.2f} bytes a parameter, "
+        "round and island (fp32 would be 4 and more)",
+        f"  compute              {100 * s.compute_utilization:.0f} % of the time in inner steps",
+    ]
+    if s.consensus_distance is not None:
+        lines.append(f"  consensus            {s.consensus_distance:.4f} from the mean, relative")
+    return "\n".join([*lines, *(f"  problem: {p}" for p in s.problems)])
