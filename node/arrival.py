@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,13 @@ from bootstrap.seeds import backoff
 from bootstrap.state import Progress, download_state
 from gossip.agreement import Place
 from gossip.certificate import genesis
+from gossip.presence import open_announce
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import standing_after
 from protocols.errors import ProtocolError, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Announce, CertificateRequest, Certificates
+from protocols.messages import Announce, CertificateRequest, Certificates, Known
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
@@ -57,7 +59,9 @@ class Arrival:
     transport: Transport
     run: bytes
     creator: PeerId
-    announces: Callable[[], Iterable[Announce]]  # those known now, refreshed between tries
+    ask: Sequence[PeerId]  # who can tell who stands where, right now
+    wall: Callable[[], float]
+    learned: Callable[[Announce], None]  # told of every announcement on the way
 
     async def fetch(
         self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress
@@ -70,7 +74,7 @@ class Arrival:
         end = loop.time() + PATIENCE_S
         reason = "no island has announced a state"
         for pause in backoff(random.Random(), first=0.2, last=5.0):
-            target = choose(self.announces())
+            target = choose(await self.look())
             if target is not None:
                 try:
                     await download_state(
@@ -90,6 +94,28 @@ class Arrival:
                 break
             await asyncio.sleep(pause)
         raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
+
+    async def look(self) -> list[Announce]:
+        """Who stands where, freshly asked: the swarm may move on every second."""
+        found: dict[PeerId, Announce] = {}
+        for peer in self.ask:
+            try:
+                reply = await self.transport.call(
+                    peer, "known", b"", timeout=CALL_TIMEOUT_S, max_reply=Known.MAX_BYTES
+                )
+                envelopes = Known.decode(reply).announces
+            except (TransportError, ProtocolError):
+                continue
+            for envelope in envelopes:
+                with contextlib.suppress(ProtocolError):  # too old: others remain
+                    announce = open_announce(envelope, self.run, self.wall()).message
+                    known = found.get(announce.peer)
+                    if known is None or announce.round >= known.round:
+                        found[announce.peer] = announce
+                        self.learned(announce)
+            if len(found) > 1:
+                break
+        return list(found.values())
 
     async def _standing(self, target: Target) -> OuterState:
         if target.round == 0:

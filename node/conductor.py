@@ -108,7 +108,8 @@ class Conductor:
     _saved: asyncio.Future[Saved] | None = None
 
     def __post_init__(self) -> None:
-        self._free.set()
+        if self.resume_dir is None:
+            self._free.set()  # else only once the trainer stands where its checkpoint was made
 
     # --- for the replica (see node.replica.Trainer) ----------------------------------------------
 
@@ -207,7 +208,8 @@ class Conductor:
         await self._begin()
 
     async def _begin(self) -> None:
-        if self.ready is None or self.me not in self.replica.roster:
+        in_office = self.me in self.replica.roster or self.resume_dir is not None
+        if self.ready is None or not in_office:
             return  # follows the rounds until it is in office, see Conductor.resume
         self._begun = True
         slot, slots = self._slot()
@@ -279,7 +281,7 @@ class Conductor:
 
     async def _on_death(self, died: TrainerDied) -> None:
         self._restarts += 1
-        self._begun, self.ready = False, None
+        self._begun, self.ready, self.resume_dir = False, None, None
         if self._saved is not None and not self._saved.done():
             self._saved.set_exception(ChannelClosedError("the trainer died meanwhile"))
         self._free.set()

@@ -17,7 +17,7 @@ from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
 from gossip.membership import Membership
 from gossip.planning import Rules
-from gossip.presence import Presence, open_announce
+from gossip.presence import Presence
 from node import __version__
 from node.arrival import Arrival
 from node.checkpoint import CheckpointStore
@@ -41,6 +41,8 @@ from protocols.messages import Announce
 if TYPE_CHECKING:
     from node.runtime import Node
 
+KEPT_BYTES = 64 * 1024 * 1024  # of merged parts for those who missed rounds, more than required
+MAX_KEPT = 256  # rounds
 LINGER_S = 20.0  # after the last round: others may still need our parts
 DISCOVERY_S = 30.0  # between look-ups in the DHT
 FAREWELL_S = 3.0
@@ -146,10 +148,9 @@ class Participation:
             await replica.settle()
             return
         self.joined_under_way = True
-        membership = self._collect(run)
-        arrival = Arrival(
-            self.node.transport, run.signed.run_id, run.signed.creator, membership.values
-        )
+        arrival = self._arrival(run.signed.creator, run.peers)
+        found = await arrival.look()
+        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
         started = time.monotonic()
         state, target = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
         await replica.settle(state)
@@ -165,20 +166,15 @@ class Participation:
             )
         )
 
-    def _collect(self, run: Run) -> dict[PeerId, Announce]:
-        """Announcements that came with the greetings, verified."""
-        found: dict[PeerId, Announce] = {}
-        for greeting in run.greetings:
-            for envelope in greeting.welcome.announces:
-                try:
-                    opened = open_announce(envelope, run.signed.run_id, time.time())
-                except RemoteProtocolError:
-                    continue  # an old one, or not for us: others remain
-                found[opened.message.peer] = opened.message
-                for address in opened.message.addresses:
-                    self.node.transport.book.add(opened.message.peer, address)
-        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} peers"))
-        return found
+    def _arrival(self, creator: PeerId, ask: list[PeerId]) -> Arrival:
+        return Arrival(
+            self.node.transport,
+            self.replica.place.run,
+            creator,
+            ask,
+            lambda: time.time() + self.node.clocks.offset,
+            self._on_learned,
+        )
 
     # --- the parts -------------------------------------------------------------------------------
 
@@ -246,7 +242,9 @@ class Participation:
                 behind=self._on_behind,
                 learned=self._on_learned,
             ),
-            keep_rounds=rules.replay_rounds,
+            keep_rounds=max(
+                rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
+            ),
         )
         if self.replica.certificate is not None:
             self.swarm.ledger.add(self.replica.certificate, {})
@@ -381,12 +379,8 @@ class Participation:
         """Replay is not possible: take the state itself, and keep local work where possible."""
         base, momentum = torch.empty_like(self.replica.base), torch.empty_like(self.replica.base)
         before = self.replica.place.round
-        arrival = Arrival(
-            self.node.transport,
-            self.replica.place.run,
-            self.replica.roster[0],
-            lambda: self.swarm.membership.islands_alive(self.swarm.now()),
-        )
+        alive = self.swarm.membership.alive(self.swarm.now())
+        arrival = self._arrival(self.keeper.signed.creator, alive)
         state, _ = await arrival.fetch(base, momentum, lambda *_: None)
         missed = state.place.round - before
         keep = "local" if missed <= self.replica.manifest.rounds.max_staleness else "nothing"
