@@ -14,8 +14,9 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from gossip.driver import Swarm
+from gossip.sketch import sketch
 from node.island import Island, TrainerDied
-from node.monitor.events import EventLog, Problem, Rejected, Step
+from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
 from node.replica import OuterReplica
 from node.trainer.channel import (
     Applied,
@@ -23,6 +24,7 @@ from node.trainer.channel import (
     Begin,
     ChannelClosedError,
     Checkpoint,
+    Evaluate,
     Evaluated,
     Ready,
     Saved,
@@ -169,8 +171,14 @@ class Conductor:
                     await self._on_death(died)
                 case Stopped():
                     return
-                case Evaluated():
-                    continue
+                case Evaluated() as evaluated:
+                    self.events.emit(
+                        Validation(
+                            round=evaluated.round,
+                            step=evaluated.step,
+                            validation_loss=evaluated.validation_loss,
+                        )
+                    )
 
     @property
     def training(self) -> bool:
@@ -229,6 +237,8 @@ class Conductor:
             )
         )
         self.resume_dir = None
+        if self.replica.place.round == 0 and self.manifest.rounds.eval_every:
+            await self.island.send(Evaluate())  # where the loss starts from
 
     def _on_step(self, done: StepDone) -> None:
         self.pace.add(done)
@@ -270,6 +280,10 @@ class Conductor:
             return
         if self.swarm is None or snapshot.round != self.replica.place.round:
             return  # the swarm has moved on: its Apply is under way and gives this work back
+        round_ = snapshot.round
+        projection: bytes = await self.replica.offload(
+            lambda: sketch(self.replica.sent, self.manifest.run_id, round_)
+        )
         ramp = RAMP[min(self.contributions, len(RAMP) - 1)] if self.joined else 1.0
         self.swarm.update(
             ready=True,
@@ -277,6 +291,8 @@ class Conductor:
             steps=snapshot.steps,
             weight=ramp * snapshot.tokens,
             eta=0.0,
+            sketch=projection,
+            sketch_round=round_,
         )
 
     async def _on_death(self, died: TrainerDied) -> None:

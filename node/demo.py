@@ -278,7 +278,8 @@ class Demo:
             for done in rounds:
                 states.setdefault(done["round"], set()).add(done["state"])
         everything = [done for rounds in per_island for done in rounds]
-        losses = [r["validation_loss"] for r in per_island[0] if r["validation_loss"] is not None]
+        measured = [*self.islands[0].events("validation"), *per_island[0]]
+        losses = [r["validation_loss"] for r in measured if r["validation_loss"] is not None]
         synced = [r for r in everything if r["members"] > 1]
         consensus = [r["consensus"] for r in per_island[0] if r["consensus"] is not None]
         living = [i for i in self.islands if not (i is self._leaver() and self.left)]

@@ -200,12 +200,12 @@ class Entrance:
 
         if run.tokens is not None:
             return run.tokens
-        if self.config.data is None and kept is not None and kept.is_file():
-            return kept
         manifest = run.manifest
-        data = self._own_data(manifest, "")
 
         def build() -> Path:
+            if self.config.data is None and kept is not None and kept.is_file():
+                return kept
+            data = self._own_data(manifest, "")
             return collect(data).training_file(run.shard, manifest.data.seq_len)
 
         path: Path = await self.offload(build)

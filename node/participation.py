@@ -25,7 +25,7 @@ from node.conductor import Conductor
 from node.entrance import Entrance, Run
 from node.errors import operator_error
 from node.island import Island
-from node.monitor.events import Behind, JoinProgress, Notice
+from node.monitor.events import Behind, JoinProgress, Notice, RoundFailed
 from node.replica import OuterReplica
 from node.reporting import Reporter
 from node.saving import Keeper, Restored, restore
@@ -60,6 +60,8 @@ class Participation:
         self.conducting: asyncio.Task[None] | None = None
         self.joined_under_way = False
         self.finishing = False
+        self._downloading = False
+        self._news = asyncio.Event()  # somebody announced something
         self.swarm: Swarm
         self.replica: OuterReplica
         self.keeper: Keeper
@@ -365,6 +367,10 @@ class Participation:
         return self.replica.manifest.rounds.total_rounds
 
     def _on_behind(self, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+        if self._downloading:
+            return
+        self._downloading = True
+        self.events.emit(RoundFailed(round=self.replica.place.round, reason=ending.value))
         heads = [a.round for a in self.swarm.membership.islands_alive(self.swarm.now())]
         self.events.emit(
             Behind(
@@ -389,6 +395,7 @@ class Participation:
         async with self.swarm.still():
             await self.replica.jump(base, momentum, state, keep=keep)
         await self.swarm.move()
+        self._downloading = False
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         self.reporter.on_peer(peer, what, why)
@@ -397,6 +404,7 @@ class Participation:
         self.reporter.on_rejected(peer, why)
 
     def _on_learned(self, announce: Announce) -> None:
+        self._news.set()
         for address in announce.addresses:
             self.node.transport.book.add(announce.peer, address)
 
@@ -438,12 +446,20 @@ class Participation:
 
     async def _linger(self) -> None:
         """Stay while a live island has not come to the end of the run yet."""
-        end = self.swarm.now() + LINGER_S
-        while self.swarm.now() < end and any(
-            announce.round < self.swarm_total and announce.status == "active"
-            for announce in self.swarm.membership.islands_alive(self.swarm.now())
-        ):
-            await asyncio.sleep(0.2)
+
+        def all_done() -> bool:
+            return not any(
+                announce.round < self.swarm_total and announce.status == "active"
+                for announce in self.swarm.membership.islands_alive(self.swarm.now())
+            )
+
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while not all_done():
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return
 
     def _cuda(self) -> bool:
         if self.config.device == "cpu":

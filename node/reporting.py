@@ -196,11 +196,8 @@ class Reporter:
         From the sketches they published; None while fewer than two did.
         """
         announces = [*self.swarm.membership.islands_alive(self.swarm.now()), self.swarm.status]
-        sketches = [
-            torch.frombuffer(bytearray(a.sketch), dtype=torch.float32)
-            for a in announces
-            if a.sketch and a.sketch_round == round_ and len(a.sketch) == 4 * sketch.SIZE
-        ]
+        published = [sketch.read(a.sketch) for a in announces if a.sketch_round == round_]
+        sketches = [values for values in published if values is not None]
         if len(sketches) < 2:
             return None
         return sketch.relative_spread(torch.stack(sketches))

@@ -129,7 +129,7 @@ class Daemon:
             if self.stop_reason.done():
                 self.home.withdraw_api()
                 os._exit(EXIT_INTERRUPTED)
-            events.emit(Stopping(reason=f"{name}; once more to stop at once"))
+            events.emit(Stopping(reason=name))
             self.stop(name)
 
         for number in (signal.SIGINT, signal.SIGTERM):

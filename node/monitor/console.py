@@ -29,6 +29,7 @@ from node.monitor.events import (
     Started,
     Step,
     Stopping,
+    Validation,
 )
 
 STEP_INTERVAL_S = 1.0
@@ -78,6 +79,8 @@ def render(event: Event) -> str:
             return step_line(event)
         case RoundDone():
             return round_line(event)
+        case Validation():
+            return f"round {event.round} not begun, validation loss {number(event.validation_loss)}"
         case RoundFailed():
             return f"round {event.round} failed: {clean(event.reason)}"
         case Started():

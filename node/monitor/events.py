@@ -85,6 +85,16 @@ class Step(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Validation(Event):
+    """The loss on the shared evaluation shard outside of a round, as before the first one."""
+
+    kind: ClassVar[str] = "validation"
+    round: int
+    step: int
+    validation_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone(Event):
     """A round ended in a certificate. ``degraded``: with parts empty or members dropped."""
 
