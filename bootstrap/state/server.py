@@ -27,6 +27,7 @@ Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
 IDLE_S = 60.0  # a copy that nobody reads is given up
+TIMER_SLACK_S = 0.01
 EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
 
 
@@ -148,8 +149,9 @@ class StateServer:
         """Drop idle copies; look again when the next one may be idle."""
         loop = asyncio.get_running_loop()
         self._expiry = None
-        idle = loop.time() - self._idle_s
-        self._pins = {round_: pin for round_, pin in self._pins.items() if pin.used > idle}
+        # A timer may fire a clock's tick early; without slack it would be set again for now.
+        due = loop.time() + TIMER_SLACK_S
+        self._pins = {r: pin for r, pin in self._pins.items() if pin.used + self._idle_s > due}
         if self._pins:
             next_ = min(pin.used for pin in self._pins.values()) + self._idle_s
             self._expiry = loop.call_at(next_, self._expire)
