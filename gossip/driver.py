@@ -315,17 +315,11 @@ class Swarm:
         self._kick.set()
 
     def _compare(self, announce: Announce) -> None:
-        """Notice that somebody is ahead, or on a heavier chain."""
-        if announce.role != "island" or announce.status == "joining":
-            return
+        """Notice that somebody is ahead, on a heavier chain, or has another state."""
         here = self.replica.place
-        ahead = announce.round > here.round
-        forked = announce.round == here.round and announce.head != here.previous
-        if ahead or (
-            forked and heavier((here.work, here.previous), (announce.work, announce.head))
-        ):
+        if self._is_ahead(announce):
             self._begin_catching_up((announce.peer,))
-        elif not ahead and announce.head == here.previous and announce.state != here.state:
+        elif announce.head == here.previous and announce.state != here.state:
             self._vote_on_state()
 
     def _vote_on_state(self) -> None:
@@ -344,28 +338,52 @@ class Swarm:
     def _begin_catching_up(self, peers: tuple[PeerId, ...]) -> None:
         if not self._catching_up:
             self._catching_up = True
-            ahead = tuple(
-                announce.peer
-                for announce in self.membership.islands_alive(self.now())
-                if announce.round > self.replica.place.round and announce.peer not in peers
-            )
-            self._spawn(self._catch_up(peers + ahead))
+            self._spawn(self._catch_up(peers))
 
     async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
+        """Replay what ``peers`` and all who are ahead have; report it where that is not enough."""
+        asked: set[PeerId] = set()
+        ending = Ending.LEVEL
         try:
             async with self._advancing:
                 pass  # what is being applied right now may be all we miss
-            ending = await catch_up(
-                self.wiring,
-                [peer for peer in peers if peer != self.me],
-                lambda: (self.replica.place, self.replica.roster),
-                self.exchange_part,
-                lambda certificate, parts: self._advance(certificate, parts, None),
-            )
+            while sources := [peer for peer in (*peers, *self._ahead()) if peer not in asked]:
+                asked.update(sources)
+                ending = await catch_up(
+                    self.wiring,
+                    [peer for peer in sources if peer != self.me],
+                    lambda: (self.replica.place, self.replica.roster),
+                    self.exchange_part,
+                    lambda certificate, parts: self._advance(certificate, parts, None),
+                )
+                if ending is Ending.LEVEL:
+                    break
         finally:
             self._catching_up = False
-        if ending is Ending.GONE or ending is Ending.FORKED:
-            self.hooks.behind(ending, peers)
+        if ending in (Ending.GONE, Ending.FORKED) and (ahead := self._ahead()):
+            forked = any(
+                announce.round == self.replica.place.round
+                for peer in ahead
+                if (announce := self.membership.announcement(peer)) is not None
+            )
+            self.hooks.behind(Ending.FORKED if forked else ending, tuple(ahead))
+
+    def _ahead(self) -> list[PeerId]:
+        """Live islands that are further than we are, or on a heavier chain."""
+        return [
+            announce.peer
+            for announce in self.membership.islands_alive(self.now())
+            if self._is_ahead(announce)
+        ]
+
+    def _is_ahead(self, announce: Announce) -> bool:
+        here = self.replica.place
+        if announce.role != "island" or announce.status == "joining":
+            return False
+        forked = announce.round == here.round and announce.head != here.previous
+        return announce.round > here.round or (
+            forked and heavier((here.work, here.previous), (announce.work, announce.head))
+        )
 
     def exchange_part(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
         """A part of the round under way that is held here."""
