@@ -125,7 +125,8 @@ class Reporter:
             for index, c in enumerate(outcome.contributors)
             if index not in counted
         }
-        snapshot_at = conductor.snapshot_at if conductor else pending.committed
+        training = conductor is not None and conductor.snapshot_at > 0
+        snapshot_at = conductor.snapshot_at if conductor and training else pending.committed
         sync = max(0.0, now - snapshot_at)
         self.events.emit(
             RoundDone(
@@ -139,8 +140,8 @@ class Reporter:
                 validation_loss=validation,
                 tokens=sum(outcome.contributors[index].tokens for index in counted),
                 sync_s=sync,
-                wait_s=max(0.0, wall - busy) if wall is not None else 0.0,
-                utilisation=min(1.0, busy / wall) if wall else None,
+                wait_s=max(0.0, wall - busy) if wall and training else 0.0,
+                utilisation=min(1.0, busy / wall) if wall and training else None,
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,
                 raw_bytes=RAW_BYTES * self.swarm.rules.size,

@@ -1,7 +1,7 @@
 """The training loop of one island, run alike by every rank: read :meth:`Trainer.run` first.
 
 An island stands at round r, the number of rounds it has applied. It takes inner steps. After
-``target_steps`` of them since its last snapshot it copies θ into the shared vector ``sent`` and
+``target_steps`` of them since then it copies θ into the shared vector ``sent`` and
 reports a :class:`Snapshot` (once: the next one waits until this one is answered). It goes on for
 ``overlap_steps`` inner steps, then waits for the round's outcome, at most ``wait_s`` seconds;
 after that it trains on. The outcome comes as :class:`Apply`, and is taken in between two inner
@@ -61,6 +61,7 @@ from node.trainer.settings import TrainerSettings
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
+OVERDUE = 1.5  # rounds' worth of steps that have not been sent
 BAD_STEPS = 3  # steps without a finite gradient after which the island says that it is lost
 
 
@@ -129,8 +130,17 @@ class Trainer:
 
     @property
     def due(self) -> bool:
-        """Whether a snapshot is to be taken: the target is reached, or training is lost."""
-        reached = self.unsent.steps >= self.target_steps or self.bad_steps >= BAD_STEPS
+        """Whether a snapshot is to be taken: the target is reached, or training is lost.
+
+        Steps are counted from the last Apply, which comes to all islands at once, so that all
+        are due at once; who was late in the last round has more to send, not a phase of its own.
+        Nor may it be late for ever: with a round and a half of work in hand it is due as well.
+        """
+        reached = (
+            self.round_step >= self.target_steps
+            or self.unsent.steps >= OVERDUE * self.target_steps
+            or self.bad_steps >= BAD_STEPS
+        )
         return self.begun and self.outstanding is None and reached
 
     @property
