@@ -53,6 +53,8 @@ class Gate:
 
     ``run`` is asked each time: empty while this node takes part in none, which fits any.
     ``observed`` tells a caller's address as the transport sees it, where it can.
+    ``brought`` is told of a caller let in that has a run while this node has none; the caller
+    still hears of no run, and so knows that it was the first to bring one.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Gate:
         admits: Admits = anyone,
         announces: Callable[[], Iterable[bytes]] = tuple,
         observed: Callable[[PeerId], str] = lambda peer: "",
+        brought: Callable[[PeerId, bytes], None] = lambda peer, run: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._whereabouts = whereabouts
@@ -73,6 +76,7 @@ class Gate:
         self._admits = admits
         self._announces = announces
         self._observed = observed
+        self._brought = brought
         self._clock = clock
         self._admitted: OrderedDict[PeerId, None] = OrderedDict()
         transport.on_call("hello", self._answer, max_body=Hello.MAX_BYTES)
@@ -97,6 +101,8 @@ class Gate:
         self._admitted.move_to_end(peer)
         if len(self._admitted) > MAX_ADMITTED:
             self._admitted.popitem(last=False)
+        if hello.run and not run:
+            self._brought(peer, hello.run)
         own = self._whereabouts.own
         return Welcome(
             protocol=PROTOCOL_VERSION,

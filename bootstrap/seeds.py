@@ -127,17 +127,17 @@ async def find_peers(
         if dialled.reached:
             return dialled
     if len(dialled.missed) == 1:
-        raise explain(dialled.missed[0])
+        only = dialled.missed[0]
+        raise explain(only.address.hostport, only.error)
     raise nobody(dialled.missed, time.monotonic() - started)
 
 
-def explain(missed: Missed) -> OperatorError:
-    """E103 if another identity answered, otherwise E101, for one seed."""
-    error = missed.error
+def explain(where: str, error: TransportError) -> OperatorError:
+    """E103 if another identity answered at ``where``, otherwise E101 with what to do about it."""
     if isinstance(error, IdentityMismatch):
         return OperatorError(
             "E103",
-            f"another identity answers at {missed.address.hostport}",
+            f"another identity answers at {where}",
             _reason(error),
             "ask its operator for the current join line: a new key, another node on that port, or "
             "somebody in between",
@@ -145,7 +145,7 @@ def explain(missed: Missed) -> OperatorError:
     fix = _FIX.get(error.why, "") if isinstance(error, Unreachable) else ""
     return OperatorError(
         "E101",
-        f"cannot reach {missed.address.hostport}",
+        f"cannot reach {where}",
         _reason(error),
         fix or "check the address, or give another peer with --peers",
     )

@@ -308,11 +308,7 @@ class Conductor:
             died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
             f"see {self.island.directory}/trainer-rank{died.rank}.log",
         )
-        self.events.emit(
-            Problem(
-                code=problem.code, what=problem.what, why=problem.why, fix=problem.fix, fatal=fatal
-            )
-        )
+        self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:
             raise problem
         if self.swarm is not None:

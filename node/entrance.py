@@ -7,6 +7,7 @@ the way. The state itself is fetched later (:mod:`node.arrival`), when there is 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from blake3 import blake3
 
 from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Data, Manifest, SignedManifest, difference
-from bootstrap.seeds import PeerCache, Reached, backoff, find_peers
+from bootstrap.seeds import PeerCache, Reached, backoff, dial_all, explain, find_peers
 from bootstrap.state import fetch_blob, fetch_manifest
 from node import __version__
 from node.config import NodeConfig
@@ -31,8 +32,11 @@ from protocols.whereabouts import Whereabouts
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 MAX_SHARD_BYTES = 256 * 1024 * 1024
-RETRY_CODES = ("E101", "E501")  # the seeds may come up in a moment
+PASSING = ("E101", "E501", "E502")  # may be otherwise in a moment: seeds that are just starting
+TAKE_FROM_S = 30.0  # a seed tries to have a run from who brought it for so long
 
 
 @dataclass
@@ -69,54 +73,40 @@ class Entrance:
     events: EventLog
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
 
-    async def greet_seeds(self, run: bytes, *, patient: bool) -> list[Greeting]:
-        """Dial the seeds (or the cached peers) and greet those who answer.
-
-        ``run`` empty: whichever they have. ``patient``: try again for ``config.wait_s`` seconds
-        before giving up. Raises OperatorError (E101, E103, E2xx, E301, E501).
-        """
-        seeds = parse_peers(self.config.peers)
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an attempt for ``config.wait_s`` seconds while it may go otherwise next time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.config.wait_s if self.config.wait_s else float("inf")
         for pause in backoff(random.Random()):
             try:
-                return await self._greet_once(seeds, run)
+                return await attempt()
             except OperatorError as error:
-                if error.code not in RETRY_CODES or not patient or loop.time() + pause > end:
+                left = end - loop.time()
+                if error.code not in PASSING or left <= 0:
                     raise
+                pause = min(pause, left)
                 self.events.emit(
-                    Problem(
-                        code=error.code,
-                        what=error.what,
-                        why=error.why,
-                        fix=f"trying again in {pause:.0f} s; {error.fix}",
-                    )
+                    Problem.of(error, fix=f"trying again in {pause:.0f} s; {error.fix}")
                 )
             await asyncio.sleep(pause)
         raise AssertionError("backoff never ends")
 
-    async def _greet_once(self, seeds: list[PeerAddress], run: bytes) -> list[Greeting]:
+    async def greet_seeds(self, run: bytes) -> list[Greeting]:
+        """Dial the seeds (or the cached peers) and greet those who answer.
+
+        ``run`` empty: whichever they have. Raises OperatorError (E101, E103, E2xx, E301, E501).
+        """
+        seeds = parse_peers(self.config.peers)
         dialled = await find_peers(self.transport, seeds, self.cache)
         self._progress(1, "dial", _dial_text(dialled.reached))
         greetings = []
         failure: OperatorError | None = None
         for reached in dialled.reached:
             try:
-                greeting = await greet(
-                    self.transport,
-                    self.whereabouts,
-                    reached.peer,
-                    software=__version__,
-                    run=run,
-                    invitation=self.config.invitation,
-                )
-            except TransportError as error:
-                failure = operator_error("E101", f"{reached.address.hostport}", why=str(error))
-                continue
+                greeting = await self._greet(reached.address.hostport, reached.peer, run)
             except OperatorError as error:
                 failure = error
                 continue
-            self.clocks.add(reached.peer, greeting.offset, greeting.round_trip)
             greetings.append(greeting)
         if not greetings:
             assert failure is not None
@@ -128,6 +118,76 @@ class Entrance:
         )
         self._progress(2, "checks", f"protocol, clock {self.clocks.offset:+.2f} s, invitation ok")
         return greetings
+
+    async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
+        """Bring a run that was just made to seeds that have none.
+
+        All ask them in the same order, so that one of several comes first. Raises OperatorError
+        E502 (try again: there is a run to join by then) where this node did not.
+        """
+        again: list[Greeting] = []
+        for greeting in sorted(greetings, key=lambda one: one.peer):
+            try:
+                answer = await self._greet(greeting.peer, greeting.peer, run)
+                first = not answer.welcome.run
+            except OperatorError as error:
+                if error.code not in ("E101", "E201"):
+                    raise
+                first = error.code == "E101"  # it went away: it knows of no other
+                answer = greeting
+            if not first and not again:
+                raise operator_error(
+                    "E502",
+                    "another run began there just now",
+                    why=f"{greeting.peer} has been told of it in the meantime",
+                    fix="it is joined instead, if its settings are the same",
+                )
+            again.append(answer)
+        return again
+
+    async def take_from(self, peer: PeerId, run: bytes) -> Run:
+        """The run that a caller has brought to this seed; tries for a while: it is starting."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + TAKE_FROM_S
+        for pause in backoff(random.Random(), first=0.2, last=5.0):
+            try:
+                return await self.take([await self._greet(peer, peer, run)], None)
+            except OperatorError:
+                if loop.time() > end:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+    async def visit_seeds(self, run: bytes, known: Callable[[PeerId], bool]) -> list[Greeting]:
+        """Greet the seeds that are not among those ``known``: they may have started anew.
+
+        So a seed that has lost its run is brought it again. Nothing is raised: it is one try of
+        many.
+        """
+        greetings = []
+        dialled = await dial_all(self.transport, parse_peers(self.config.peers))
+        for reached in dialled.reached:
+            if not known(reached.peer):
+                try:
+                    greetings.append(await self._greet(reached.address.hostport, reached.peer, run))
+                except OperatorError as error:
+                    logger.info("seed %s: %s", reached.address, error)
+        return greetings
+
+    async def _greet(self, where: str, peer: PeerId, run: bytes) -> Greeting:
+        try:
+            greeting = await greet(
+                self.transport,
+                self.whereabouts,
+                peer,
+                software=__version__,
+                run=run,
+                invitation=self.config.invitation,
+            )
+        except TransportError as error:
+            raise explain(where, error) from error
+        self.clocks.add(peer, greeting.offset, greeting.round_trip)
+        return greeting
 
     async def take(self, greetings: list[Greeting], own: Manifest | None) -> Run:
         """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""

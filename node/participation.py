@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
 from gossip.driver import Hooks, Swarm
@@ -24,10 +25,10 @@ from node.arrival import Arrival
 from node.checkpoint import CheckpointStore
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
-from node.finding import Finder
 from node.errors import operator_error
+from node.finding import Finder
 from node.island import Island
-from node.monitor.events import Behind, JoinProgress, Notice, RoundFailed
+from node.monitor.events import Behind, JoinProgress, Problem, RoundFailed
 from node.replica import OuterReplica
 from node.reporting import Reporter
 from node.saving import Keeper, Restored, restore
@@ -89,9 +90,7 @@ class Participation:
         while True:
             run = await finder.find(restored.signed if restored else None)
             manifest = run.manifest
-            layout = await self.node.offload(
-                lambda manifest=manifest: Layout.of_config(manifest.model)
-            )
+            layout = await self._layout(manifest)
             if self.config.role == "island":
                 store.preflight(5 * 4 * layout.size)  # base, momentum, θ and two moments, fp32
             vectors = SharedVectors.create(layout.size)
@@ -125,6 +124,10 @@ class Participation:
         )
         self._serve(run)
         await self._start(stack, run)
+
+    async def _layout(self, manifest: Manifest) -> Layout:
+        layout: Layout = await self.node.offload(lambda: Layout.of_config(manifest.model))
+        return layout
 
     async def _tokens(self, run: Run) -> Path:
         """The training tokens; remembered, so that resuming needs no --data."""
@@ -392,9 +395,7 @@ class Participation:
         try:
             state, _ = await arrival.fetch(base, momentum, lambda *_: None)
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
-            self.events.emit(
-                Problem(code=error.code, what=error.what, why=error.why, fix=error.fix)
-            )
+            self.events.emit(Problem.of(error))
             return
         finally:
             self._downloading = False

@@ -34,7 +34,7 @@ from node.monitor.state import NodeState, NodeView, RunView
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.whereabouts import Whereabouts
 
 
@@ -167,7 +167,8 @@ class Node:
         self.cache = PeerCache(self.home.root / "peers.json")
         self.clocks = Clocks()
         self.announced: Callable[[], Sequence[bytes]] = tuple
-        self.first_caller: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.said_started = False
+        self.brought: asyncio.Queue[tuple[PeerId, bytes]] = asyncio.Queue()  # runs, to a seed
         self.gate = Gate(
             transport,
             self.whereabouts,
@@ -175,6 +176,7 @@ class Node:
             run=lambda: daemon.run_id,
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
             announces=self._announced,
+            brought=self._on_brought,
         )
         self.state = NodeState(self._view(), log=events)
         self.api = ApiServer(
@@ -185,6 +187,12 @@ class Node:
 
     def _announced(self) -> Sequence[bytes]:
         return self.announced()
+
+    def _on_brought(self, peer: PeerId, run: bytes) -> None:
+        """A seed takes part in the first run that it hears of."""
+        if self.config.role == "seed":
+            self.daemon.run_id = run  # whoever comes from now on is told of it
+            self.brought.put_nowait((peer, run))
 
     async def live(self, stack: AsyncExitStack) -> None:
         """From opening the API to having left the swarm."""
@@ -206,6 +214,8 @@ class Node:
             self.offload,
         )
         participation = Participation(self, entrance)
+        if self.config.seconds:
+            self.tasks.spawn(self._stop_after(self.config.seconds))
         entering = self.tasks.spawn(participation.enter(stack))
         stopping = self.tasks.spawn(self.daemon.until_stopped())
         await asyncio.wait((entering, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -214,6 +224,10 @@ class Node:
         await entering
         await stopping
         await participation.leave()
+
+    async def _stop_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.daemon.stop(f"{seconds:.0f} s are over")
 
     async def open_directory(self, stack: AsyncExitStack, run: Run) -> Dht:
         """Join the run's DHT and publish this node's address in it."""
@@ -233,13 +247,16 @@ class Node:
             manifest=manifest.model_dump(mode="json"),
         )
 
-    def say_started(self, run: Run, device: str) -> None:
-        """The start-up block."""
+    def say_started(self, label: str, device: str) -> None:
+        """The start-up block, once; ``label`` is the run's, empty while there is none."""
+        if self.said_started:
+            return
+        self.said_started = True
         addresses = self.addresses()
         self.events.emit(
             Started(
                 peer=self.identity.peer_id,
-                run=run.manifest.label,
+                run=label,
                 version=__version__,
                 role=self.config.role,
                 device=device,

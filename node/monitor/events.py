@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from protocols.errors import OperatorError
+
 MAX_LOG_BYTES = 16 * 1024 * 1024  # of one file; then it becomes events.jsonl.1
 KEPT_LOGS = 2  # older files beside the current one
 KEPT_IN_MEMORY = 2048
@@ -223,6 +225,13 @@ class Problem(Event):
     why: str
     fix: str
     fatal: bool = False
+
+    @classmethod
+    def of(cls, error: OperatorError, *, fix: str = "", fatal: bool = False) -> Problem:
+        """An error as an event; ``fix`` if it is another than the error's own."""
+        return cls(
+            code=error.code, what=error.what, why=error.why, fix=fix or error.fix, fatal=fatal
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

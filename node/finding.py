@@ -1,0 +1,127 @@
+"""Which run a node takes part in: its checkpoint's, its peers', or one that it makes.
+
+A run that was just made is offered to the seeds before it begins. Several islands may bring one
+at the same moment: the seed lets the first go on and tells the others of it, and they join it. A
+seed that nobody has told of a run waits for the first caller that brings one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bootstrap.manifest import SignedManifest
+from node.entrance import PASSING, Entrance, Run
+from node.errors import operator_error
+from node.monitor.events import Notice, Problem
+from protocols.errors import OperatorError
+
+if TYPE_CHECKING:
+    from node.runtime import Node
+
+ASK_AGAIN_S = 5.0  # a seed without a run asks its own peers so often
+
+
+@dataclass
+class Finder:
+    """Finds the run of one node; ``offer`` is to let peers fetch a run before it has begun."""
+
+    node: Node
+    entrance: Entrance
+    offer: Callable[[Run], None]
+    _made: Run | None = None
+
+    async def find(self, signed: SignedManifest | None) -> Run:
+        """The run, with the peers met on the way; ``signed``: the one of the checkpoint.
+
+        Raises OperatorError E101 to E103, E2xx, E301, E404, E501, E502 and E601.
+        """
+        config, node = self.node.config, self.node
+        shard_file = node.home.root / "evaluation.bin"
+        if signed is not None:
+            run = await self._go_on(signed, shard_file.read_bytes())
+            self.offer(run)
+            return run
+        # who joined before and made no checkpoint yet finds back by the peers it met
+        has_peers = bool(config.peers) or (config.resume and bool(node.cache.load()))
+        found = await self.entrance.patiently(self._join) if has_peers else None
+        if found is None and config.role == "seed":
+            found = await self._wait_for_a_run()
+        elif found is None:
+            if node.daemon.manifest is None:
+                raise operator_error(
+                    "E404",
+                    "there is no checkpoint to resume from",
+                    why=f"none is in {node.home.checkpoints}, and no peers are given",
+                    fix="leave out --resume to create a run, or join one with --peers",
+                )
+            found = await self.entrance.create(node.daemon.manifest)
+        self.offer(found)
+        shard_file.write_bytes(found.shard)
+        return found
+
+    def release(self, error: OperatorError) -> bool:
+        """Whether this seed can go back to waiting: the run it was brought is not to be had."""
+        if self.node.config.role != "seed" or self.node.config.peers:
+            return False
+        self.node.daemon.run_id = b""
+        self.node.events.emit(Problem.of(error, fix="waiting for another run"))
+        return True
+
+    async def _go_on(self, signed: SignedManifest, shard: bytes) -> Run:
+        """With a checkpoint: peers are welcome, but not needed."""
+        greetings = []
+        if self.node.config.peers or self.node.cache.load():
+            try:
+                greetings = await self.entrance.greet_seeds(signed.run_id)
+            except OperatorError as error:
+                if error.code not in PASSING:
+                    raise
+                self.node.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
+        return Run(signed, shard, created=False, greetings=greetings)
+
+    async def _join(self) -> Run | None:
+        """The run of the peers, or one of this node's own; None where a seed finds none."""
+        greetings = await self.entrance.greet_seeds(b"")
+        own = self.node.daemon.manifest
+        if any(greeting.welcome.run for greeting in greetings):
+            return await self.entrance.take(greetings, own)
+        if own is None:
+            if self.node.config.role == "seed":
+                return None
+            return await self.entrance.take(greetings, own)  # says why there is nothing to take
+        run = self._made = self._made or await self.entrance.create(own)
+        self.offer(run)
+        self.node.daemon.run_id = run.signed.run_id  # a seed that takes it greets back
+        try:
+            run.greetings = await self.entrance.claim(run.signed.run_id, greetings)
+        except OperatorError:
+            self.node.daemon.run_id = b""
+            raise
+        return run
+
+    async def _wait_for_a_run(self) -> Run:
+        """A seed's: the run of peers it knows, or of the first caller that brings one."""
+        self.node.say_started("", "")
+        self.node.events.emit(Notice(text="no run yet: waiting for the first island to bring one"))
+        while True:
+            if self.node.brought.empty() and (self.node.config.peers or self.node.cache.load()):
+                with contextlib.suppress(OperatorError):  # they are asked again
+                    found = await self._join()
+                    if found is not None:
+                        return found
+            try:
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    peer, run_id = await self.node.brought.get()
+            except TimeoutError:
+                continue
+            try:
+                run = await self.entrance.take_from(peer, run_id)
+            except OperatorError as error:
+                self.release(error)
+                continue
+            self.node.events.emit(Notice(text=f"run {run.manifest.label}, brought by {peer}"))
+            return run
