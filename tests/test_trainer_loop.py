@@ -90,7 +90,7 @@ def test_a_round_without_this_island_keeps_all_its_work(tmp_path: Path) -> None:
     script = Bench(tmp_path, answer).run(begin())
     assert torch.equal(seen["theta"], seen["expected"])
     (snapshot,) = script.of(Snapshot)
-    assert (snapshot.round, snapshot.steps) == (1, TARGET)  # the two steps before count
+    assert (snapshot.round, snapshot.steps) == (1, TARGET + 2)  # with the two steps before
 
 
 def test_a_snapshot_that_nobody_merged_counts_towards_the_next(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
 
     script = Bench(tmp_path, answer, wait_s=3.0).run(begin())
     assert script.waited == pytest.approx(2 * 3.0)
-    assert [s.steps for s in script.of(Snapshot)] == [TARGET, TARGET]
+    assert [s.steps for s in script.of(Snapshot)] == [TARGET, TARGET + 1]  # taken while waiting
 
 
 def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
@@ -311,3 +311,21 @@ def test_text_that_is_too_short(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="too few") as caught:
         type(bench.trainer)(bench.settings, bench.trainer.ranks, None)
     assert caught.value.code == "E601"
+
+
+def test_work_that_is_never_called_for_is_due_after_two_rounds(tmp_path: Path) -> None:
+    """An island that is late in every round still gets to send what it has."""
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        base, sent = bench.vectors.tensors()
+        if isinstance(report, Snapshot):
+            return [Stop()]
+        if isinstance(report, StepDone) and report.step % (TARGET - 1) == 0:  # just too early
+            assert bench.vectors.try_claim()
+            sent.copy_(base)
+            return [apply(report.round + 1, contributed=False)]
+        return []
+
+    script = Bench(tmp_path, answer).run(begin())
+    (snapshot,) = script.of(Snapshot)
+    assert snapshot.steps == 2 * TARGET

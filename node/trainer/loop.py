@@ -61,7 +61,7 @@ from node.trainer.settings import TrainerSettings
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
-OVERDUE = 1.5  # rounds' worth of steps that have not been sent
+OVERDUE = 2  # rounds' worth of steps that have not been sent
 BAD_STEPS = 3  # steps without a finite gradient after which the island says that it is lost
 
 
@@ -134,7 +134,7 @@ class Trainer:
 
         Steps are counted from the last Apply, which comes to all islands at once, so that all
         are due at once; who was late in the last round has more to send, not a phase of its own.
-        Nor may it be late for ever: with a round and a half of work in hand it is due as well.
+        Nor may it be late for ever: with two rounds' work in hand it is due as well.
         """
         reached = (
             self.round_step >= self.target_steps
