@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from contextlib import AsyncExitStack
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
 from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
-from gossip.membership import Membership
+from gossip.membership import Liveness, Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
 from node import __version__
@@ -24,8 +26,9 @@ from node.checkpoint import CheckpointStore
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
 from node.errors import operator_error
+from node.finding import Finder
 from node.island import Island
-from node.monitor.events import Behind, JoinProgress, Notice, RoundFailed
+from node.monitor.events import Behind, JoinProgress, Problem, RoundFailed
 from node.replica import OuterReplica
 from node.reporting import Reporter
 from node.saving import Keeper, Restored, restore
@@ -33,6 +36,7 @@ from node.trainer.channel import Applied
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
+from protocols.addresses import parse_address
 from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError, RemoteProtocolError, Stale
 from protocols.identity import PeerId
@@ -67,6 +71,11 @@ class Participation:
         self.keeper: Keeper
         self.reporter: Reporter
 
+    @property
+    def _newcomer(self) -> bool:
+        """Whether others have yet to let this island take part; a seed only follows."""
+        return self.joined_under_way and self.config.role == "island"
+
     # --- entering --------------------------------------------------------------------------------
 
     async def enter(self, stack: AsyncExitStack) -> None:
@@ -77,18 +86,33 @@ class Participation:
             if (self.config.resume)
             else None
         )
-        run = await self._find_run(restored)
-        manifest = run.manifest
-        layout = await self.node.offload(lambda: Layout.of_config(manifest.model))
-        vectors = SharedVectors.create(layout.size)
+        finder = Finder(self.node, self.entrance, self._offer)
+        while True:
+            run = await finder.find(restored.signed if restored else None)
+            manifest = run.manifest
+            layout = await self._layout(manifest)
+            if self.config.role == "island":
+                store.preflight(5 * 4 * layout.size)  # base, momentum, θ and two moments, fp32
+            vectors = SharedVectors.create(layout.size)
+            try:
+                codec = RangeCodec(manifest.rounds.codec, layout.dense)
+                self.replica = OuterReplica(
+                    manifest,
+                    self.me,
+                    vectors,
+                    torch.zeros(layout.size),
+                    codec,
+                    self.node.offload,
+                    (run.signed.creator,),
+                )
+                await self._get_state(run, restored)
+            except BaseException as error:
+                vectors.close()
+                if not (isinstance(error, OperatorError) and finder.release(error)):
+                    raise
+            else:
+                break
         stack.callback(vectors.close)
-        momentum = torch.zeros(layout.size)
-        codec = RangeCodec(manifest.rounds.codec, layout.dense)
-        self.replica = OuterReplica(
-            manifest, self.me, vectors, momentum, codec, self.node.offload, (run.signed.creator,)
-        )
-        await self._get_state(run, restored)
-        store.preflight(5 * 4 * layout.size)  # base, momentum, θ and two moments, fp32
         self._join_swarm(run, codec, layout.size)
         self.keeper = Keeper(
             store, run.signed, self.replica, None, self.events, self.swarm.still, self.node.offload
@@ -101,30 +125,9 @@ class Participation:
         self._serve(run)
         await self._start(stack, run)
 
-    async def _find_run(self, restored: Restored | None) -> Run:
-        node, own = self.node, self.node.daemon.manifest
-        wanted = restored.signed.run_id if restored else b""
-        has_seeds = bool(self.config.peers) or bool(restored and node.cache.load())
-        greetings = []
-        if has_seeds:
-            try:
-                greetings = await self.entrance.greet_seeds(wanted, patient=restored is None)
-            except OperatorError as error:
-                if restored is None or error.code not in ("E101", "E501"):
-                    raise
-                self.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
-        if restored is not None:
-            shard = (node.home.root / "evaluation.bin").read_bytes()
-            return Run(restored.signed, shard, created=False, greetings=greetings)
-        if any(greeting.welcome.run for greeting in greetings):
-            run = await self.entrance.take(greetings, own)
-        elif own is not None:
-            run = await self.entrance.create(own)
-            run.greetings = greetings
-        else:
-            run = await self.entrance.take(greetings, own)  # says why there is nothing to take
-        (node.home.root / "evaluation.bin").write_bytes(run.shard)
-        return run
+    async def _layout(self, manifest: Manifest) -> Layout:
+        layout: Layout = await self.node.offload(lambda: Layout.of_config(manifest.model))
+        return layout
 
     async def _tokens(self, run: Run) -> Path:
         """The training tokens; remembered, so that resuming needs no --data."""
@@ -195,7 +198,7 @@ class Participation:
         status = Announce(
             peer=self.me,
             role=self.config.role,
-            status="joining" if self.joined_under_way else "active",
+            status="joining" if self._newcomer else "active",
             incarnation=int(node.daemon.started * 1000),
             addresses=tuple(node.addresses()[:8]),
             version=__version__,
@@ -290,13 +293,17 @@ class Participation:
         self.replica.trainer = self.conductor
         self.keeper.conductor = self.conductor
 
+    def _offer(self, run: Run) -> None:
+        """Let newcomers have the manifest and the evaluation shard."""
+        self.blobs = BlobServer(
+            self.node.transport, run.signed.run_id, manifest=run.signed.data, blobs=[run.shard]
+        )
+
     def _serve(self, run: Run) -> None:
-        """Let newcomers have the manifest, the evaluation shard and the state."""
-        transport, run_id = self.node.transport, run.signed.run_id
-        self.blobs = BlobServer(transport, run_id, manifest=run.signed.data, blobs=[run.shard])
+        """Let newcomers have the state, and hear who is there."""
         self.states = StateServer(
-            transport,
-            run_id,
+            self.node.transport,
+            run.signed.run_id,
             lambda: (self.replica.place.round, self.replica.base, self.replica.momentum),
             still=self.swarm.still,
             offload=self.node.offload,
@@ -308,14 +315,14 @@ class Participation:
             for envelope in greeting.welcome.announces:
                 self._learn(envelope)
         self.node.welcome_others(run)
-        self.node.state.status = "joining" if self.joined_under_way else "active"
+        self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.replica.place.round
         spawn = self.node.tasks.spawn
         if self.island is not None and self.conductor is not None:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
             self.conducting = spawn(self.conductor.run())
-        self.node.say_started(run, "cuda" if self._cuda() else "cpu")
+        self.node.say_started(run.manifest.label, "cuda" if self._cuda() else "cpu")
         if self.joined_under_way:
             self.events.emit(
                 JoinProgress(
@@ -323,8 +330,6 @@ class Participation:
                 )
             )
         spawn(self.swarm.run())
-        if self.config.seconds:
-            spawn(self._stop_after(self.config.seconds))
         self.dht = await self.node.open_directory(stack, run)
         spawn(self._discover())
 
@@ -387,7 +392,13 @@ class Participation:
         before = self.replica.place.round
         alive = self.swarm.membership.alive(self.swarm.now())
         arrival = self._arrival(self.keeper.signed.creator, alive)
-        state, _ = await arrival.fetch(base, momentum, lambda *_: None)
+        try:
+            state, _ = await arrival.fetch(base, momentum, lambda *_: None)
+        except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
+            self.events.emit(Problem.of(error))
+            return
+        finally:
+            self._downloading = False
         missed = state.place.round - before
         keep = "local" if missed <= self.replica.manifest.rounds.max_staleness else "nothing"
         if ending is Ending.FORKED:
@@ -395,7 +406,6 @@ class Participation:
         async with self.swarm.still():
             await self.replica.jump(base, momentum, state, keep=keep)
         await self.swarm.move()
-        self._downloading = False
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         self.reporter.on_peer(peer, what, why)
@@ -406,7 +416,8 @@ class Participation:
     def _on_learned(self, announce: Announce) -> None:
         self._news.set()
         for address in announce.addresses:
-            self.node.transport.book.add(announce.peer, address)
+            with contextlib.suppress(OperatorError):  # a stranger's words: no address at all
+                self.node.transport.book.add(announce.peer, address)
 
     def _learn(self, envelope: bytes) -> None:
         try:
@@ -417,22 +428,34 @@ class Participation:
             self.reporter.on_rejected(self.me, str(error))
 
     async def _discover(self) -> None:
-        """Look for islands that nobody we know has told us about."""
+        """Look for islands that nobody we know has told us about, and after the seeds."""
         while True:
             for peer in await self.dht.islands():
                 if peer != self.me and peer not in self.swarm.membership.islands:
                     await self.swarm.presence.ask(peer)
+            await self._look_after_seeds()
             await asyncio.sleep(DISCOVERY_S)
 
-    async def _stop_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self.node.daemon.stop(f"{seconds:.0f} s are over")
+    async def _look_after_seeds(self) -> None:
+        """Bring a seed that has started anew its run back, and remember who is there."""
+        now, membership = self.swarm.now(), self.swarm.membership
+        for greeting in await self.entrance.visit_seeds(
+            self.replica.place.run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
+        ):
+            for envelope in greeting.welcome.announces:
+                self._learn(envelope)
+        book = self.node.transport.book
+        self.node.cache.remember(
+            parse_address(f"{book.addresses(peer)[0]}/{peer}")
+            for peer in membership.alive(now)
+            if book.addresses(peer)
+        )
 
     # --- leaving ---------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Final checkpoint, stop the trainer, let others finish, say farewell."""
-        if self.config.checkpoint_every:
+        if self.config.checkpoint_every and self.island is not None:
             await self.keeper.save()
         if self.island is not None:
             await self.island.stop()
