@@ -324,9 +324,10 @@ class Participation:
             self.conducting = spawn(self.conductor.run())
         self.node.say_started(run.manifest.label, "cuda" if self._cuda() else "cpu")
         if self.joined_under_way:
+            name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
             self.events.emit(
                 JoinProgress(
-                    step=6, name="train", text=f"joins after round {self.replica.place.round}"
+                    step=6, name=name, text=f"{verb} after round {self.replica.place.round}"
                 )
             )
         spawn(self.swarm.run())

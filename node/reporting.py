@@ -81,6 +81,11 @@ class Reporter:
         providers.traffic = self.traffic
         providers.links = self.links
 
+    @property
+    def _mine(self) -> int:
+        """What this node adds to a count of islands."""
+        return int(self.conductor is not None)
+
     # --- hooks -----------------------------------------------------------------------------------
 
     def on_committed(self, certificate: Certificate, exchange: Exchange | None) -> None:
@@ -119,7 +124,7 @@ class Reporter:
             self.swarm.presence.note(validation_loss=validation)
         total = self.manifest.rounds.total_rounds
         counted = {i.contributor for result in outcome.parts for i in result.included}
-        live = 1 + len(self.swarm.membership.islands_alive(self.swarm.now()))
+        live = self._mine + len(self.swarm.membership.islands_alive(self.swarm.now()))
         dropped = {
             str(c.peer): "its work did not arrive"
             for index, c in enumerate(outcome.contributors)
@@ -206,7 +211,7 @@ class Reporter:
     def agreeing(self) -> int:
         """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
         here = self.swarm.replica.place
-        return 1 + sum(
+        return self._mine + sum(
             a.head == here.previous and a.state == here.state
             for a in self.swarm.membership.islands_alive(self.swarm.now())
         )
