@@ -106,7 +106,7 @@ def bootstrap(flags: dict[str, Any], config_file: ConfigFile = None) -> None:
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="Stop after so many seconds.")] = 60,
+    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 90,
     islands: Annotated[int, typer.Option(min=1, max=16, help="How many islands.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of data, weights and faults.")] = 0,
     as_json: AsJson = False,

@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from node.errors import operator_error
 
-TINY_STEP_S = 0.012  # of one inner step on one core, to guess how many rounds fit
-START_S = 14.0  # until the first island trains
+START_S = 15.0  # until the first island trains, and for the end of the last one
+CALIBRATION_STEPS = 30
+OVERHEAD = 1.25  # of a round over its inner steps: evaluation, merging, waiting for the others
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.2
@@ -138,11 +139,11 @@ class Demo:
         self.seconds, self.count, self.seed, self.root = seconds, islands, seed, root
         cores = os.cpu_count() or 1
         self.threads = max(1, cores // (islands + 1))
-        step_s = TINY_STEP_S * max(1.0, (islands + 0.5) / cores)
         from bootstrap.manifest import Manifest
 
         self.inner_steps = Manifest().rounds.inner_steps
-        self.rounds = max(MIN_ROUNDS, int((seconds - START_S) / (step_s * self.inner_steps)))
+        round_s = OVERHEAD * step_seconds() * max(1.0, islands / cores) * self.inner_steps
+        self.rounds = max(MIN_ROUNDS, int((seconds - START_S) / round_s))
         self.islands: list[IslandProcess] = []
         self.joined = self.killed = self.left = False
         console = Console(stderr=True, quiet=quiet)
@@ -311,6 +312,31 @@ class Demo:
 
     def _leaver(self) -> IslandProcess | None:
         return self.islands[2] if self.count > 2 else None
+
+
+def step_seconds() -> float:
+    """How long an inner step of the tiny model takes on one core of this machine."""
+    import torch
+
+    from bootstrap.manifest import Manifest
+    from node.trainer.model import build, next_token_loss
+    from node.trainer.optim import make_optimizer
+
+    manifest = Manifest()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = build(manifest.model, 0)
+    optimizer = make_optimizer(model, manifest.inner)
+    tokens = torch.randint(0, 256, (manifest.data.batch_size, manifest.data.seq_len + 1))
+    times = []
+    for _ in range(CALIBRATION_STEPS):
+        began = time.perf_counter()
+        torch.autograd.backward(next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]))
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - began)
+    torch.set_num_threads(threads)
+    return median(times)
 
 
 def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> int:
