@@ -45,6 +45,7 @@ _FIX = {
     Why.NOT_ATOLL: "another program has that port; copy the join line the node printed",
     Why.TLS: "check that nothing between the two machines opens TLS connections",
     Why.RESET: "try again; if it repeats, look for a proxy or firewall in between",
+    Why.NO_ADDRESS: "give its address with --peers HOST:PORT/ID",
     Why.SELF: "leave this node's own address out of --peers",
 }
 

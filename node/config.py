@@ -34,7 +34,6 @@ ENVIRONMENT_PREFIX = "ATOLL_"
 MAX_PEERS_GIVEN = 256
 SECRETS = ("invitation", "api_key")  # never shown
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?(?:/s|ps)?\s*", re.IGNORECASE)
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}(?<!-)")
 
 
@@ -55,17 +54,6 @@ def host_port(text: str) -> tuple[str, int]:
     if not _HOST_NAME.fullmatch(host):
         raise ValueError(f"host {host!r} is neither a name nor an address")
     return host, int(port)
-
-
-def size(value: object) -> object:
-    """Bytes from ``"10 MB"``, ``"512KiB"`` or ``"1.5G/s"``; anything else is left as it is."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None:
-        raise ValueError("must be bytes, as in 800000, 10MB or 512KiB")
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
 
 
 def _peers(value: object) -> object:
@@ -164,12 +152,6 @@ class NodeConfig(BaseModel):
     )
     invitation: str = Field(
         default="", max_length=256, description="The run's invitation, where one is needed."
-    )
-    require_reachable: bool = Field(
-        default=False, description="Stop if peers cannot dial this node, instead of using a relay."
-    )
-    max_upload: Annotated[int, BeforeValidator(size)] = Field(
-        default=0, ge=0, description="Bytes a second to send at most, as in 10MB; 0: no limit."
     )
     checkpoint_every: int = Field(
         default=10, ge=0, description="Rounds between checkpoints; 0: none."

@@ -1,4 +1,4 @@
-"""Every error an operator can meet: one table, and the constructors that fill it in.
+"""Every error an operator can meet: one table, and the constructor that fills it in.
 
 ``python -m node.errors > docs/errors.md`` writes the table for people. Code that knows more than
 the table says it in ``what``, ``why`` and ``fix``; the table has what is typical.
@@ -7,11 +7,10 @@ the table says it in ``what``, ``why`` and ``fix``; the table has what is typica
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from protocols.errors import IdentityMismatch, OperatorError, TransportError, Unreachable, Why
+from protocols.errors import OperatorError
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -111,8 +110,7 @@ _ROWS = (
     Kind(
         "E302",
         "peers cannot dial this node",
-        "a NAT or firewall keeps connections out; the node trains through a relay unless "
-        "--require-reachable was given",
+        "a NAT or firewall keeps connections out",
         "forward the port and give its public address with --public-addr HOST:PORT",
     ),
     Kind(
@@ -187,17 +185,6 @@ _ROWS = (
 )
 TABLE: Mapping[str, Kind] = {kind.code: kind for kind in _ROWS}
 
-_UNREACHABLE_FIX = {
-    Why.DNS: "check the host name for typing errors, or give an IP address",
-    Why.REFUSED: "check the port, and that the node runs there and listens on a public interface",
-    Why.TIMEOUT: "check that its firewall or router lets the port in, and that it runs",
-    Why.NOT_ATOLL: "check the port: it belongs to another program; copy the peer's join line",
-    Why.TLS: "check that no proxy stands in between, and that both run the same version of Atoll",
-    Why.RESET: "try again; if it goes on, check proxies and firewalls between the two machines",
-    Why.SELF: "give the address of another node; this one need not be told of itself",
-    Why.NO_ADDRESS: "give its address with --peers HOST:PORT/ID",
-}
-
 
 def operator_error(
     code: str, what: str = "", *, why: str = "", fix: str = "", exit_code: int | None = None
@@ -211,103 +198,6 @@ def operator_error(
         fix or kind.fix,
         exit_code=kind.exit_code if exit_code is None else exit_code,
     )
-
-
-def from_transport(error: TransportError, address: str) -> OperatorError:
-    """E103 for another identity, E101 with its own fix for each way a peer is unreachable."""
-    if isinstance(error, IdentityMismatch):
-        got = error.got or "no valid identity"
-        return operator_error(
-            "E103",
-            f"another identity answers at {address}",
-            why=f"expected {error.expected}, got {got}",
-        )
-    if isinstance(error, Unreachable):
-        detail = f" ({error.detail})" if error.detail else ""
-        return operator_error(
-            "E101",
-            f"cannot reach {address}",
-            why=error.why.value + detail,
-            fix=_UNREACHABLE_FIX[error.why],
-        )
-    return operator_error("E101", f"cannot use {address}", why=str(error))
-
-
-def config_mismatch(differences: Sequence[str]) -> OperatorError:
-    """E201 from :func:`bootstrap.manifest.difference` (ours != the swarm's)."""
-    return operator_error(
-        "E201", "the run file is not the swarm's", why="\n       ".join(differences)
-    )
-
-
-def protocol_mismatch(ours: str, theirs: str) -> OperatorError:
-    """E202 with both versions, each as ``protocol 1, atoll 0.1.0``."""
-    return operator_error("E202", why=f"this node: {ours}; the peer: {theirs}")
-
-
-def clock_skew(offset: float, limit: float, peers: int) -> OperatorError:
-    """E301: ``offset`` in seconds against the median of ``peers`` peers; positive: ahead."""
-    side = "ahead of" if offset > 0 else "behind"
-    return operator_error(
-        "E301",
-        why=f"it is {abs(offset):.1f} s {side} the median of {peers} peers; at most {limit:g} s "
-        "is allowed",
-    )
-
-
-def port_in_use(address: str, flag: str, free_port: int = 0) -> OperatorError:
-    """E303 for ``HOST:PORT``, naming the process that has it where this user may know."""
-    host, _, port = address.rpartition(":")
-    pid = pid_listening_on(int(port))
-    return operator_error(
-        "E303",
-        f"cannot listen on {address}",
-        why=f"process {pid} listens there" if pid else "another process listens there",
-        fix=f"stop it, or use {flag} {host}:{free_port}"
-        + ("" if free_port else " (0: any free port)"),
-    )
-
-
-def no_peers(reasons: Mapping[str, str], seconds: float) -> OperatorError:
-    """E501 with each seed's own reason."""
-    listed = "\n       ".join(f"{address}: {why}" for address, why in reasons.items())
-    return operator_error(
-        "E501", f"no peer answered in {seconds:.0f} s", why=listed or "no address is known"
-    )
-
-
-def trainer_died(rank: int, exit_code: int, log: Path, last_words: str = "") -> OperatorError:
-    """E405; a negative ``exit_code`` is the signal that killed the rank."""
-    return operator_error(
-        "E405",
-        f"trainer rank {rank} died with exit status {exit_code}",
-        why=last_words or "it left no message",
-        fix=f"see {log}" + ("; -9 usually means out of memory" if exit_code == -9 else ""),
-    )
-
-
-def pid_listening_on(port: int) -> int | None:
-    """The process that listens on a TCP port, from ``/proc``; None where it cannot be known."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path("/proc/net", table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            columns = line.split()
-            if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
-                inodes.add(f"socket:[{columns[9]}]")
-    if not inodes:
-        return None
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            target = str(descriptor.readlink())
-        except OSError:  # it is gone, or another user's
-            continue
-        if target in inodes:
-            return int(descriptor.parts[2])
-    return None
 
 
 def document() -> str:

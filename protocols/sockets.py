@@ -17,10 +17,11 @@ _UNSENT_BYTES = 256 * 1024
 _LISTENING = "0A"  # state column of /proc/net/tcp
 
 
-async def open_listener(listen: str) -> socket.socket:
+async def open_listener(listen: str, option: str = "--listen") -> socket.socket:
     """A listening, non-blocking TCP socket on ``HOST:PORT``; port 0 picks a free one.
 
-    ``0.0.0.0`` means every IPv4 address of the machine, ``[::]`` every address of both families.
+    ``option`` is the flag that the operator is pointed to. ``0.0.0.0`` means every IPv4 address
+    of the machine, ``[::]`` every address of both families.
     Raises :class:`OperatorError` E303 if the port is taken, E102 if the address is not one of
     this machine.
     """
@@ -32,7 +33,7 @@ async def open_listener(listen: str) -> socket.socket:
         family, kind, protocol, _, address = infos[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _unusable(listen, error) from error
+        raise _unusable(listen, option, error) from error
     try:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,8 +44,8 @@ async def open_listener(listen: str) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise _taken(family, host, port, error) from error
-        raise _unusable(listen, error) from error
+            raise _taken(family, host, port, option, error) from error
+        raise _unusable(listen, option, error) from error
     return listener
 
 
@@ -69,17 +70,17 @@ def _parse(listen: str) -> tuple[str, int]:
     return place.host, place.port
 
 
-def _unusable(listen: str, error: OSError) -> OperatorError:
+def _unusable(listen: str, option: str, error: OSError) -> OperatorError:
     return OperatorError(
         "E102",
         f"cannot listen on '{listen}'",
         error.strerror or str(error),
-        "use 0.0.0.0:PORT for every address of this machine",
+        f"use {option} 0.0.0.0:PORT for every address of this machine",
         exit_code=2,
     )
 
 
-def _taken(family: int, host: str, port: int, error: OSError) -> OperatorError:
+def _taken(family: int, host: str, port: int, option: str, error: OSError) -> OperatorError:
     if error.errno == errno.EACCES:
         why = "ports below 1024 need privileges"
     else:
@@ -87,8 +88,8 @@ def _taken(family: int, host: str, port: int, error: OSError) -> OperatorError:
         why = f"process {holder} listens there" if holder else "another process listens there"
     shown = f"[{host}]" if ":" in host else host
     free = _free_port(family, host, port)
-    fix = f"stop that process, or use --listen {shown}:{free}"
-    return OperatorError("E303", f"port {port} cannot be used", why, fix, exit_code=2)
+    fix = f"stop that process, or use {option} {shown}:{free}"
+    return OperatorError("E303", f"port {port} cannot be used", why, fix)
 
 
 def _free_port(family: int, host: str, port: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 
 import aiohttp
@@ -308,6 +309,8 @@ async def test_a_port_in_use_is_e303_or_moved(kit, server):
     with pytest.raises(OperatorError) as caught:
         await ApiServer(make_app(kit.state, kit.log), server.address, may_move=False).start()
     assert caught.value.code == "E303"
+    assert f"process {os.getpid()} listens" in caught.value.why
+    assert "--api 127.0.0.1:" in caught.value.fix
     other = ApiServer(make_app(kit.state, kit.log), server.address, may_move=True)
     try:
         assert await other.start() != server.address
@@ -324,7 +327,7 @@ async def test_a_host_that_is_not_ours(kit):
     server = ApiServer(make_app(kit.state, kit.log), "nowhere.invalid:0", may_move=False)
     with pytest.raises(OperatorError) as caught:
         await server.start()
-    assert caught.value.code == "E204"
+    assert caught.value.code == "E102"
 
 
 async def test_status_finds_the_daemon(tmp_path, kit, server):

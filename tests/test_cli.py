@@ -175,11 +175,11 @@ def test_bad_addresses_are_e102(run):
 
 
 def test_start_hands_over_checked_settings(run, runtime):
-    status, _, _ = run("start", "--peers", "a:1,b:2", "--peers", "c:3", "--max-upload", "1MB")
+    status, _, _ = run("start", "--peers", "a:1,b:2", "--peers", "c:3", "--rounds", "3")
     assert status == 0
     [(config, manifest)] = runtime
     assert config.peers == ("a:1", "b:2", "c:3")
-    assert config.max_upload == 1_000_000
+    assert config.rounds == 3
     assert config.source("peers") == "--peers"
     assert manifest is None
 

@@ -11,7 +11,6 @@ from node.config import (
     host_port,
     is_loopback,
     resolve,
-    size,
 )
 from protocols.errors import OperatorError
 from protocols.identity import Identity
@@ -50,12 +49,12 @@ def test_flag_over_environment_over_file_over_default(tmp_path, env):
 
 def test_the_file_can_be_named(tmp_path, env):
     other = tmp_path / "other.toml"
-    other.write_text('peers = ["a:1"]\nmax_upload = "2MB"\njson_log = true\n')
+    other.write_text('peers = ["a:1"]\nrounds = 3\njson_log = true\n')
     by_flag = resolve({}, env, other)
     by_environment = resolve({}, env | {"ATOLL_CONFIG": str(other)})
     assert by_flag == by_environment
     assert by_flag.peers == ("a:1",)
-    assert by_flag.max_upload == 2_000_000
+    assert by_flag.rounds == 3
     assert by_flag.json_log
 
 
@@ -87,7 +86,6 @@ def test_bad_peers_are_e102(env):
         ({"nproc": "-1"}, {}, "nproc = '-1': must be 0 to 1024 (from --nproc)"),
         ({}, {"ATOLL_NPROC": "x"}, "nproc = 'x': must be a valid integer"),
         ({"device": "gpu"}, {}, "device = 'gpu': must be 'auto', 'cpu' or 'cuda'"),
-        ({"max_upload": "fast"}, {}, "must be bytes, as in 800000, 10MB or 512KiB"),
         ({"listen": "1.2.3.4"}, {}, "has no port"),
         ({"listen": "::1:80"}, {}, "[::1]:80"),
         ({"listen": "a:70000"}, {}, "from 0 to 65535"),
@@ -119,21 +117,6 @@ def test_an_open_api_needs_a_key(env):
     config = resolve({"api": "0.0.0.0:80", "api_key": "k" * 16}, env)
     assert config.api == "0.0.0.0:80"
     assert resolve({"api": "[::1]:80"}, env).api == "[::1]:80"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("10", 10),
-        ("10MB", 10_000_000),
-        ("1.5 kb", 1500),
-        ("512KiB", 524_288),
-        ("2G/s", 2_000_000_000),
-        ("1MBps", 1_000_000),
-    ],
-)
-def test_sizes(text, expected):
-    assert size(text) == expected
 
 
 @given(st.text(max_size=40))

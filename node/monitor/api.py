@@ -17,17 +17,17 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
 from node.config import host_port
-from node.errors import operator_error, port_in_use
 from node.monitor.events import EventLog
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState
+from protocols.errors import OperatorError
+from protocols.sockets import open_listener
 
 MAX_EVENTS = 500  # of one answer
 _MAX_SEQ = 2**53
@@ -69,47 +69,27 @@ class ApiServer:
     def __init__(self, app: web.Application, address: str, *, may_move: bool) -> None:
         """``may_move``: take any free port where the one in ``address`` is in use."""
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        self._host, self._port = host_port(address)
+        self._wanted = address
         self._may_move = may_move
         self.address = ""  # HOST:PORT once started
 
     async def start(self) -> str:
         """Listen; returns ``HOST:PORT``, raises E303 if the port is taken."""
         try:
-            listener = _bind(self._host, self._port)
-        except OSError as error:
-            if self._may_move:
-                listener = _bind(self._host, 0)
-            else:
-                raise port_in_use(_join(self._host, self._port), "--api") from error
+            listener = await open_listener(self._wanted, "--api")
+        except OperatorError as error:
+            if error.code != "E303" or not self._may_move:
+                raise
+            host, _ = host_port(self._wanted)
+            listener = await open_listener(_join(host, 0), "--api")
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
-        self.address = _join(self._host, listener.getsockname()[1])
+        self.address = _join(host_port(self._wanted)[0], listener.getsockname()[1])
         return self.address
 
     async def aclose(self) -> None:
         """Stop listening and end open answers."""
         await self._runner.cleanup()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise operator_error(
-            "E204", f"cannot listen on {_join(host, port)}", why=f"{host}: {error.strerror}"
-        ) from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(64)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _join(host: str, port: int) -> str:
