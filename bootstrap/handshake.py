@@ -29,6 +29,7 @@ from protocols.whereabouts import Whereabouts
 GREET_TIMEOUT = 10.0  # seconds
 MAX_ANNOUNCES = 256
 ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
+OPEN_TO_STRANGERS = ("hello", "announce", "where", "p2p", "p2p-stream")
 MAX_ADMITTED = 4096
 MAX_SHOWN = 200  # characters of a stranger's text in an error
 
@@ -46,6 +47,16 @@ def shared_token(token: str) -> Admits:
     """The rule of a run whose members share one secret; compared in constant time."""
     expected = token.encode()
     return lambda peer, invitation: hmac.compare_digest(invitation.encode(), expected)
+
+
+def admission(token: str, run: bytes, peer: PeerId) -> bytes:
+    """What a peer's announcements carry to prove that it knows the run's token; empty without one.
+
+    It holds for this peer in this run alone, so who sees it cannot use it.
+    """
+    if not token:
+        return b""
+    return hmac.digest(token.encode(), b"atoll admission\x00" + run + peer.encode(), "sha256")
 
 
 class Gate:

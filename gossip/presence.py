@@ -9,6 +9,7 @@ so it does not matter who passes them on.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,14 @@ from gossip.agreement import Place
 from gossip.exchange import Wiring
 from gossip.membership import Liveness, Membership
 from protocols.envelope import Opened, open_envelope, seal
-from protocols.errors import Malformed, RemoteProtocolError, Stale, TransportError, Unreachable
+from protocols.errors import (
+    BadSignature,
+    Malformed,
+    RemoteProtocolError,
+    Stale,
+    TransportError,
+    Unreachable,
+)
 from protocols.identity import PeerId
 from protocols.messages import Announce, Known
 
@@ -49,6 +57,7 @@ class Presence:
     status: Announce
     place: Callable[[], Place]
     wall: Callable[[], float]  # corrected wall clock, Unix seconds
+    admission: Callable[[PeerId], bytes] = lambda peer: b""  # proof that an announcement needs
     on_news: Callable[[Announce], None] = lambda announce: None
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
@@ -127,6 +136,9 @@ class Presence:
         announce = opened.message
         if announce.peer == self.wiring.identity.peer_id:
             return announce
+        needed = self.admission(announce.peer)
+        if needed and not hmac.compare_digest(needed, announce.admission):
+            raise BadSignature(f"{announce.peer} announces itself without a valid invitation")
         news = self.membership.on_announce(announce, envelope, opened.sequence, self.wiring.now())
         if sender == announce.peer:
             self.contact(announce.peer)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,7 +19,7 @@ from gossip.presence import open_announce
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import standing_after
-from protocols.errors import ProtocolError, TransportError
+from protocols.errors import OperatorError, ProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Announce, CertificateRequest, Certificates, Known
 from protocols.transport import Transport
@@ -62,6 +62,8 @@ class Arrival:
     ask: Sequence[PeerId]  # who can tell who stands where, right now
     wall: Callable[[], float]
     learned: Callable[[Announce], None]  # told of every announcement on the way
+    greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
+    _greeted: set[PeerId] = field(default_factory=set)
 
     async def fetch(
         self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress
@@ -76,6 +78,7 @@ class Arrival:
         for pause in backoff(random.Random(), first=0.2, last=5.0):
             target = choose(await self.look())
             if target is not None:
+                await self._introduce(target.sources)
                 try:
                     await download_state(
                         self.transport,
@@ -116,6 +119,19 @@ class Arrival:
             if len(found) > 1:
                 break
         return list(found.values())
+
+    async def _introduce(self, peers: Iterable[PeerId]) -> None:
+        """Greet those who have not seen us yet; who does not answer gives no state either."""
+
+        async def one(peer: PeerId) -> None:
+            with contextlib.suppress(TransportError, OperatorError):
+                await self.greet(peer)
+                self._greeted.add(peer)
+
+        async with asyncio.TaskGroup() as group:
+            for peer in peers:
+                if peer not in self._greeted:
+                    group.create_task(one(peer))
 
     async def _standing(self, target: Target) -> OuterState:
         if target.round == 0:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bootstrap.handshake import admission, greet
 from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
@@ -179,7 +180,19 @@ class Participation:
             ask,
             lambda: time.time() + self.node.clocks.offset,
             self._on_learned,
+            self._greet,
         )
+
+    async def _greet(self, peer: PeerId) -> None:
+        run, invitation = self.replica.place.run, self.config.invitation
+        transport, whereabouts = self.node.transport, self.node.whereabouts
+        await greet(
+            transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
+        )
+
+    def _admission(self, peer: PeerId) -> bytes:
+        """What a peer's announcements have to carry in this run."""
+        return admission(self.config.invitation, self.replica.place.run, peer)
 
     # --- the parts -------------------------------------------------------------------------------
 
@@ -221,6 +234,7 @@ class Participation:
             total_tokens=0,
             sketch_round=0,
             sketch=b"",
+            admission=self._admission(self.me),
         )
         self.swarm = Swarm(
             wiring,
@@ -239,6 +253,7 @@ class Participation:
                 status,
                 lambda: self.replica.place,
                 wall=lambda: time.time() + self.node.clocks.offset,
+                admission=self._admission,
             ),
             Hooks(
                 applied=self._on_committed,
@@ -251,6 +266,7 @@ class Participation:
                 rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
             ),
         )
+        node.is_member = lambda peer: peer in self.swarm.membership.islands
         if self.replica.certificate is not None:
             self.swarm.ledger.add(self.replica.certificate, {})
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bootstrap.dht import Dht
-from bootstrap.handshake import Clocks, Gate, anyone, shared_token
+from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
 from bootstrap.manifest import Manifest
 from bootstrap.seeds import PeerCache
 from node import __version__
@@ -178,12 +178,20 @@ class Node:
             announces=self._announced,
             brought=self._on_brought,
         )
+        self.is_member: Callable[[PeerId], bool] = lambda peer: False
+        transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events)
         self.api = ApiServer(
             make_app(self.state, events, key=self.config.api_key),
             self.config.api,
             may_move=self.config.is_default("api"),
         )
+
+    def _admits(self, peer: PeerId, name: str) -> bool:
+        """Whether a peer may ask for ``name``: strangers may find this node and greet it."""
+        if not self.config.invitation or name in OPEN_TO_STRANGERS:
+            return True
+        return self.gate.admitted(peer) or self.is_member(peer)
 
     def _announced(self) -> Sequence[bytes]:
         return self.announced()

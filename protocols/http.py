@@ -15,6 +15,7 @@ aiohttp takes a third of a second to import, so command-line code imports this m
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
@@ -116,6 +117,13 @@ class HttpTransport:
             await self._client.aclose()
         await self._server.aclose()
         self._listening = None
+
+    def admit(self, rule: Callable[[PeerId, str], bool]) -> None:
+        """Let only those in of whom ``rule(peer, name)`` says yes; others get code ``stranger``.
+
+        ``name`` is what they ask for: greeting must stay possible for strangers.
+        """
+        self._server.admits = rule
 
     def drop(self, peer: PeerId) -> int:
         """Cut every link with ``peer``, either way; returns how many there were."""

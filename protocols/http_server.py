@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,7 @@ class HttpServer:
         self._context = context
         self._stats = stats
         self._limits = limits
+        self.admits: Callable[[PeerId, str], bool] = lambda peer, name: True
         self._calls: dict[str, _Call] = {}
         self._pushes: dict[str, _Push] = {}
         self._pulls: dict[str, PullHandler] = {}
@@ -163,6 +165,8 @@ class HttpServer:
             raise RemoteRefused("protocol", "bodies travel as they are, without content coding")
         if request.content_length is None or "Transfer-Encoding" in request.headers:
             raise RemoteRefused("protocol", "the length of the body must be announced")
+        if not self.admits(peer, name):
+            raise RemoteRefused("stranger", "this node does not know you: greet it first")
         if verb == "call" and name in self._calls:
             return await self._serve_call(request, peer, name, self._calls[name])
         if verb == "push" and name in self._pushes:

@@ -86,6 +86,7 @@ class Announce(Message, kind=3):
     total_tokens: int
     sketch_round: int
     sketch: Annotated[bytes, Max(1024)]  # projection of its parameters before that round's merge
+    admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
 
 
 class Hello(Message, kind=4):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.handshake import Clocks, Gate, Greeting, greet, shared_token
+from bootstrap.handshake import Clocks, Gate, Greeting, admission, greet, shared_token
 from protocols.errors import OperatorError, RemoteRefused
 from protocols.identity import Identity
 from protocols.memory import Link, MemoryNetwork
@@ -199,3 +199,14 @@ def test_the_median_outvotes_a_liar_and_slow_links_are_granted_doubt() -> None:
         ahead.check()
     ahead.add(identity(1).peer_id, 0.0, 5.0)  # a worse measurement changes nothing
     assert ahead.offset == -4.0
+
+
+def test_an_admission_holds_for_one_peer_in_one_run() -> None:
+    one, two = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+    proof = admission("secret", b"r" * 32, one)
+    assert len(proof) == 32
+    assert proof == admission("secret", b"r" * 32, one)
+    assert proof != admission("secret", b"r" * 32, two)
+    assert proof != admission("secret", b"s" * 32, one)
+    assert proof != admission("other", b"r" * 32, one)
+    assert admission("", b"r" * 32, one) == b""

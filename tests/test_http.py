@@ -496,3 +496,17 @@ def _forever() -> Outgoing:
         yield b""
 
     return Outgoing(1, chunks())
+
+
+async def test_strangers_are_only_let_greet() -> None:
+    known: set[PeerId] = set()
+    async with two() as (b, a):  # b listens
+        b.on_call("hello", echo)
+        b.on_call("round", echo)
+        b.admit(lambda peer, name: name == "hello" or peer in known)
+        assert await a.call(b.peer_id, "hello", b"hi", timeout=5) == b"hi"
+        with pytest.raises(RemoteRefused) as refused:
+            await a.call(b.peer_id, "round", b"x", timeout=5)
+        assert refused.value.code == "stranger"
+        known.add(a.peer_id)
+        assert await a.call(b.peer_id, "round", b"x", timeout=5) == b"x"
