@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from bootstrap.handshake import Clocks, Greeting, greet
+from bootstrap.handshake import Clocks, Greeting, greet, unreachable
 from bootstrap.manifest import Data, Manifest, SignedManifest, difference
 from bootstrap.seeds import PeerCache, Reached, backoff, dial_all, explain, find_peers
 from bootstrap.state import fetch_blob, fetch_manifest
@@ -31,6 +31,7 @@ from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
 T = TypeVar("T")
+Progress = Callable[[int, int], None]  # done, in all
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,21 @@ class Entrance:
             for reached in dialled.reached
         )
         self._progress(2, "checks", f"protocol, clock {self.clocks.offset:+.2f} s, invitation ok")
+        await self._check_reach(greetings)
         return greetings
+
+    async def _check_reach(self, greetings: list[Greeting]) -> None:
+        """Raise E302 if no peer can dial this node: others have to bring it its parts."""
+        whys = [await unreachable(self.transport, greeting.peer) for greeting in greetings[:3]]
+        if all(whys):
+            own = self.whereabouts.own
+            addresses = ", ".join(own.record.addresses) if own else ""
+            raise operator_error(
+                "E302",
+                f"peers cannot dial this node at {addresses or 'any address'}",
+                why=whys[0],
+            )
+        self._progress(3, "reach", "dial-back ok (direct)")
 
     async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
         """Bring a run that was just made to seeds that have none.
@@ -234,12 +249,12 @@ class Entrance:
 
         data = self._own_data(manifest, manifest.data.path)
 
-        def cut() -> tuple[bytes, Path]:
-            corpus = collect(data)
+        def cut(progress: Progress) -> tuple[bytes, Path]:
+            corpus = collect(data, progress=progress)
             shard = corpus.make_shard(manifest.evaluation.sequences, manifest.data.seq_len)
             return shard, corpus.training_file(shard, manifest.data.seq_len)
 
-        shard, tokens = await self.offload(cut)
+        shard, tokens = await self._in_the_background(cut)
         published = manifest.model_copy(
             update={
                 "data": manifest.data.model_copy(update={"path": ""}),
@@ -262,14 +277,27 @@ class Entrance:
             return run.tokens
         manifest = run.manifest
 
-        def build() -> Path:
+        def build(progress: Progress) -> Path:
             if self.config.data is None and kept is not None and kept.is_file():
                 return kept
-            data = self._own_data(manifest, "")
-            return collect(data).training_file(run.shard, manifest.data.seq_len)
+            corpus = collect(self._own_data(manifest, ""), progress=progress)
+            return corpus.training_file(run.shard, manifest.data.seq_len)
 
-        path: Path = await self.offload(build)
-        return path
+        return await self._in_the_background(build)
+
+    async def _in_the_background(self, work: Callable[[Progress], T]) -> T:
+        """Read text beside the event loop; if this is cancelled, reading ends soon as well."""
+        wanted = True
+
+        def progress(done: int, total: int) -> None:
+            if not wanted:
+                raise asyncio.CancelledError
+
+        try:
+            result: T = await self.offload(lambda: work(progress))
+        finally:
+            wanted = False
+        return result
 
     def _own_data(self, manifest: Manifest, path: str) -> Data:
         """The recipe with this island's own text; a path in a peer's manifest is never read."""

@@ -141,7 +141,7 @@ class Reporter:
                 fragment=outcome.fragment,
                 members=len(counted),
                 live=live,
-                loss=conductor.pace.loss if conductor else None,
+                loss=(conductor.pace.loss or None) if conductor else None,
                 validation_loss=validation,
                 tokens=sum(outcome.contributors[index].tokens for index in counted),
                 sync_s=sync,
@@ -172,7 +172,11 @@ class Reporter:
         if what == Liveness.ALIVE and announce is not None:
             self.events.emit(
                 PeerJoined(
-                    peer=peer, role=announce.role, region=announce.region, version=announce.version
+                    peer=peer,
+                    name=announce.name,
+                    role=announce.role,
+                    region=announce.region,
+                    version=announce.version,
                 )
             )
         elif what == Liveness.SUSPECT:
@@ -243,6 +247,7 @@ class Reporter:
             views.append(
                 PeerView(
                     peer=peer,
+                    name=announce.name,
                     role=announce.role,
                     status=status,
                     region=announce.region,

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from bootstrap.handshake import Clocks, Gate, Greeting, admission, greet, shared_token
+from bootstrap.handshake import (
+    Clocks,
+    Gate,
+    Greeting,
+    admission,
+    greet,
+    shared_token,
+    unreachable,
+)
 from protocols.errors import OperatorError, RemoteRefused
+from protocols.http import HttpTransport
 from protocols.identity import Identity
 from protocols.memory import Link, MemoryNetwork
 from protocols.messages import Hello, Welcome
@@ -210,3 +219,25 @@ def test_an_admission_holds_for_one_peer_in_one_run() -> None:
     assert proof != admission("secret", b"s" * 32, one)
     assert proof != admission("other", b"r" * 32, one)
     assert admission("", b"r" * 32, one) == b""
+
+
+async def test_a_peer_tells_whether_it_can_dial_back() -> None:
+    a, b = identity(1), identity(2)
+    async with (
+        HttpTransport(a, listen="127.0.0.1:0") as seed,
+        HttpTransport(b, listen="127.0.0.1:0") as newcomer,
+    ):
+        at_seed = Whereabouts(seed, a, seed.book)
+        at_newcomer = Whereabouts(newcomer, b, newcomer.book)
+        Gate(seed, at_seed, software="1", run=lambda: RUN)
+        Gate(newcomer, at_newcomer, software="1", run=lambda: b"")
+        assert seed.listening is not None
+        assert newcomer.listening is not None
+        peer = await newcomer.dial(f"127.0.0.1:{seed.listening[1]}")
+        assert await unreachable(newcomer, peer) == ""  # not greeted yet: nothing is known
+        at_newcomer.publish(["127.0.0.1:1"])
+        await greet(newcomer, at_newcomer, peer, software="1")
+        assert "refused" in await unreachable(newcomer, peer)
+        at_newcomer.publish([f"127.0.0.1:{newcomer.listening[1]}"])
+        await greet(newcomer, at_newcomer, peer, software="1")
+        assert await unreachable(newcomer, peer) == ""
