@@ -52,6 +52,15 @@ def choose(announces: Iterable[Announce]) -> Target | None:
     return Target(round_, head, state, work, tuple(sorted(holders[best])))
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """What a download came to."""
+
+    state: OuterState
+    target: Target
+    served: dict[PeerId, int]  # bytes that came from each source
+
+
 @dataclass
 class Arrival:
     """Downloads the swarm's state into given vectors."""
@@ -67,8 +76,8 @@ class Arrival:
 
     async def fetch(
         self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress
-    ) -> tuple[OuterState, Target]:
-        """Fill ``base`` and ``momentum`` (fp32 [N] each); the place in the chain they belong to.
+    ) -> Arrived:
+        """Fill ``base`` and ``momentum`` (fp32 [N] each) with the swarm's state.
 
         Raises OperatorError E502 when no state could be had in time.
         """
@@ -80,7 +89,7 @@ class Arrival:
             if target is not None:
                 await self._introduce(target.sources)
                 try:
-                    await download_state(
+                    download = await download_state(
                         self.transport,
                         target.sources,
                         self.run,
@@ -90,7 +99,8 @@ class Arrival:
                         momentum,
                         progress=progress,
                     )
-                    return await self._standing(target), target
+                    served = {peer: one.bytes for peer, one in download.sources.items()}
+                    return Arrived(await self._standing(target), target, served)
                 except (TransportError, ProtocolError) as error:
                     reason = str(error)
             if loop.time() + pause > end:

@@ -158,17 +158,19 @@ class Participation:
         found = await arrival.look()
         self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
         started = time.monotonic()
-        state, target = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
-        await replica.settle(state)
-        if replica.place.state != target.state:
+        arrived = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
+        await replica.settle(arrived.state)
+        if replica.place.state != arrived.target.state:
             raise operator_error("E502", why="the downloaded state has another digest")
         size = 8 * len(replica.base)
+        served = {str(peer): count for peer, count in arrived.served.items() if count}
         self.events.emit(
             JoinProgress(
                 step=5,
                 name="sync",
-                text=f"round {target.round}, {size / 1e6:.1f} MB from {len(target.sources)} "
+                text=f"round {arrived.target.round}, {size / 1e6:.1f} MB from {len(served)} "
                 f"peers in {time.monotonic() - started:.1f} s, digest ok",
+                sources=served,
             )
         )
 
@@ -410,7 +412,7 @@ class Participation:
         alive = self.swarm.membership.alive(self.swarm.now())
         arrival = self._arrival(self.keeper.signed.creator, alive)
         try:
-            state, _ = await arrival.fetch(base, momentum, lambda *_: None)
+            state = (await arrival.fetch(base, momentum, lambda *_: None)).state
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
             self.events.emit(Problem.of(error))
             return

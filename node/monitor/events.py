@@ -67,6 +67,7 @@ class JoinProgress(Event):
     name: str
     text: str
     ok: bool = True
+    sources: Mapping[str, int] = field(default_factory=dict)  # of "sync": peer -> bytes it gave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
