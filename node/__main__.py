@@ -14,12 +14,12 @@ from protocols.errors import OperatorError
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 2 for wrong usage, 70 for a defect, 130 for Ctrl-C."""
-    from node.cli import app, refuse_nodejs
-
     given = list(sys.argv[1:] if arguments is None else arguments)
-    refuse_nodejs(given)
     name = "atoll" if Path(sys.argv[0]).stem == "atoll" else "node"
     try:
+        from node.cli import app, refuse_nodejs  # takes a moment, in which Ctrl-C may come
+
+        refuse_nodejs(given)
         app(args=given, prog_name=name)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -82,9 +82,20 @@ def _expanded(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _bytes_at_most(limit: int) -> AfterValidator:
+    """Text is bounded by its bytes in UTF-8 where it travels."""
+
+    def check(text: str) -> str:
+        if len(text.encode()) > limit:
+            raise ValueError(f"must be at most {limit} bytes in UTF-8")
+        return text
+
+    return AfterValidator(check)
+
+
 HostPort = Annotated[str, Field(max_length=262), AfterValidator(_checked_host_port)]
 LocalPath = Annotated[Path, AfterValidator(_expanded)]
-Label = Annotated[str, Field(max_length=48, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), _bytes_at_most(64)]
 
 
 class NodeConfig(BaseModel):
@@ -150,8 +161,8 @@ class NodeConfig(BaseModel):
     data: LocalPath | None = Field(
         default=None, description="This island's training text: a file or a directory."
     )
-    invitation: str = Field(
-        default="", max_length=256, description="The run's invitation, where one is needed."
+    invitation: Annotated[str, _bytes_at_most(256)] = Field(
+        default="", description="The run's invitation, where one is needed."
     )
     checkpoint_every: int = Field(
         default=10, ge=0, description="Rounds between checkpoints; 0: none."

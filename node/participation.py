@@ -35,6 +35,7 @@ from node.reporting import Reporter
 from node.saving import Keeper, Restored, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Layout, initial_vector
+from node.trainer.rank import pick_device
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.addresses import parse_address
@@ -217,7 +218,8 @@ class Participation:
             incarnation=int(node.daemon.started * 1000),
             addresses=tuple(node.addresses()[:8]),
             version=__version__,
-            region=self.config.region[:48],
+            region=self.config.region,
+            name=self.config.name,
             round=place.round,
             head=place.previous,
             state=place.state,
@@ -282,11 +284,12 @@ class Participation:
     ) -> None:
         config, manifest = self.config, run.manifest
         ranks = config.nproc or (max(1, torch.cuda.device_count()) if self._cuda() else 1)
+        device = pick_device("cuda" if self._cuda() else "cpu", ranks - 1).type  # E403 now or never
         settings = TrainerSettings(
             manifest=manifest,
             tokens=tokens,
             evaluation=self.node.home.root / "evaluation.bin",
-            device="cuda" if self._cuda() else "cpu",
+            device=device,
             ranks=ranks,
             threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
             wait_s=max(manifest.rounds.min_grace_s, 1.0),
@@ -504,6 +507,6 @@ class Participation:
             return
 
     def _cuda(self) -> bool:
-        if self.config.device == "cpu":
-            return False
-        return torch.cuda.is_available()
+        if self.config.device == "auto":
+            return torch.cuda.is_available()
+        return self.config.device == "cuda"

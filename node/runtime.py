@@ -83,7 +83,9 @@ class Daemon:
             events = EventLog(self.home.events)
             stack.callback(events.close)
             events.subscribe(Console(sys.stdout, as_json=self.config.json_log))
-            pool = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="atoll"))
+            pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
+            # beside the event loop, which still has to hear a second Ctrl-C
+            stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
             self._catch_signals(loop, events)
             new_key = not self.config.identity_path.exists()
             identity = Identity.load_or_create(self.config.identity_path)

@@ -87,6 +87,7 @@ class Announce(Message, kind=3):
     sketch_round: int
     sketch: Annotated[bytes, Max(1024)]  # projection of its parameters before that round's merge
     admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
+    name: Name = ""  # given by the operator, for people
 
 
 class Hello(Message, kind=4):

@@ -93,7 +93,7 @@ def test_bad_peers_are_e102(env):
         ({"api": "0.0.0.0:80"}, {}, "set api_key"),
         ({"seconds": "nan"}, {}, "seconds"),
         ({"name": "a\x1b[2J"}, {}, "name"),
-        ({"name": "x" * 49}, {}, "name"),
+        ({"name": "x" * 65}, {}, "name"),
     ],
 )
 def test_mistakes_are_explained(env, flags, environ, expected):
@@ -127,6 +127,13 @@ def test_host_port_raises_value_error_only(text):
         return
     assert host
     assert 0 <= port <= 65_535
+
+
+def test_text_that_travels_is_bounded_in_bytes(env):
+    assert resolve({"region": "ü" * 32}, env).region == "ü" * 32
+    for flags in ({"region": "ü" * 33}, {"name": "x" * 65}, {"invitation": "ü" * 129}):
+        with pytest.raises(OperatorError, match=r"bytes in UTF-8|not in the form"):
+            resolve(flags, env)
 
 
 def test_loopback():

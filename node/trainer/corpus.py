@@ -267,6 +267,7 @@ def _text_documents(files: list[Path], progress: Progress) -> Iterator[bytes]:
             if _hash(encode(paragraph))[0] % CHUNK_ONE_IN == 0 or len(chunk) >= CHUNK_LIMIT:
                 yield encode(chunk.strip())
                 chunk = ""
+                progress(done - 1, len(files))  # who asked may want it no more
         yield encode(chunk.strip())
         progress(done, len(files))
 

@@ -84,7 +84,7 @@ def train(
     from node.trainer.parallel import Ranks
 
     torch.set_num_threads(settings.threads)
-    ranks = Ranks.join(rank, settings.ranks, pick_device(settings, rank), rendezvous)
+    ranks = Ranks.join(rank, settings.ranks, pick_device(settings.device, rank), rendezvous)
     leader = None
     if channel is not None and vectors_descriptor is not None:
         size = Layout.of_config(settings.manifest.model).size
@@ -93,11 +93,11 @@ def train(
     ranks.leave()
 
 
-def pick_device(settings: TrainerSettings, rank: int) -> torch.device:
+def pick_device(device: str, rank: int) -> torch.device:
     """The rank's own device; raises E403 when CUDA was asked for and does not work."""
     import torch
 
-    if settings.device == "cpu":
+    if device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available() or torch.cuda.device_count() <= rank:
         raise OperatorError(
