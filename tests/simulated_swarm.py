@@ -171,7 +171,9 @@ class SimulatedSwarm:
         )
         rejected: list[tuple[PeerId, str]] = []
         behind: list[str] = []
+        moved = asyncio.Event()
         hooks = Hooks(
+            applied=lambda certificate, exchange: moved.set(),
             rejected=lambda who, why: rejected.append((who, why)),
             behind=lambda ending, peers: behind.append(ending.name),
         )
@@ -191,16 +193,14 @@ class SimulatedSwarm:
                     if other.peer != peer and other.peer not in self.stopped:
                         swarm.presence.learn(other.swarm.presence.envelope())
                 group.create_task(swarm.run())
-                group.create_task(self._train(swarm, replica, loop))
+                group.create_task(self._train(swarm, replica, moved))
 
         member = Member(identity, replica, swarm, self.group.create_task(live()), rejected, behind)
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
 
-    async def _train(
-        self, swarm: Swarm, replica: ToyReplica, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    async def _train(self, swarm: Swarm, replica: ToyReplica, moved: asyncio.Event) -> None:
         while True:
             round_ = replica.place.round
             think = self.random.uniform(*self.think)
@@ -211,7 +211,8 @@ class SimulatedSwarm:
             replica.train(hash((swarm.me, round_)) % 2**31)
             swarm.update(ready=True, tokens=1000, steps=10, weight=1000.0, eta=0.0)
             while replica.place.round == round_:
-                await asyncio.sleep(0.02)
+                moved.clear()
+                await moved.wait()
 
     async def kill(self, member: Member) -> None:
         """SIGKILL: the network breaks its links, its tasks end."""
