@@ -108,6 +108,7 @@ class Conductor:
     _target: int = 0
     _since: int = 0  # inner steps since the last snapshot
     _saved: asyncio.Future[Saved] | None = None
+    _reset_due: bool = False  # the trainer's parameters are not finite
 
     def __post_init__(self) -> None:
         if self.resume_dir is None:
@@ -117,7 +118,8 @@ class Conductor:
 
     async def hold(self) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""
-        await self._free.wait()
+        while not self._free.is_set():  # somebody else may have been quicker
+            await self._free.wait()
         self._free.clear()
         if not self._begun or not self.island.alive:
             return None
@@ -127,6 +129,7 @@ class Conductor:
     async def resume(self, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
         self.contributions += contributed
+        reset, self._reset_due = reset or self._reset_due, False
         if not self._begun:
             self._free.set()
             await self._begin()
@@ -161,6 +164,7 @@ class Conductor:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
                     self._free.set()
+                    await self._reset_if_due()
                     self._restarts = 0
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
@@ -275,8 +279,8 @@ class Conductor:
                     peer=self.me, reason="non-finite", detail="own training; back to the last merge"
                 )
             )
-            await self.hold()
-            await self.resume(contributed=False, reset=True)
+            self._reset_due = True
+            await self._reset_if_due()
             return
         if self.swarm is None or snapshot.round != self.replica.place.round:
             return  # the swarm has moved on: its Apply is under way and gives this work back
@@ -319,6 +323,15 @@ class Conductor:
             batch = self.island.settings.micro_batch or self.manifest.data.batch_size
             changes["micro_batch"] = max(1, batch // 2)
         await self.island.restart(**changes)
+
+    async def _reset_if_due(self) -> None:
+        """Take a trainer that is lost back to the last merge, once nothing else is under way.
+
+        Where a merge is under way its Apply does it (see :meth:`resume`).
+        """
+        if self._reset_due and self._free.is_set():
+            await self.hold()
+            await self.resume(contributed=False, reset=True)
 
     def _slot(self) -> tuple[int, int]:
         """This island's place among those that read this round's windows."""
