@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -194,6 +195,12 @@ class Manifest(Section):
                 + (f" (without {', '.join(missing[:8])})" if missing else "")
             )
         return manifest
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's, but for the id: a changed copy is another run."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("run_id", None)
+        return copied
 
     @cached_property
     def run_id(self) -> bytes:

@@ -82,6 +82,8 @@ class Participation:
 
     async def enter(self, stack: AsyncExitStack) -> None:
         """Find or make the run, get the state, start to take part."""
+        if self.config.role == "island":
+            self._hardware()
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = (
             await self.node.offload(lambda: restore(store, self.events))
@@ -94,7 +96,9 @@ class Participation:
             manifest = run.manifest
             layout = await self._layout(manifest)
             if self.config.role == "island":
+                # what this machine lacks is told before the state is fetched
                 store.preflight(5 * 4 * layout.size)  # base, momentum, θ and two moments, fp32
+                tokens = await self._tokens(run)
             vectors = SharedVectors.create(layout.size)
             try:
                 codec = RangeCodec(manifest.rounds.codec, layout.dense)
@@ -120,7 +124,7 @@ class Participation:
             store, run.signed, self.replica, None, self.events, self.swarm.still, self.node.offload
         )
         if self.config.role == "island":
-            self._make_island(run, vectors, layout, restored, await self._tokens(run))
+            self._make_island(run, vectors, layout, restored, tokens)
         self.reporter = Reporter(
             manifest, self.swarm, self.conductor, self.events, self.node.state, self.node.transport
         )
@@ -283,8 +287,7 @@ class Participation:
         tokens: Path,
     ) -> None:
         config, manifest = self.config, run.manifest
-        ranks = config.nproc or (max(1, torch.cuda.device_count()) if self._cuda() else 1)
-        device = pick_device("cuda" if self._cuda() else "cpu", ranks - 1).type  # E403 now or never
+        device, ranks = self._hardware()
         settings = TrainerSettings(
             manifest=manifest,
             tokens=tokens,
@@ -505,6 +508,12 @@ class Participation:
                     await self._news.wait()
         except TimeoutError:
             return
+
+    def _hardware(self) -> tuple[str, int]:
+        """What to train on, and in how many ranks; raises E403 where that is not there."""
+        cuda = self._cuda()
+        ranks = self.config.nproc or (max(1, torch.cuda.device_count()) if cuda else 1)
+        return pick_device("cuda" if cuda else "cpu", ranks - 1).type, ranks
 
     def _cuda(self) -> bool:
         if self.config.device == "auto":

@@ -284,3 +284,10 @@ def test_it_is_frozen():
         Manifest().seed = 3
     with pytest.raises(ValidationError):
         Rounds(inner_steps=0)
+
+
+def test_a_changed_copy_is_another_run() -> None:
+    manifest = Manifest()
+    before = manifest.run_id
+    assert manifest.model_copy(update={"seed": 1}).run_id == Manifest(seed=1).run_id != before
+    assert manifest.model_copy().run_id == before
