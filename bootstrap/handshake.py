@@ -66,7 +66,8 @@ class Gate:
     ``run`` is asked each time: empty while this node takes part in none, which fits any.
     ``observed`` tells a caller's address as the transport sees it, where it can.
     ``brought`` is told of a caller let in that has a run while this node has none; the caller
-    still hears of no run, and so knows that it was the first to bring one.
+    still hears of no run, and so knows that it was the first to bring one. ``refused`` is told of
+    a caller not let in, with the error that it will show (E201, E202 or E203).
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Gate:
         announces: Callable[[], Iterable[bytes]] = tuple,
         observed: Callable[[PeerId], str] = lambda peer: "",
         brought: Callable[[PeerId, bytes], None] = lambda peer, run: None,
+        refused: Callable[[PeerId, str], None] = lambda peer, code: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._whereabouts = whereabouts
@@ -89,6 +91,7 @@ class Gate:
         self._announces = announces
         self._observed = observed
         self._brought = brought
+        self._refused = refused
         self._clock = clock
         self._admitted: OrderedDict[PeerId, None] = OrderedDict()
         self._transport = transport
@@ -116,12 +119,15 @@ class Gate:
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
         hello: Hello = Hello.decode(body)
         if hello.protocol != PROTOCOL_VERSION:
+            self._refused(peer, "E202")
             raise RemoteRefused("version", _version(PROTOCOL_VERSION, self._software))
         # before the run is told, and in the same words whether it is missing or wrong
         if not self._admits(peer, hello.invitation):
+            self._refused(peer, "E203")
             raise RemoteRefused("invitation", "the invitation is missing or not valid")
         run = self._run()
         if run and hello.run and run != hello.run:
+            self._refused(peer, "E201")
             raise RemoteRefused("run", run.hex())
         if hello.record:
             self._whereabouts.learn(hello.record, expected=peer)

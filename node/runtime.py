@@ -29,13 +29,15 @@ from node.entrance import Entrance, Run
 from node.errors import EXIT_INTERRUPTED
 from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
-from node.monitor.events import EventLog, Started, Stopping
+from node.monitor.events import EventLog, PeerRefused, Started, Stopping
 from node.monitor.state import NodeState, NodeView, RunView
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.whereabouts import Whereabouts
+
+MAX_TURNED_AWAY = 1024  # peers
 
 
 def run(config: NodeConfig, manifest: Manifest | None) -> int:
@@ -170,6 +172,7 @@ class Node:
         self.clocks = Clocks()
         self.announced: Callable[[], Sequence[bytes]] = tuple
         self.said_started = False
+        self._turned_away: set[PeerId] = set()
         self.brought: asyncio.Queue[tuple[PeerId, bytes]] = asyncio.Queue()  # runs, to a seed
         self.gate = Gate(
             transport,
@@ -179,10 +182,12 @@ class Node:
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
             announces=self._announced,
             brought=self._on_brought,
+            refused=self._on_refused,
         )
         self.is_member: Callable[[PeerId], bool] = lambda peer: False
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events)
+        self.state.providers.strangers = self._strangers
         self.api = ApiServer(
             make_app(self.state, events, key=self.config.api_key),
             self.config.api,
@@ -203,6 +208,22 @@ class Node:
         if self.config.role == "seed":
             self.daemon.run_id = run  # whoever comes from now on is told of it
             self.brought.put_nowait((peer, run))
+
+    def _on_refused(self, peer: PeerId, code: str) -> None:
+        """Say once of each peer that it was not let in; a flood of new ones is not written down."""
+        if peer not in self._turned_away and len(self._turned_away) < MAX_TURNED_AWAY:
+            self._turned_away.add(peer)
+            self.events.emit(PeerRefused(peer=peer, code=code))
+
+    def _strangers(self) -> dict[str, int]:
+        """Connections and requests that came to nothing."""
+        stats = self.transport.stats
+        return {
+            "garbage": stats.garbage_connections,
+            "handshake": stats.refused_handshakes,
+            "limit": stats.capped_connections,
+            "request": stats.refused_requests,
+        }
 
     async def live(self, stack: AsyncExitStack) -> None:
         """From opening the API to having left the swarm."""

@@ -81,7 +81,7 @@ class Kit:
                 consensus_after=0.1,
                 agreeing=3,
                 eta_s=120.0,
-                phases={"transfer": 0.5, "brew": 1.0},
+                phases={"reduce": 0.5, "brew": 1.0},
             )
         )
         self.state.providers.peers = lambda: [
@@ -135,7 +135,11 @@ async def test_state_follows_the_events(client, kit):
     assert state["consensus"]["contraction"] == pytest.approx(0.2)
     assert state["network"]["rounds"]["compression"] == 8
     assert state["network"]["by_kind"]["gradients"] == {"sent": 5, "received": 6}
-    assert state["trust"] == {"rejected": {"signature": 1}, "refused": {"E203": 1}}
+    assert state["trust"] == {
+        "rejected": {"signature": 1},
+        "refused": {"E203": 1},
+        "strangers": {},
+    }
     assert [peer["name"] for peer in state["peers"]] == ["alps", ""]
     assert state["join"][0]["name"] == "dial"
     assert state["checkpoint"]["round"] == 4

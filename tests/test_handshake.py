@@ -88,8 +88,29 @@ async def test_another_run_is_named(hosts: tuple[Host, Host]) -> None:
 
 async def test_a_seed_without_a_run_fits_any(hosts: tuple[Host, Host]) -> None:
     newcomer, seed = hosts
-    seed.gate(run=lambda: b"")
+    brought: list[tuple[str, bytes]] = []
+    seed.gate(
+        run=lambda: brought[0][1] if brought else b"",
+        brought=lambda peer, run: brought.append((peer, run)),
+    )
+    assert (await newcomer.greet(seed)).welcome.run == b""
+    assert not brought
+    # the first to bring one hears of none yet; whoever comes later hears of that one
     assert (await newcomer.greet(seed, run=OTHER)).welcome.run == b""
+    assert brought == [(newcomer.peer, OTHER)]
+    assert (await newcomer.greet(seed, run=OTHER)).welcome.run == OTHER
+    await refused("E201", newcomer, seed, run=RUN)
+    assert len(brought) == 1
+
+
+async def test_who_is_not_let_in_is_told_of(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    told: list[tuple[str, str]] = []
+    seed.gate(admits=shared_token("s3cret"), refused=lambda peer, code: told.append((peer, code)))
+    await refused("E203", newcomer, seed)
+    await refused("E201", newcomer, seed, run=OTHER, invitation="s3cret")
+    await newcomer.greet(seed, invitation="s3cret")
+    assert told == [(newcomer.peer, "E203"), (newcomer.peer, "E201")]
 
 
 async def test_versions_are_both_told_from_either_side(

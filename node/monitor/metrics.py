@@ -19,10 +19,11 @@ from node.monitor.state import NodeState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "skipped", "failed")
-PHASES = ("compute", "match", "encode", "transfer", "decode", "apply", "wait")
+PHASES = ("compute", "gather", "reduce", "apply")
 TRAFFIC = ("gradients", "state", "control", "dht", "relay")
 PEER_STATUSES = ("joining", "active", "leaving")
 REASONS = ("malformed", "signature", "stale", "non-finite", "norm", "outlier")
+STRANGERS = ("garbage", "handshake", "limit", "request")
 OTHER = "other"
 
 
@@ -63,6 +64,13 @@ class SwarmCollector(Collector):
             "code",
             tuple(TABLE),
             state.refused,
+        )
+        yield _counter(
+            "swarm_strangers",
+            "Connections and requests on the peers' port that came to nothing, by reason",
+            "reason",
+            STRANGERS,
+            state.providers.strangers(),
         )
         dropped = CounterMetricFamily("swarm_log_lines_dropped", "Log lines the disk refused")
         dropped.add_metric((), state.log.dropped)

@@ -116,6 +116,7 @@ class Providers:
     peers: Callable[[], Sequence[PeerView]] = tuple
     traffic: Callable[[], Mapping[str, Traffic]] = dict
     links: Callable[[], Sequence[LinkView]] = tuple
+    strangers: Callable[[], Mapping[str, int]] = dict  # what came to nothing, by reason
     reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
     unhealthy: list[Callable[[], str]] = field(default_factory=list)  # a reason, or empty
 
@@ -223,7 +224,11 @@ class NodeState:
             "consensus": _consensus(last),
             "peers": [_plain(view) for view in self.peers()],
             "network": self._network(),
-            "trust": {"rejected": dict(self.rejected), "refused": dict(self.refused)},
+            "trust": {
+                "rejected": dict(self.rejected),
+                "refused": dict(self.refused),
+                "strangers": dict(self.providers.strangers()),
+            },
             "checkpoint": _stamped(self.checkpoint),
             "problems": [_stamped(item) for item in self.problems],
             "events": {"newest": self._newest(), "dropped": self.log.dropped},
