@@ -172,6 +172,7 @@ class Swarm:
     async def _ticks(self) -> None:
         while True:
             now = self.now()
+            self._take_office_again(now)
             self._do(self.round, self.round.tick(now))
             wake = self.round.wake_at(now)
             self._kick.clear()
@@ -183,6 +184,20 @@ class Swarm:
                 if late > JUMP_S:
                     self.membership.forgive(late)
                     await asyncio.sleep(0.05)  # hear first what was said in the meantime
+
+    def _take_office_again(self, now: float) -> None:
+        """A member that came back votes again once whatever it forgot is long settled.
+
+        Usually the next commit has let it in by then; after a restart of the whole swarm there
+        is nobody else to commit.
+        """
+        if (
+            self.status.status == "joining"
+            and self.me in self.replica.roster
+            and now >= self._started + AMNESIA_S
+            and not self._ahead()
+        ):
+            self.presence.note(status="active")
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -378,7 +393,8 @@ class Swarm:
 
     def _is_ahead(self, announce: Announce) -> bool:
         here = self.replica.place
-        if announce.role != "island" or announce.status == "joining":
+        newcomer = announce.status == "joining" and announce.peer not in self.replica.roster
+        if announce.role != "island" or newcomer:
             return False
         forked = announce.round == here.round and announce.head != here.previous
         return announce.round > here.round or (

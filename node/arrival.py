@@ -40,10 +40,15 @@ class Target:
 
 
 def choose(announces: Iterable[Announce]) -> Target | None:
-    """The heaviest state announced; among equals the one most peers hold."""
+    """The heaviest state announced; among equals the one most peers hold.
+
+    Islands that are joining themselves count only where there are no others, as after a restart
+    of the whole swarm.
+    """
     holders: dict[tuple[int, int, bytes, bytes], list[PeerId]] = defaultdict(list)
-    for a in announces:
-        if a.status == "active" and a.state:
+    known = [a for a in announces if a.state]
+    for a in [a for a in known if a.status == "active"] or known:
+        if a.status != "leaving":
             holders[a.work, a.round, a.head, a.state].append(a.peer)
     if not holders:
         return None

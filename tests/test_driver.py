@@ -160,3 +160,25 @@ def test_same_seed_same_history() -> None:
         return virtual_time.run(main)
 
     assert once(history()) == once(history())
+
+
+def test_a_swarm_that_was_restarted_as_a_whole_goes_on_together() -> None:
+    async def main() -> None:
+        async with simulated_swarm(3) as swarm:
+            await asyncio.sleep(5.0)
+            for member in list(swarm.members.values()):
+                await swarm.kill(member)
+            longest = max(swarm.members.values(), key=lambda m: len(m.replica.history))
+            for member in list(swarm.members.values()):
+                if len(member.replica.history) == len(longest.replica.history):
+                    swarm.restart(member)
+            before = len(longest.replica.history)
+            assert len(swarm.living()) >= 2
+            await asyncio.sleep(25.0)
+            swarm.agree()
+            assert all(len(m.replica.history) > before + 8 for m in swarm.living())
+            newest = swarm.living()[0].swarm.ledger.newest()
+            assert newest is not None
+            assert newest.epoch == 0  # nobody went off alone
+
+    virtual_time.run(main())
