@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from bootstrap.handshake import admission, greet
+from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
 from gossip.driver import Hooks, Swarm
-from gossip.exchange import Wiring
-from gossip.membership import Liveness, Membership
-from gossip.planning import Rules
-from gossip.presence import Presence
+from gossip.membership import Liveness
 from node import __version__
 from node.arrival import Arrival
+from node.assembly import make_conductor, make_swarm
 from node.checkpoint import CheckpointStore
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
@@ -36,7 +33,6 @@ from node.saving import Keeper, Restored, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.rank import pick_device
-from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.addresses import parse_address
 from protocols.codecs import RangeCodec
@@ -47,8 +43,6 @@ from protocols.messages import Announce
 if TYPE_CHECKING:
     from node.runtime import Node
 
-KEPT_BYTES = 64 * 1024 * 1024  # of merged parts for those who missed rounds, more than required
-MAX_KEPT = 256  # rounds
 LINGER_S = 20.0  # after the last round: others may still need our parts
 DISCOVERY_S = 30.0  # between look-ups in the DHT
 FAREWELL_S = 3.0
@@ -119,12 +113,37 @@ class Participation:
             else:
                 break
         stack.callback(vectors.close)
-        self._join_swarm(run, codec, layout.size)
+        self.swarm = make_swarm(
+            self.node,
+            run.manifest,
+            self.replica,
+            codec,
+            Hooks(
+                applied=self._on_committed,
+                peer=self._on_peer,
+                rejected=self._on_rejected,
+                behind=self._on_behind,
+                learned=self._on_learned,
+            ),
+            newcomer=self._newcomer,
+        )
         self.keeper = Keeper(
             store, run.signed, self.replica, None, self.events, self.swarm.still, self.node.offload
         )
         if self.config.role == "island":
-            self._make_island(run, vectors, layout, restored, tokens)
+            self.conductor = make_conductor(
+                self.node,
+                self.replica,
+                self.swarm,
+                layout,
+                tokens,
+                self._hardware(),
+                restored,
+                self._on_applied,
+                joined=self.joined_under_way and restored is None,
+            )
+            self.island = self.conductor.island
+            self.keeper.conductor = self.conductor
         self.reporter = Reporter(
             manifest, self.swarm, self.conductor, self.events, self.node.state, self.node.transport
         )
@@ -197,125 +216,7 @@ class Participation:
             transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
         )
 
-    def _admission(self, peer: PeerId) -> bytes:
-        """What a peer's announcements have to carry in this run."""
-        return admission(self.config.invitation, self.replica.place.run, peer)
-
     # --- the parts -------------------------------------------------------------------------------
-
-    def _join_swarm(self, run: Run, codec: RangeCodec, size: int) -> None:
-        node, rules = self.node, run.manifest.rounds
-        wiring = Wiring(
-            node.transport,
-            node.identity,
-            run.signed.run_id,
-            codec,
-            node.tasks.spawn,
-            node.offload,
-            time.monotonic,
-        )
-        place = self.replica.place
-        status = Announce(
-            peer=self.me,
-            role=self.config.role,
-            status="joining" if self._newcomer else "active",
-            incarnation=int(node.daemon.started * 1000),
-            addresses=tuple(node.addresses()[:8]),
-            version=__version__,
-            region=self.config.region,
-            name=self.config.name,
-            round=place.round,
-            head=place.previous,
-            state=place.state,
-            work=place.work,
-            ready=False,
-            tokens=0,
-            steps=0,
-            weight=0.0,
-            eta=1e6,
-            tokens_per_second=0.0,
-            steps_per_second=0.0,
-            upload=0.0,
-            download=0.0,
-            loss=0.0,
-            validation_loss=0.0,
-            total_tokens=0,
-            sketch_round=0,
-            sketch=b"",
-            admission=self._admission(self.me),
-        )
-        self.swarm = Swarm(
-            wiring,
-            self.replica,
-            Rules(
-                size=size,
-                codec=rules.codec,
-                encoded_bytes=codec.encoded_size,
-                quorum=rules.quorum,
-                grace_fraction=rules.grace_fraction,
-                min_grace_s=rules.min_grace_s,
-            ),
-            Presence(
-                wiring,
-                Membership(self.me),
-                status,
-                lambda: self.replica.place,
-                wall=lambda: time.time() + self.node.clocks.offset,
-                admission=self._admission,
-            ),
-            Hooks(
-                applied=self._on_committed,
-                peer=self._on_peer,
-                rejected=self._on_rejected,
-                behind=self._on_behind,
-                learned=self._on_learned,
-            ),
-            keep_rounds=max(
-                rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
-            ),
-        )
-        node.is_member = lambda peer: peer in self.swarm.membership.islands
-        if self.replica.certificate is not None:
-            self.swarm.ledger.add(self.replica.certificate, {})
-
-    def _make_island(
-        self,
-        run: Run,
-        vectors: SharedVectors,
-        layout: Layout,
-        restored: Restored | None,
-        tokens: Path,
-    ) -> None:
-        config, manifest = self.config, run.manifest
-        device, ranks = self._hardware()
-        settings = TrainerSettings(
-            manifest=manifest,
-            tokens=tokens,
-            evaluation=self.node.home.root / "evaluation.bin",
-            device=device,
-            ranks=ranks,
-            threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
-            wait_s=max(manifest.rounds.min_grace_s, 1.0),
-            micro_batch=config.micro_batch,
-        )
-        self.island = Island(settings, vectors, self.node.home.logs)
-        self.conductor = Conductor(
-            manifest,
-            self.me,
-            self.island,
-            self.replica,
-            layout,
-            self.events,
-            restored.path if restored else None,
-            self._on_applied,
-            joined=self.joined_under_way and restored is None,
-            swarm=self.swarm,
-        )
-        if restored is not None:
-            self.conductor.pace.step = restored.facts.step
-            self.conductor.pace.tokens = restored.facts.tokens
-        self.replica.trainer = self.conductor
-        self.keeper.conductor = self.conductor
 
     def _offer(self, run: Run) -> None:
         """Let newcomers have the manifest and the evaluation shard."""
@@ -509,11 +410,13 @@ class Participation:
         except TimeoutError:
             return
 
-    def _hardware(self) -> tuple[str, int]:
+    def _hardware(self) -> tuple[Literal["cpu", "cuda"], int]:
         """What to train on, and in how many ranks; raises E403 where that is not there."""
         cuda = self._cuda()
         ranks = self.config.nproc or (max(1, torch.cuda.device_count()) if cuda else 1)
-        return pick_device("cuda" if cuda else "cpu", ranks - 1).type, ranks
+        device: Literal["cpu", "cuda"] = "cuda" if cuda else "cpu"
+        pick_device(device, ranks - 1)
+        return device, ranks
 
     def _cuda(self) -> bool:
         if self.config.device == "auto":

@@ -1,0 +1,169 @@
+"""Making the large parts of a node: its membership in the swarm, and its trainer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bootstrap.handshake import admission
+from bootstrap.manifest import Manifest
+from gossip.driver import Hooks, Swarm
+from gossip.exchange import Wiring
+from gossip.membership import Membership
+from gossip.planning import Rules
+from gossip.presence import Presence
+from node import __version__
+from node.conductor import Conductor
+from node.island import Island
+from node.replica import OuterReplica
+from node.saving import Restored
+from node.trainer.channel import Applied
+from node.trainer.layout import Layout
+from node.trainer.settings import TrainerSettings
+from protocols.codecs import RangeCodec
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+if TYPE_CHECKING:
+    from node.runtime import Node
+
+KEPT_BYTES = 64 * 1024 * 1024  # of merged parts for those who missed rounds, more than required
+MAX_KEPT = 256  # rounds
+MIN_WAIT_S = 1.0  # the trainer waits at least so long for a merge before it trains on
+UNKNOWN_ETA_S = 1e6
+
+
+def make_swarm(
+    node: Node,
+    manifest: Manifest,
+    replica: OuterReplica,
+    codec: RangeCodec,
+    hooks: Hooks,
+    *,
+    newcomer: bool,
+) -> Swarm:
+    """This node's membership; ``newcomer``: others have yet to let it take part."""
+    run, rules, size = manifest.run_id, manifest.rounds, len(replica.base)
+    wiring = Wiring(
+        node.transport,
+        node.identity,
+        run,
+        codec,
+        node.tasks.spawn,
+        node.offload,
+        time.monotonic,
+    )
+
+    def proof(peer: PeerId) -> bytes:
+        return admission(node.config.invitation, run, peer)
+
+    swarm = Swarm(
+        wiring,
+        replica,
+        Rules(
+            size=size,
+            codec=rules.codec,
+            encoded_bytes=codec.encoded_size,
+            quorum=rules.quorum,
+            grace_fraction=rules.grace_fraction,
+            min_grace_s=rules.min_grace_s,
+        ),
+        Presence(
+            wiring,
+            Membership(replica.me),
+            _first_announcement(node, replica, newcomer, proof(replica.me)),
+            lambda: replica.place,
+            wall=lambda: time.time() + node.clocks.offset,
+            admission=proof,
+        ),
+        hooks,
+        keep_rounds=max(
+            rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
+        ),
+    )
+    node.is_member = lambda peer: peer in swarm.membership.islands
+    if replica.certificate is not None:
+        swarm.ledger.add(replica.certificate, {})
+    return swarm
+
+
+def make_conductor(
+    node: Node,
+    replica: OuterReplica,
+    swarm: Swarm,
+    layout: Layout,
+    tokens: Path,
+    hardware: tuple[Literal["cpu", "cuda"], int],
+    restored: Restored | None,
+    on_applied: Callable[[Applied], Awaitable[None]],
+    *,
+    joined: bool,
+) -> Conductor:
+    """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
+    config, manifest = node.config, replica.manifest
+    device, ranks = hardware
+    settings = TrainerSettings(
+        manifest=manifest,
+        tokens=tokens,
+        evaluation=node.home.root / "evaluation.bin",
+        device=device,
+        ranks=ranks,
+        threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
+        wait_s=max(manifest.rounds.min_grace_s, MIN_WAIT_S),
+        micro_batch=config.micro_batch,
+    )
+    conductor = Conductor(
+        manifest,
+        replica.me,
+        Island(settings, replica.vectors, node.home.logs),
+        replica,
+        layout,
+        node.events,
+        restored.path if restored else None,
+        on_applied,
+        joined=joined,
+        swarm=swarm,
+    )
+    if restored is not None:
+        conductor.pace.step = restored.facts.step
+        conductor.pace.tokens = restored.facts.tokens
+    replica.trainer = conductor
+    return conductor
+
+
+def _first_announcement(
+    node: Node, replica: OuterReplica, newcomer: bool, proof: bytes
+) -> Announce:
+    place = replica.place
+    return Announce(
+        peer=replica.me,
+        role=node.config.role,
+        status="joining" if newcomer else "active",
+        incarnation=int(node.daemon.started * 1000),
+        addresses=tuple(node.addresses()[:8]),
+        version=__version__,
+        region=node.config.region,
+        name=node.config.name,
+        round=place.round,
+        head=place.previous,
+        state=place.state,
+        work=place.work,
+        ready=False,
+        tokens=0,
+        steps=0,
+        weight=0.0,
+        eta=UNKNOWN_ETA_S,
+        tokens_per_second=0.0,
+        steps_per_second=0.0,
+        upload=0.0,
+        download=0.0,
+        loss=0.0,
+        validation_loss=0.0,
+        total_tokens=0,
+        sketch_round=0,
+        sketch=b"",
+        admission=proof,
+    )
