@@ -51,7 +51,8 @@ class Pending:
     """A committed round whose merge the trainer has yet to apply."""
 
     certificate: Certificate
-    committed: float  # monotonic
+    planned: float  # when this node got the round's plan, monotonic
+    committed: float  # likewise; equal for a round repeated from its certificate
     sent: int
     received: int
     consensus: float | None
@@ -93,9 +94,12 @@ class Reporter:
         self.rounds_committed += 1
         sent = exchange.bytes_sent if exchange else 0
         self.bytes_sent += sent
+        now = self.now()
+        took_part = exchange is not None and exchange.plan is not None
         self._pending = Pending(
             certificate,
-            self.now(),
+            self.swarm.planned_at if took_part else now,
+            now,
             sent,
             exchange.bytes_received if exchange else 0,
             self.consensus(certificate.outcome.round),
@@ -158,8 +162,8 @@ class Reporter:
                 dropped=dropped,
                 phases={
                     "compute": busy,
-                    "gather": max(0.0, self.swarm.planned_at - snapshot_at),
-                    "reduce": max(0.0, pending.committed - self.swarm.planned_at),
+                    "gather": max(0.0, pending.planned - snapshot_at),
+                    "reduce": pending.committed - pending.planned,
                     "apply": now - pending.committed,
                 },
             )
