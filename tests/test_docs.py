@@ -1,0 +1,161 @@
+"""What the documents say exists: commands parse, links resolve, files and tests are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from bootstrap.manifest import load
+from node.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PLACEHOLDERS = {
+    "HOST:PORT/ID": "192.0.2.7:4390",
+    "HOST:PORT": "192.0.2.7:4390",
+    "SECRET": "secret",
+    "DIR": "folder",
+}
+PATH = re.compile(
+    r"(?:protocols|diloco|gossip|bootstrap|node|tests|docs|benchmarks)/[A-Za-z0-9_./-]*"
+)
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(language: str = "") -> list[str]:
+    """The fenced blocks of the README that are marked with ``language``."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for marked, text in found if marked == language]
+
+
+def spans(text: str) -> list[str]:
+    """What stands in backquotes, outside of fenced blocks."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+def commands() -> list[str]:
+    """Every line or span of the README that begins with ``node``."""
+    lines = [line.strip() for block in blocks() for line in block.splitlines()]
+    said = [c for c in [*lines, *spans(README.read_text())] if c.startswith("node ")]
+    return sorted({command for command in said if "…" not in command})
+
+
+def links(text: str) -> list[str]:
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(commands()) >= 8
+    assert {page.name for page in PAGES} >= {"architecture.md", "protocol.md", "experiments.md"}
+
+
+def parse(command: str) -> None:
+    """Take a command line as typer does, without running anything. Raises click's UsageError."""
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)[1:]]
+    found: Any = typer.main.get_command(app)
+    context = None
+    while hasattr(found, "commands"):
+        context = found.make_context(found.name, words[:], parent=context, resilient_parsing=True)
+        context.resilient_parsing = False  # was: no complaint that the sub-command is not run
+        _, found, words = found.resolve_command(context, words)
+    found.make_context(found.name, words, parent=context)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_readme_parses(command: str) -> None:
+    parse(command)
+
+
+@pytest.mark.parametrize("wrong", ["node begin", "node start --no-such", "node config shew"])
+def test_wrong_commands_do_not(wrong: str) -> None:
+    with pytest.raises(Exception, match=r"No such (command|option)"):
+        parse(wrong)
+
+
+@every_page
+def test_every_relative_link_resolves(page: Path) -> None:
+    for link in links(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(ROOT), link
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@every_page
+def test_every_file_named_exists(page: Path) -> None:
+    if page.name == "errors.md":
+        return  # written from the table in node.errors
+    for span in spans(page.read_text()):
+        name = span.partition("::")[0]
+        if PATH.fullmatch(name):
+            assert (ROOT / name).exists(), name
+
+
+@every_page
+def test_every_test_named_exists(page: Path) -> None:
+    for span in spans(page.read_text()):
+        path, double_colon, name = span.partition("::")
+        if double_colon:
+            assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.M), span
+
+
+def test_symbols_named_beside_their_file_are_in_it() -> None:
+    """``gossip/round.py``, ``Round._lead``: the second stands in the first."""
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    pairs = re.findall(r"`([a-z_/]+\.py)`,\s`(?:(\w+)\.)?(\w+)`", text)
+    assert pairs
+    for path, owner, name in pairs:
+        source = (ROOT / path).read_text()
+        assert re.search(rf"\b{name}\b", source), (path, name)
+        assert not owner or f"class {owner}" in source, (path, owner)
+
+
+def test_the_run_file_of_the_readme_is_a_manifest(tmp_path: Path) -> None:
+    (example,) = blocks("toml")
+    path = tmp_path / "run.toml"
+    path.write_text(example)
+    manifest = load(path)
+    assert manifest.name == tomllib.loads(example)["name"]
+    assert manifest.data.recipe == "text"
+
+
+def test_the_presets_of_the_readme_exist() -> None:
+    from node.presets import PRESETS
+
+    text = README.read_text()
+    assert set(re.findall(r"--preset (\w+)", text)) <= set(PRESETS)
+
+
+def test_the_folders_of_the_readme_are_the_packages() -> None:
+    diagram = next(block for block in blocks() if block.startswith("protocols/"))
+    folders = re.findall(r"^(\w+)/", diagram, re.MULTILINE)
+    assert sorted(folders) == sorted(
+        path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"
+    )
+
+
+def test_the_make_targets_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for page in PAGES:
+        text = page.read_text()
+        named |= {target for span in spans(text) for target in re.findall(r"^make ([a-z-]+)", span)}
+    named |= set(re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
