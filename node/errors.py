@@ -85,8 +85,8 @@ _ROWS = (
     Kind(
         "E203",
         "the invitation is missing or not valid",
-        "the run admits only those with an invitation that its creator signed for it",
-        "ask the run's creator for one and give it with --invitation",
+        "the run admits only those who know its invitation, a secret that all its nodes share",
+        "ask somebody in the run for it and give it with --invitation",
     ),
     Kind(
         "E204",
