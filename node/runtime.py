@@ -82,6 +82,7 @@ class Daemon:
         self.home.lock()
         async with AsyncExitStack() as stack:
             stack.callback(self.home.unlock)
+            stack.enter_context(self.home.logging())
             events = EventLog(self.home.events)
             stack.callback(events.close)
             events.subscribe(Console(sys.stdout, as_json=self.config.json_log))

@@ -22,7 +22,7 @@ from gossip.agreement import Place
 from gossip.certificate import check_certificate, outcome_hash
 from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
 from node.conductor import Conductor
-from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog, Problem
 from node.outer_files import OuterFiles, read_outer, write_outer
 from node.replica import OuterReplica, OuterState
 from node.trainer.channel import ChannelClosedError
@@ -125,7 +125,7 @@ def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
     """
     found = store.latest()
     for damage in found.damaged:
-        events.emit(CheckpointSkipped(round=0, reason=str(damage)))
+        events.emit(Problem.of(damage))
     if found.checkpoint is None:
         if found.damaged:
             raise found.damaged[0]

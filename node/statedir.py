@@ -8,7 +8,7 @@
     api.json         where its API listens, while it runs
     events.jsonl     what happened (rotated)
     checkpoints/     see node.checkpoint
-    logs/            trainer ranks, and tracebacks of internal errors
+    logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from node.errors import operator_error
 
 _MAX_API_FILE = 4096
+_MAX_LOG_FILE = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,11 @@ class ApiFile:
     address: str  # HOST:PORT
     pid: int
     key: str = ""
+
+
+class _Log(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """A full disk is told of where it matters; here it costs lines of a log."""
 
 
 class StateDir:
@@ -80,6 +89,20 @@ class StateDir:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    @contextlib.contextmanager
+    def logging(self) -> Iterator[None]:
+        """Warnings of this program and its libraries go to a file: the terminal is for people."""
+        handler = _Log(self.logs / "daemon.log", maxBytes=_MAX_LOG_FILE, backupCount=1, delay=True)
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        root = logging.getLogger()
+        root.addHandler(handler)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            handler.close()
 
     def publish_api(self, address: str, key: str = "") -> None:
         """Let ``node status`` find this process; readable by this user alone."""
