@@ -269,7 +269,7 @@ def _refusal(peer: PeerId, run: bytes, software: str, error: RemoteRefused) -> E
             "E203",
             "the invitation is missing or not valid",
             f"{peer} admits only those with a valid one",
-            "ask the run's creator for one and give it with --invitation",
+            "ask somebody in the run for it and give it with --invitation",
         )
     return error
 

@@ -126,7 +126,7 @@ class Rounds(Section):
     codec: Codec = "int4"
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
     grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late
-    min_grace_s: float = Field(default=0.5, ge=0)
+    min_grace_s: float = Field(default=1.0, ge=0)
     max_staleness: int = Field(default=2, ge=0)  # rounds; older local progress is dropped
     replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
     eval_every: int = Field(default=1, ge=0)  # rounds; 0: never

@@ -376,8 +376,8 @@ class Swarm:
         finally:
             self._catching_up = False
         if ending in (Ending.GONE, Ending.FORKED) and (ahead := self._ahead()):
-            forked = any(
-                announce.round == self.replica.place.round
+            forked = any(  # heavier, and yet not further: their chain is another one
+                announce.round <= self.replica.place.round
                 for peer in ahead
                 if (announce := self.membership.announcement(peer)) is not None
             )
@@ -396,9 +396,12 @@ class Swarm:
         newcomer = announce.status == "joining" and announce.peer not in self.replica.roster
         if announce.role != "island" or newcomer:
             return False
-        forked = announce.round == here.round and announce.head != here.previous
-        return announce.round > here.round or (
-            forked and heavier((here.work, here.previous), (announce.work, announce.head))
+        if announce.work != here.work:  # work only grows along a chain
+            return announce.work > here.work
+        if announce.round != here.round:  # rounds to which nobody contributed
+            return announce.round > here.round
+        return announce.head != here.previous and heavier(
+            (here.work, here.previous), (announce.work, announce.head)
         )
 
     def exchange_part(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:

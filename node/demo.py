@@ -193,7 +193,7 @@ class Demo:
         for _ in range(self.count - 1):
             self._new("--peers", self.address)
         self.print(f"{self.count} islands; another machine would join with:")
-        self.print(f"  node start --peers {self.address}")
+        self.print(f"  node start --peers {self.address}", soft_wrap=True)
 
     def _train(self) -> None:
         first = self.islands[0]

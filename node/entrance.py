@@ -223,7 +223,7 @@ class Entrance:
                 fix="give only peers of the run you want with --peers",
             )
         peers = [g.peer for g in greetings if g.welcome.run == run]
-        signed = await self._fetched(fetch_manifest(self.transport, peers, run))
+        signed = await self._fetched(fetch_manifest(self.transport, peers, run), wrong="E205")
         differences = [] if own is None else _differences(own, signed.manifest)
         if differences:
             raise operator_error(
@@ -314,10 +314,13 @@ class Entrance:
             )
         return manifest.data.model_copy(update={"path": path})
 
-    async def _fetched(self, fetching: Awaitable[T]) -> T:
+    async def _fetched(self, fetching: Awaitable[T], *, wrong: str = "E502") -> T:
+        """``wrong``: the code of the error where what came does not verify."""
         try:
             return await fetching
-        except (TransportError, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
+            raise operator_error(wrong, why=str(error)) from error
+        except TransportError as error:
             raise operator_error(
                 "E502",
                 "no peer could hand over the run",

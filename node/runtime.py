@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bootstrap.dht import Dht
@@ -285,6 +285,7 @@ class Node:
             return
         self.said_started = True
         addresses = self.addresses()
+        self.state.node = replace(self.state.node, device=device)
         self.events.emit(
             Started(
                 peer=self.identity.peer_id,
