@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -33,7 +34,7 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
     Several errors of a task group are told one after the other. What is no
     :class:`OperatorError` is a defect: its traceback goes to a file, the terminal gets E999.
     """
-    leaves = list(_leaves(error))
+    leaves = [_known(leaf) for leaf in _leaves(error)]
     known = [leaf for leaf in leaves if isinstance(leaf, OperatorError)]
     if len(known) == len(leaves):
         unique = {leaf.text(): leaf for leaf in known}
@@ -53,6 +54,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+def _known(error: BaseException) -> BaseException:
+    """A full disk may be met wherever something is written; all else stays as it is."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" at {error.filename}" if error.filename else ""
+        return operator_error("E402", f"the disk is full{where}", why=error.strerror or str(error))
+    return error
 
 
 def _internal(

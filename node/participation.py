@@ -256,6 +256,8 @@ class Participation:
                 )
             )
         spawn(self.swarm.run())
+        for peer in run.peers:  # who has come since we were greeted, they themselves included
+            spawn(self.swarm.presence.ask(peer))
         self.dht = await self.node.open_directory(stack, run)
         spawn(self._discover())
 

@@ -96,6 +96,16 @@ def test_no_room_for_checkpoints_is_told_at_the_start(tmp_path: Path, make: Make
         assert not node.events("round")
 
 
+@pytest.mark.parametrize("kilobytes", [4, 12, 16, 24, 64])
+def test_a_disk_that_is_full_from_the_beginning(tmp_path: Path, make: Make, kilobytes: int) -> None:
+    """Wherever the first byte is that does not fit: lock, key, log or evaluation shard."""
+    with small_disk(tmp_path / "node", kilobytes):
+        node = make("node").start("start", *RUN)
+        assert node.wait() == 1
+        assert "error E402" in node.text()
+        assert "Traceback" not in node.text()
+
+
 def test_a_disk_that_fills_up_stops_no_training(tmp_path: Path, make: Make) -> None:
     with small_disk(tmp_path / "node", 16_000):
         node = make("node").start("start", *RUN, "--checkpoint-every", 2)
