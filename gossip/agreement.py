@@ -10,10 +10,15 @@ every part, so a decided outcome can always be fetched from a majority.
   first asks the roster to promise; a majority must answer, and if one of them has voted, the
   vote with the highest ballot is what the new leader has to propose again.
 - A plan fixes contributors and who merges which part. The merged bytes are not known yet, but
-  every owner produces one result per part, so a ballot still stands for one outcome.
+  every owner produces one result per part and list of contributors (its *basis*), so a ballot
+  still stands for one outcome.
 - When a majority is gone for good the survivors open a new *epoch* with themselves as roster;
   all of them must promise. That is a fork if the others live on behind a broken link; the
   chain with more work wins when they meet (:func:`gossip.certificate.heavier`).
+
+As in any Paxos, members may die, hang, come back and lose messages without two certificates of
+one round in epoch 0. A member that lies about what it voted for, or an owner that signs two
+results for one part, can cause two; no member can make another one accept what is malformed.
 """
 
 from __future__ import annotations
@@ -21,11 +26,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gossip import certificate as cert
-from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
+from gossip.validity import (
+    Known,
+    PartKey,
+    Shape,
+    check_outcome,
+    check_plan,
+    check_statement,
+    key_of,
+)
+from gossip.validity import Place as Place  # whoever uses an agreement names its place
+from protocols.errors import BadSignature, Malformed, Stale
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
+    MAX_PARTS,
     Certificate,
     Outcome,
+    Part,
     PartResult,
     Plan,
     Prepare,
@@ -34,21 +51,11 @@ from protocols.messages import (
 )
 
 Ballot = tuple[int, int]
-PartKey = tuple[int, int, PeerId]  # start, stop, owner
 
 NONE: Ballot = (0, -1)  # below every ballot
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the chain a round stands."""
-
-    run: bytes
-    fragment: int
-    round: int
-    previous: bytes
-    state: bytes
-    work: int
+LEAP = 2**20  # no honest candidate is so many candidacies or epochs ahead of everything seen
+VOTES_KEPT = 8  # of one voter, for different outcomes or ballots
+ROSTERS_KEPT = 32
 
 
 @dataclass(frozen=True)
@@ -93,35 +100,35 @@ class Remains:
 Event = Adopted | CastVote | Decided | DecidedElsewhere
 
 
-def key_of(result: PartResult) -> PartKey:
-    """Part results are told apart by range and owner."""
-    return (result.start, result.stop, result.owner)
-
-
 @dataclass
 class Agreement:
     """One member's part in deciding one round."""
 
     identity: Identity
     place: Place
-    roster: tuple[PeerId, ...]
+    shape: Shape
+    roster: tuple[PeerId, ...]  # in office: decides in epoch 0
     promised: Ballot = NONE
     plan: Plan | None = None
+    basis: bytes = b""  # of the plan
     voted: tuple[Ballot, Outcome] | None = None
     certificate: Certificate | None = None
     held: dict[PartKey, PartResult] = field(default_factory=dict)
     _votes: dict[tuple[Ballot, bytes], dict[PeerId, bytes]] = field(default_factory=dict)
-    _rosters: dict[int, tuple[PeerId, ...]] = field(default_factory=dict)  # by epoch
+    _rosters: dict[Ballot, tuple[PeerId, ...]] = field(default_factory=dict)  # of epochs above 0
+    _known: Known = field(default_factory=Known)
     _asked: Prepare | None = None
     _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
 
-    def __post_init__(self) -> None:
-        self._rosters[0] = self.roster
-
     @property
     def me(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def office(self) -> tuple[PeerId, ...]:
+        """Who decides under the ballot promised last."""
+        return self._roster_of(self.promised) or self.roster
 
     def owner_of(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> PeerId:
         """Who may propose under a ballot."""
@@ -132,18 +139,14 @@ class Agreement:
         """The roster in leading order."""
         return cert.leader_order(self.place.run, self.place.fragment, self.place.round, roster)
 
-    def roster_of(self, epoch: int) -> tuple[PeerId, ...]:
-        """Who decides in an epoch."""
-        return self._rosters[epoch]
-
     # --- proposing -------------------------------------------------------------------------
 
     def prepare(self, epoch: int, roster: tuple[PeerId, ...]) -> Prepare:
         """Stand for leader: the lowest ballot of mine above everything seen."""
-        position = self.order(roster).index(self.me)
-        number = position
-        while (epoch, number) <= self.promised or number == 0:
-            number += len(roster)
+        number, step = self.order(roster).index(self.me), len(roster)
+        least = max(1, self.promised[1] + 1) if epoch == self.promised[0] else 1
+        if number < least:
+            number += (least - number + step - 1) // step * step
         self._asked = Prepare(
             self.place.fragment, self.place.round, epoch, number, self.place.previous, roster
         )
@@ -153,7 +156,8 @@ class Agreement:
     def on_promise(self, sender: PeerId, promise: Promise) -> Remains | None:
         """Count a promise; the remains of the round once enough have promised.
 
-        A promise for a higher ballot than asked for ends the candidacy.
+        A promise for a higher ballot than asked for ends the candidacy. Raises
+        RemoteProtocolError for one whose content does not belong to this round.
         """
         asked = self._asked
         if asked is None or sender not in asked.roster:
@@ -163,6 +167,7 @@ class Agreement:
             if (promise.epoch, promise.ballot) > ballot:
                 self._asked = None
             return None
+        self._check_promise(promise, ballot)
         self._promises[sender] = promise
         needed = len(asked.roster) if asked.epoch > 0 else cert.majority(asked.roster)
         if len(self._promises) < needed:
@@ -185,22 +190,20 @@ class Agreement:
     def on_prepare(self, sender: PeerId, prepare: Prepare) -> Promise | Certificate:
         """Promise, or say which higher ballot stands in the way, or that it is decided.
 
-        Raises :class:`Stale` for another place in the chain, :class:`Malformed` for a roster
-        or a ballot that is not the sender's.
+        Raises :class:`Stale` for another place in the chain or a ballot that another roster
+        has taken, :class:`Malformed` for a roster or a ballot that is not the sender's.
         """
         if self.certificate is not None:
             return self.certificate
         if prepare.previous != self.place.previous:
             raise Stale("another place in the chain")
         ballot = (prepare.epoch, prepare.ballot)
-        self._check_roster(prepare.epoch, prepare.roster)
-        if sender != self.owner_of(ballot, prepare.roster):
-            raise Malformed("the ballot is not the sender's")
+        self._check_candidate(sender, ballot, prepare.roster)
         if ballot > self.promised:
-            self.promised = ballot
-            self._rosters[prepare.epoch] = prepare.roster
+            self._promise(ballot, prepare.roster)
         voted_at, outcome = self.voted if self.voted else ((0, 0), None)
-        return Promise(*self.promised, *voted_at, outcome, tuple(self.held.values()))
+        held = () if outcome or self.plan is None else self._pertinent()
+        return Promise(*self.promised, *voted_at, outcome, held)
 
     def on_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
         """Adopt a plan of the highest ballot seen; lower ones are ignored.
@@ -209,45 +212,45 @@ class Agreement:
         """
         if self.certificate is not None:
             return []
-        if (plan.previous, plan.state) != (self.place.previous, self.place.state):
-            raise Stale("the plan builds on another state")
         ballot = (plan.epoch, plan.ballot)
-        self._check_roster(plan.epoch, plan.roster)
-        if sender != plan.leader or sender != self.owner_of(ballot, plan.roster):
-            raise Malformed("the ballot is not the sender's")
-        self._check_plan(plan)
         if ballot < self.promised or (self.plan is not None and ballot <= self._ballot()):
             return []
-        self.promised, self.plan = ballot, plan
-        self._rosters[plan.epoch] = plan.roster
+        if sender != plan.leader:
+            raise Malformed("somebody else's plan")
+        self._check_candidate(sender, ballot, plan.roster)
+        check_plan(plan, self.place, self.shape, self.roster, self._known)
+        self._promise(ballot, plan.roster)
+        self.plan, self.basis = plan, cert.basis_of(plan.contributors)
         return [Adopted(plan), *self._vote_if_complete()]
 
     def on_held(self, result: PartResult) -> list[Event]:
-        """The bytes of this part are held and match its digest."""
+        """The bytes of this part are held, decode, and match its digest."""
         if self.certificate is not None:
             return []
-        self.held[key_of(result)] = result
+        self.held.setdefault(key_of(result), result)
         return self._vote_if_complete()
 
     def on_vote(self, vote: Vote) -> list[Event]:
         """Count somebody's vote.
 
-        Raises :class:`Stale` or :class:`BadSignature`; a vote of a roster not known here is
-        ignored, since the plan that names it is still on its way.
+        Raises :class:`Stale`, :class:`BadSignature`, or :class:`Malformed` for a second vote
+        under one ballot. A vote under a ballot not known here is kept: the plan may be on its way.
         """
         if self.certificate is not None:
             return []
-        place = self.place
+        place, ballot = self.place, (vote.epoch, vote.ballot)
         if (vote.run, vote.fragment, vote.round) != (place.run, place.fragment, place.round):
             raise Stale("a vote for another round")
-        roster = self._rosters.get(vote.epoch)
-        if roster is not None and vote.voter not in roster:
+        if vote.voter not in (self._roster_of(ballot) or self.roster):
             raise BadSignature("a vote from outside the roster")
         cert.check_vote(vote)
-        slot = ((vote.epoch, vote.ballot), vote.outcome)
-        if slot not in self._votes and len(self._votes) >= 64:
-            raise RemoteProtocolError("votes for too many different outcomes")
+        theirs = sorted(slot for slot, votes in self._votes.items() if vote.voter in votes)
+        if any(at == ballot and hash_ != vote.outcome for at, hash_ in theirs):
+            raise Malformed("a second vote under one ballot")
+        slot = (ballot, vote.outcome)
         self._votes.setdefault(slot, {})[vote.voter] = vote.signature
+        if slot not in theirs and len(theirs) >= VOTES_KEPT:
+            self._forget_vote(theirs[0], vote.voter)
         return self._count(slot)
 
     def missing(self) -> list[tuple[int, int, PeerId, PartResult | None]]:
@@ -257,7 +260,7 @@ class Agreement:
         return [
             (part.start, part.stop, part.owner, part.result)
             for part in self.plan.parts
-            if self._result_for(part.start, part.stop, part.owner, part.result) is None
+            if self._result_for(part) is None
         ]
 
     # --- inside --------------------------------------------------------------------------------
@@ -266,39 +269,52 @@ class Agreement:
         assert self.plan is not None
         return (self.plan.epoch, self.plan.ballot)
 
-    def _check_roster(self, epoch: int, roster: tuple[PeerId, ...]) -> None:
+    def _roster_of(self, ballot: Ballot) -> tuple[PeerId, ...] | None:
+        """Who decides under a ballot; None where that is not known here."""
+        return self.roster if ballot[0] == 0 else self._rosters.get(ballot)
+
+    def _promise(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> None:
+        self.promised = ballot
+        if ballot[0] > 0:
+            self._rosters[ballot] = roster
+            while len(self._rosters) > ROSTERS_KEPT:
+                del self._rosters[min(self._rosters)]
+
+    def _check_candidate(self, sender: PeerId, ballot: Ballot, roster: tuple[PeerId, ...]) -> None:
+        epoch, number = ballot
         if len(set(roster)) != len(roster) or self.me not in roster:
             raise Malformed("a roster without me, or with doubled names")
         if epoch == 0 and roster != self.roster:
             raise Stale("not the roster in office")
-        if epoch > 0 and not set(roster) <= set(self.roster):
+        if not set(roster) <= set(self.roster):
             raise Malformed("a roster of strangers")
+        if sender != self.owner_of(ballot, roster):
+            raise Malformed("the ballot is not the sender's")
+        highest, reached = self.promised
+        if epoch > highest + LEAP or number > LEAP + (reached if epoch == highest else 0):
+            raise Malformed("a ballot out of all proportion")
+        if (taken := self._roster_of(ballot)) is not None and taken != roster:
+            raise Stale("another roster has taken this ballot")
 
-    def _check_plan(self, plan: Plan) -> None:
-        at = 0
-        for part in plan.parts:
-            if part.start != at or part.stop <= part.start:
-                raise Malformed("the parts do not cover the vector")
-            at = part.stop
-            if part.result is not None:
-                self._check_result(plan, part.result)
-                if (part.result.start, part.result.stop) != (part.start, part.stop):
-                    raise Malformed("a result for another range")
-        if plan.parts and not plan.contributors:
-            raise Malformed("parts without contributors")
+    def _check_promise(self, promise: Promise, ballot: Ballot) -> None:
+        if promise.voted is not None:
+            if (promise.voted_epoch, promise.voted_ballot) >= ballot:
+                raise Malformed("voted under a ballot that it promised only now")
+            check_outcome(promise.voted, self.place, self.shape, self.roster, self._known)
+        for result in promise.held:
+            check_statement(result, self.place, self.shape)
+            if result.owner not in self.roster:
+                raise Malformed("a result of a stranger")
+            self._known.verify(self.place.run, result)
 
-    def _check_result(self, plan: Plan, result: PartResult) -> None:
-        if any(i.contributor >= len(plan.contributors) for i in result.included):
-            raise Malformed("a result that counts an unknown contributor")
-        if (result.fragment, result.round) != (self.place.fragment, self.place.round):
-            raise Stale("a result of another round")
-        cert.check_result(self.place.run, result)
+    def _pertinent(self) -> tuple[PartResult, ...]:
+        """What a new leader can use of what is held."""
+        return tuple(r for r in self.held.values() if r.basis == self.basis)[:MAX_PARTS]
 
-    def _result_for(
-        self, start: int, stop: int, owner: PeerId, fixed: PartResult | None
-    ) -> PartResult | None:
+    def _result_for(self, part: Part) -> PartResult | None:
+        fixed = part.result
         if fixed is None:
-            return self.held.get((start, stop, owner))
+            return self.held.get((part.start, part.stop, part.owner, self.basis))
         if not fixed.digest:  # nobody could complete it: there is nothing to hold
             return fixed
         mine = self.held.get(key_of(fixed))
@@ -308,13 +324,12 @@ class Agreement:
         plan = self.plan
         if plan is None or self._ballot() < self.promised:
             return []
-        results = [self._result_for(p.start, p.stop, p.owner, p.result) for p in plan.parts]
-        if any(result is None for result in results):
-            return []
-        complete = [result for result in results if result is not None]
-        outcome = cert.outcome_of(plan, complete, self.place.work)
         if self.voted is not None and self.voted[0] == self._ballot():
             return []
+        results = [result for part in plan.parts if (result := self._result_for(part)) is not None]
+        if len(results) < len(plan.parts):
+            return []
+        outcome = cert.outcome_of(plan, results, self.place.work)
         self.voted = (self._ballot(), outcome)
         vote = cert.sign_vote(
             self.identity,
@@ -331,17 +346,21 @@ class Agreement:
             events += self._count(known)
         return events
 
+    def _forget_vote(self, slot: tuple[Ballot, bytes], voter: PeerId) -> None:
+        del self._votes[slot][voter]
+        if not self._votes[slot]:
+            del self._votes[slot]
+
     def _count(self, slot: tuple[Ballot, bytes]) -> list[Event]:
-        (epoch, _), hash_ = slot
-        roster = self._rosters.get(epoch)
-        votes = self._votes[slot]
+        ballot, hash_ = slot
+        roster, votes = self._roster_of(ballot), self._votes.get(slot, {})
         if roster is None or self.certificate is not None:
             return []
         valid = {peer: sign for peer, sign in votes.items() if peer in roster}
         if len(valid) < cert.majority(roster):
             return []
         if self.voted is not None and cert.outcome_hash(self.voted[1]) == hash_:
-            self.certificate = cert.certify(self.place.run, slot[0], roster, self.voted[1], valid)
+            self.certificate = cert.certify(self.place.run, ballot, roster, self.voted[1], valid)
             return [Decided(self.certificate)]
         if self._reported_elsewhere:
             return []

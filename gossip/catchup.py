@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
 
-from gossip.agreement import PartKey, Place, key_of
-from gossip.certificate import check_certificate
-from gossip.exchange import Wiring, pull_part
+from gossip.bodies import Wiring, pull_part
+from gossip.certificate import check_certificate, outcome_hash
+from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Certificate, CertificateRequest, Certificates, PartResult
+from protocols.messages import (
+    Announce,
+    Certificate,
+    CertificateRequest,
+    Certificates,
+    PartResult,
+)
 
 CALL_TIMEOUT_S = 5.0
 AT_ONCE = 8  # certificates asked for in one call
@@ -30,92 +37,150 @@ class Ending(Enum):
     """How catching up ended."""
 
     LEVEL = "nobody asked is ahead any more"
-    GONE = "the rounds we miss are kept by nobody asked"
-    FORKED = "the others build on another round than ours"
-    DIVERGED = "most of those on our round have another state than ours"
     UNREACHABLE = "nobody asked answered"
+    GONE = "the rounds we miss are kept by nobody asked"
+    DIVERGED = "most of those on our round have another state than ours"
+    FORKED = "the others build on another round than ours"
 
 
-async def catch_up(
-    wiring: Wiring,
-    sources: Sequence[PeerId],
-    place: Callable[[], tuple[Place, tuple[PeerId, ...]]],
-    held: Held,
-    advance: Advance,
-) -> Ending:
-    """Replay rounds from ``sources`` until they have no more.
+@dataclass
+class CatchUp:
+    """Replays rounds that others have committed.
 
     ``place`` gives our place in the chain and the roster in office there; ``held`` parts that
     are here already; ``advance`` applies a verified round, after which ``place`` is one further.
     """
-    ending = Ending.UNREACHABLE
-    for source in sources:
-        while True:
-            here, roster = place()
-            request = CertificateRequest(wiring.run, here.fragment, here.round, AT_ONCE)
+
+    wiring: Wiring
+    shape: Shape
+    place: Callable[[], tuple[Place, tuple[PeerId, ...]]]
+    held: Held
+    advance: Advance
+    rejected: Callable[[PeerId, str], None]
+
+    async def follow(self, sources: Sequence[PeerId]) -> Ending:
+        """Replay rounds from ``sources`` until one of them has no more.
+
+        Where none helps, the gravest of what they say.
+        """
+        endings = [Ending.UNREACHABLE]
+        for source in sources:
             try:
-                reply = await wiring.transport.call(
-                    source,
-                    "certificates",
-                    request.encode(),
-                    timeout=CALL_TIMEOUT_S,
-                    max_reply=Certificates.MAX_BYTES,
-                )
-                found: Certificates = Certificates.decode(reply)
-            except (TransportError, RemoteProtocolError):
-                break
-            if not found.certificates:
-                ending = Ending.GONE
-                break
-            try:
-                for certificate in found.certificates:
-                    here, roster = place()
-                    check_certificate(
-                        certificate, run=wiring.run, previous=here.previous, roster=roster
-                    )
-                    parts = await _gather(wiring, certificate, source, held)
-                    await advance(certificate, parts)
-            except RemoteProtocolError:
-                ending = Ending.FORKED
-                break
+                ending = await self._follow(source)
+            except RemoteProtocolError as error:
+                self.rejected(source, str(error))
             except TransportError:
-                ending = Ending.GONE
-                break
-            if len(found.certificates) < AT_ONCE:
-                return Ending.LEVEL
-    return ending
+                continue
+            else:
+                if ending is Ending.LEVEL:
+                    return ending
+                endings.append(ending)
+        return max(endings, key=list(Ending).index)
 
+    async def certificates(
+        self, source: PeerId, round_: int, count: int
+    ) -> tuple[Certificate, ...]:
+        """Ask for certificates. Raises TransportError or RemoteProtocolError."""
+        here, _ = self.place()
+        request = CertificateRequest(self.wiring.run, here.fragment, round_, count)
+        reply = await self.wiring.transport.call(
+            source,
+            "certificates",
+            request.encode(),
+            timeout=CALL_TIMEOUT_S,
+            max_reply=Certificates.MAX_BYTES,
+        )
+        found: Certificates = Certificates.decode(reply)
+        return found.certificates
 
-async def _gather(
-    wiring: Wiring, certificate: Certificate, source: PeerId, held: Held
-) -> dict[tuple[int, int], torch.Tensor]:
-    """All parts of a certified round; raises TransportError when one is not to be had."""
-    voters = [signed.voter for signed in certificate.votes if signed.voter != source]
-    parts: dict[tuple[int, int], torch.Tensor] = {}
-
-    async def get(result: PartResult, turn: int) -> None:
-        kept = held(key_of(result))
-        if kept is not None and kept[0].digest == result.digest:
-            parts[result.start, result.stop] = kept[1]
-            return
-        asked = [source, *voters]
-        asked = [p for p in asked[turn:] + asked[:turn] if p != wiring.identity.peer_id]
-        failure: TransportError | Malformed | None = None
-        for peer in asked:
-            try:
-                parts[result.start, result.stop] = await pull_part(
-                    wiring, peer, result, CALL_TIMEOUT_S
+    async def proves(self, claim: Announce) -> bool:
+        """Whether a peer can show the certificate behind the place it says it stands at."""
+        if claim.round == 0:
+            return False
+        try:
+            found = await self.certificates(claim.peer, claim.round - 1, 1)
+            for certificate in found[:1]:
+                outcome = certificate.outcome
+                check_certificate(
+                    certificate, run=self.wiring.run, previous=outcome.previous, roster=None
                 )
-                return
-            except (TransportError, Malformed) as error:
-                failure = error
-        raise TransportError(f"nobody has part {result.start}-{result.stop}: {failure}")
+                said = (claim.round - 1, claim.head, claim.work)
+                return (outcome.round, outcome_hash(outcome), outcome.work) == said
+        except RemoteProtocolError as error:
+            self.rejected(claim.peer, str(error))
+        except TransportError:
+            return False
+        return False
 
-    wanted = [result for result in certificate.outcome.parts if result.digest]
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index, result in enumerate(wanted):
-                group.create_task(get(result, index % (len(voters) + 1)))
-    except* TransportError as failures:
-        raise TransportError(str(failures.exceptions[0])) from failures
-    return parts
+    async def _follow(self, source: PeerId) -> Ending:
+        first = self.place()[0].round
+        while True:
+            asked = self.place()[0].round
+            found = await self.certificates(source, asked, AT_ONCE)
+            if not found:
+                return Ending.GONE if asked == first else Ending.LEVEL
+            for certificate in found:
+                here, roster = self.place()
+                if certificate.outcome.round < here.round:
+                    continue  # committed here in the meantime
+                ending = self._judge(certificate, here, roster)
+                if ending is not None:
+                    return ending
+                await self.advance(certificate, await self._gather(certificate, source))
+            if self.place()[0].round == asked:
+                raise Malformed("certificates that lead nowhere")
+
+    def _judge(
+        self, certificate: Certificate, here: Place, roster: tuple[PeerId, ...]
+    ) -> Ending | None:
+        """None if the certificate is our next one. Raises RemoteProtocolError if it is invalid."""
+        outcome = certificate.outcome
+        forked = outcome.round == here.round and outcome.previous != here.previous
+        check_certificate(
+            certificate,
+            run=self.wiring.run,
+            previous=outcome.previous if forked else here.previous,
+            roster=None if forked else roster,
+        )
+        if forked:
+            return Ending.FORKED
+        if outcome.round == here.round and outcome.state != here.state:
+            return Ending.DIVERGED
+        check_outcome(outcome, here, self.shape, roster)
+        return None
+
+    async def _gather(
+        self, certificate: Certificate, source: PeerId
+    ) -> dict[tuple[int, int], torch.Tensor]:
+        """All parts of a certified round; raises TransportError when one is not to be had."""
+        voters = [signed.voter for signed in certificate.votes if signed.voter != source]
+        parts: dict[tuple[int, int], torch.Tensor] = {}
+
+        async def get(result: PartResult, turn: int) -> None:
+            kept = self.held(key_of(result))
+            if kept is not None and kept[0].digest == result.digest:
+                parts[result.start, result.stop] = kept[1]
+                return
+            asked = [source, *voters]
+            asked = [p for p in asked[turn:] + asked[:turn] if p != self.wiring.identity.peer_id]
+            for peer in asked:
+                try:
+                    parts[result.start, result.stop] = await pull_part(
+                        self.wiring, peer, result, CALL_TIMEOUT_S
+                    )
+                except RemoteProtocolError as error:
+                    self.rejected(peer, str(error))
+                except TransportError:
+                    continue
+                else:
+                    return
+            raise TransportError(f"nobody has part {result.start}-{result.stop}")
+
+        wanted = [result for result in certificate.outcome.parts if result.digest]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, result in enumerate(wanted):
+                    group.create_task(get(result, index % (len(voters) + 1)))
+        except* TransportError as failures:
+            raise TransportError(str(failures.exceptions[0])) from failures
+        return parts

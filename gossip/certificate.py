@@ -14,13 +14,24 @@ from blake3 import blake3
 
 from protocols.errors import BadSignature, Stale
 from protocols.identity import Identity, PeerId, verify
-from protocols.messages import Certificate, Outcome, PartResult, Plan, Signed, Vote
+from protocols.messages import (
+    Certificate,
+    Contributor,
+    Outcome,
+    PartResult,
+    Plan,
+    Signed,
+    Vote,
+)
 
 _VOTE = b"atoll vote\x00"
 _RESULT = b"atoll part\x00"
 _OUTCOME = b"atoll outcome\x00"
 _GENESIS = b"atoll genesis\x00"
 _ORDER = b"atoll order\x00"
+_BASIS = b"atoll basis\x00"
+
+MAX_WORK = 2**62  # a chain does not get heavier than that
 
 
 def genesis(run: bytes) -> bytes:
@@ -31,6 +42,18 @@ def genesis(run: bytes) -> bytes:
 def outcome_hash(outcome: Outcome) -> bytes:
     """32 bytes that name an outcome; also the identity of its certificate in the chain."""
     return blake3(_OUTCOME + outcome.encode()).digest()
+
+
+def basis_of(contributors: Iterable[Contributor]) -> bytes:
+    """32 bytes that name who contributes with which weight.
+
+    Two plans of one round may differ in it; a part merged for one is then useless to the other.
+    Who was found dead (``active``) does not matter.
+    """
+    hasher = blake3(_BASIS)
+    for c in contributors:
+        hasher.update(f"{c.peer} {float(c.weight).hex()} {c.tokens}\n".encode())
+    return hasher.digest()
 
 
 def majority(roster: Sequence[PeerId]) -> int:
@@ -107,6 +130,8 @@ def check_certificate(
     outcome = certificate.outcome
     if certificate.run != run or outcome.previous != previous:
         raise Stale("the certificate belongs to another run or another place in the chain")
+    if len(set(certificate.roster)) != len(certificate.roster):
+        raise BadSignature("a roster with doubled names")
     if roster is not None and certificate.epoch == 0 and set(certificate.roster) != set(roster):
         raise Stale("the certificate was not made by the roster in office")
     if roster is not None and not set(certificate.roster) <= set(roster):
@@ -143,8 +168,6 @@ def heavier(mine: tuple[int, bytes], theirs: tuple[int, bytes]) -> bool:
 
 def outcome_of(plan: Plan, results: Sequence[PartResult], work_before: int) -> Outcome:
     """What ``plan`` comes to with ``results``, one for each of its parts, in order."""
-    counted = {included.contributor for result in results for included in result.included}
-    tokens = sum(plan.contributors[index].tokens for index in counted)
     return Outcome(
         plan.fragment,
         plan.round,
@@ -154,8 +177,16 @@ def outcome_of(plan: Plan, results: Sequence[PartResult], work_before: int) -> O
         plan.contributors,
         tuple(results),
         plan.next_roster,
-        work_before + tokens,
+        work_after(work_before, plan.contributors, results),
     )
+
+
+def work_after(
+    before: int, contributors: Sequence[Contributor], results: Iterable[PartResult]
+) -> int:
+    """The weight of a chain with one more round: the tokens of those who are in any part."""
+    counted = {included.contributor for result in results for included in result.included}
+    return min(before + sum(contributors[index].tokens for index in counted), MAX_WORK)
 
 
 def _result_bytes(run: bytes, result: PartResult) -> bytes:
@@ -172,5 +203,6 @@ def _with_signature(result: PartResult, signature: bytes) -> PartResult:
         result.codec,
         result.digest,
         result.included,
+        result.basis,
         signature,
     )

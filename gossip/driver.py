@@ -7,38 +7,36 @@ round to round. What a round means for parameters is the :class:`Replica`'s busi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from gossip.agreement import PartKey, Place
-from gossip.catchup import Ending, catch_up
-from gossip.certificate import heavier
-from gossip.exchange import Exchange, Wiring, outgoing
+from gossip.bodies import Wiring
+from gossip.catchup import Ending
+from gossip.exchange import Exchange
+from gossip.following import Following
 from gossip.ledger import Ledger
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.round import CatchUp, Commit, Instruction, Round, Send, Work
+from gossip.service import Service
+from gossip.validity import PartKey, Place, key_of
 from protocols.errors import (
     RemoteProtocolError,
     RemoteRefused,
-    Stale,
     TransferStalled,
     TransportError,
     Unreachable,
+    Why,
 )
 from protocols.identity import PeerId
 from protocols.messages import (
     Announce,
     Certificate,
-    CertificateRequest,
-    Certificates,
-    Contribution,
-    PartRequest,
     PartResult,
     Plan,
     Prepare,
@@ -46,12 +44,13 @@ from protocols.messages import (
     Suspect,
     Vote,
 )
-from protocols.transport import Incoming, Outgoing
 from protocols.wire import decode_any
 
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
 JUMP_S = 1.0  # the loop stood still for so long: this process was stopped
-AMNESIA_S = 10.0  # a restarted member keeps out of a round under way for so long at most
+AMNESIA_S = 5.0  # a restarted member listens for so long how far the swarm is
+TRIES = 3  # of a control message
+TICK_S = 0.005
 
 
 class Replica(Protocol):
@@ -98,29 +97,42 @@ class Swarm:
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
+    following: Following = field(init=False)
     round_s: float = 0.0  # usual seconds from commit to commit
     planned_at: float = 0.0  # when the round under way got its first plan
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _catching_up: bool = False
     _last_commit: float | None = None
     _started: float = field(init=False)
+    _abstain_until: float = field(init=False)
+    _forgotten: int = -1  # in rounds up to this one we may have voted before a restart
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.keep_rounds)
         self._started = self.now()
+        joining = self.status.status == "joining"
+        self._abstain_until = self._started + AMNESIA_S if joining else 0.0
+        roster = self.replica.roster
+        if self.replica.place.round > 0 and self.me in roster and len(roster) > 1:
+            self._forgotten = self.replica.place.round
+        self.following = Following(
+            self.wiring,
+            self.rules.shape,
+            self.membership,
+            lambda: (self.replica.place, self.replica.roster),
+            self._settled,
+            self._advancing.locked,
+            self._held,
+            lambda certificate, parts: self._advance(certificate, parts, None),
+            self.hooks.rejected,
+            self.hooks.behind,
+        )
         self.presence.on_news = self._on_news
         self.presence.on_change = self._on_change
         self.presence.on_rejected = self.hooks.rejected
         self._open_round()
-        transport = self.wiring.transport
-        transport.on_call("round", self._on_round, max_body=Plan.MAX_BYTES)
-        transport.on_call("certificates", self._on_certificates)
-        largest = self.wiring.codec.encoded_size(0, self.rules.size)
-        transport.on_push("slice", self._on_slice, max_length=largest)
-        transport.on_push("merged", self._on_merged, max_length=largest)
-        transport.on_pull("part", self._on_part)
+        Service(self)
 
     @property
     def me(self) -> PeerId:
@@ -147,10 +159,19 @@ class Swarm:
         self._kick.set()
         self.presence.tell()
 
-    async def move(self) -> None:
-        """The replica was put elsewhere in the chain (a state download): start over there."""
+    async def move(self, certificate: Certificate | None = None) -> None:
+        """The replica was put elsewhere in the chain (a state download): start over there.
+
+        ``certificate`` is the newest one there, for those who ask on what we build.
+        """
         async with self._advancing:
+            before = self.round.place
+            place = self.replica.place
+            if (place.round, place.previous) == (before.round, before.previous):
+                self._forgotten = max(self._forgotten, place.round)  # votes count, and are lost
             self.ledger.clear()
+            if certificate is not None:
+                self.ledger.add(certificate, {})
             self.exchange.stop()
             self._open_round()
         await self._announce_move()
@@ -167,59 +188,56 @@ class Swarm:
             group.create_task(self.presence.heartbeats())
             group.create_task(self._ticks())
 
+    async def reach(self, round_: int, sender: PeerId) -> None:
+        """Wait until this node has come to ``round_``. Raises RemoteRefused ``behind``."""
+        if round_ > self.replica.place.round + 1 or not self._advancing.locked():
+            self.following.begin((sender,))
+        try:
+            async with asyncio.timeout(ADVANCE_WAIT_S), self._moved:
+                await self._moved.wait_for(lambda: self.replica.place.round >= round_)
+        except TimeoutError:
+            raise RemoteRefused("behind", f"still in round {self.replica.place.round}") from None
+
     # --- loops -----------------------------------------------------------------------------------
 
     async def _ticks(self) -> None:
         while True:
             now = self.now()
-            self._take_office_again(now)
-            self._do(self.round, self.round.tick(now))
+            self.carry_out(self.round, self.round.tick(now))
             wake = self.round.wake_at(now)
             self._kick.clear()
             try:
-                async with asyncio.timeout(max(0.005, wake - now)):
+                async with asyncio.timeout(max(TICK_S, wake - now)):
                     await self._kick.wait()
+                await asyncio.sleep(TICK_S)  # the rest of what comes at the same moment
             except TimeoutError:
                 late = self.now() - wake
                 if late > JUMP_S:
                     self.membership.forgive(late)
                     await asyncio.sleep(0.05)  # hear first what was said in the meantime
 
-    def _take_office_again(self, now: float) -> None:
-        """A member that came back votes again once whatever it forgot is long settled.
-
-        Usually the next commit has let it in by then; after a restart of the whole swarm there
-        is nobody else to commit.
-        """
-        if (
-            self.status.status == "joining"
-            and self.me in self.replica.roster
-            and now >= self._started + AMNESIA_S
-            and not self._ahead()
-        ):
-            self.presence.note(status="active")
-
     # --- instructions ----------------------------------------------------------------------------
 
-    def _do(self, of: Round, instructions: list[Instruction]) -> None:
+    def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
+        """Do what a round instructs."""
         for instruction in instructions:
             match instruction:
                 case Send(to, message):
-                    self._spawn(self._send(of, to, message))
+                    self.wiring.spawn(self._send(of, to, message))
                 case Work(plan):
                     if of is self.round:
                         if self.exchange.plan is None:
                             self.planned_at = self.now()
                         self.exchange.work(plan)
                 case Commit(certificate):
-                    self._spawn(self._commit(of, certificate))
+                    self.wiring.spawn(self._commit(of, certificate))
                 case CatchUp(peers):
-                    self._begin_catching_up(peers)
+                    self.following.begin(peers)
 
     async def _send(self, of: Round, to: PeerId, message: Plan | Prepare | Vote | Suspect) -> None:
         body = message.encode()
         patience = max(1.0, self.rules.patience_s)
-        for _ in range(3):
+        for left in reversed(range(TRIES)):
             try:
                 reply = await self.wiring.transport.call(
                     to, "round", body, timeout=patience, max_reply=Certificate.MAX_BYTES
@@ -228,7 +246,9 @@ class Swarm:
                 if of.finished:
                     return
                 continue
-            except Unreachable:
+            except Unreachable as error:
+                if error.why is Why.RESET and left and not of.finished:
+                    continue
                 self.presence.unreachable(to)
                 return
             except TransportError:
@@ -237,7 +257,7 @@ class Swarm:
             if reply and of is self.round:
                 try:
                     answer = decode_any(reply, Promise, Certificate)
-                    self._do(of, of.on_message(to, answer, self.now()))
+                    self.carry_out(of, of.on_message(to, answer, self.now()))
                 except RemoteProtocolError as error:
                     self.hooks.rejected(to, str(error))
             return
@@ -249,7 +269,7 @@ class Swarm:
     def _certified(
         self, certificate: Certificate
     ) -> dict[PartKey, tuple[PartResult, torch.Tensor]]:
-        wanted = {(r.start, r.stop, r.owner): r.digest for r in certificate.outcome.parts}
+        wanted = {key_of(result): result.digest for result in certificate.outcome.parts}
         return {
             key: held
             for key, held in self.exchange.parts.items()
@@ -265,18 +285,19 @@ class Swarm:
         async with self._advancing:
             if certificate.outcome.previous != self.replica.place.previous:
                 return  # somebody was quicker
+            self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
             await self.replica.apply(certificate, parts)
-            self.ledger.add(certificate, parts)
             self.exchange.stop()
             now = self.now()
             if self._last_commit is not None:
                 gap = now - self._last_commit
                 self.round_s += (0.3 if self.round_s else 1.0) * (gap - self.round_s)
             self._last_commit = now
-            if self.status.status == "joining" and self.me in self.replica.roster:
-                self.presence.note(status="active")
             self.presence.note(ready=False)
             self._open_round()
+            in_office = self.me in self.replica.roster and not self.round.forgot
+            if self.status.status == "joining" and in_office:
+                self.presence.note(status="active")
             self.hooks.applied(certificate, exchange)
         await self._announce_move()
 
@@ -286,9 +307,21 @@ class Swarm:
         async with self._moved:
             self._moved.notify_all()
 
+    async def _settled(self) -> None:
+        async with self._advancing:
+            return
+
+    def _listening(self) -> bool:
+        """Whether this node has restarted just now, and does not know yet how far the swarm is."""
+        return self._forgotten >= 0 and self.now() < self._started + AMNESIA_S
+
     def _open_round(self) -> None:
         place = self.replica.place
-        joining = self.status.status == "joining"
+        if self._listening():
+            self._forgotten = max(self._forgotten, place.round)
+        forgot = place.round <= self._forgotten
+        if forgot and self.status.status == "active":
+            self.presence.note(status="joining")  # nobody shall wait for our vote
         self.round = Round(
             self.wiring.identity,
             place,
@@ -298,192 +331,38 @@ class Swarm:
             self.now(),
             self.round_s,
             lambda: self.status,
-            self._started + AMNESIA_S if joining else 0.0,
+            self._abstain_until,
+            forgot,
         )
-        self.exchange = Exchange(self.wiring, place.fragment, place.round, self.replica, self)
+        self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
 
     # --- what an exchange reports ----------------------------------------------------------------
 
     def held(self, result: PartResult) -> None:
-        if result.round == self.round.place.round:
-            self._do(self.round, self.round.on_held(result, self.now()))
+        self.carry_out(self.round, self.round.on_held(result, self.now()))
 
     def fault(self, peer: PeerId, why: str) -> None:
         self.hooks.peer(peer, "fault", why)
-        self._do(self.round, self.round.on_fault(peer, self.now()))
+        self.carry_out(self.round, self.round.on_fault(peer, self.now()))
 
     def lost(self, result: PartResult) -> None:
-        self._do(self.round, self.round.on_lost(result, self.now()))
+        self.carry_out(self.round, self.round.on_lost(result, self.now()))
 
     def refused(self, peer: PeerId, why: str) -> None:
         self.hooks.rejected(peer, why)
+
+    def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
+        return self.exchange.parts.get(key)
 
     # --- news of others --------------------------------------------------------------------------
 
     def _on_news(self, announce: Announce) -> None:
         self.hooks.learned(announce)
-        self._compare(announce)
+        if self._listening() and announce.peer in self.replica.roster:
+            self._forgotten = max(self._forgotten, announce.round)
+        self.following.compare(announce)
         self._kick.set()
 
     def _on_change(self, peer: PeerId, now: str, before: str) -> None:
         self.hooks.peer(peer, now, before)
         self._kick.set()
-
-    def _compare(self, announce: Announce) -> None:
-        """Notice that somebody is ahead, on a heavier chain, or has another state."""
-        here = self.replica.place
-        if self._is_ahead(announce):
-            self._begin_catching_up((announce.peer,))
-        elif announce.head == here.previous and announce.state != here.state:
-            self._vote_on_state()
-
-    def _vote_on_state(self) -> None:
-        """Report it when most of those who stand where we stand have another state than ours."""
-        here = self.replica.place
-        states = [
-            announce.state
-            for announce in self.membership.islands_alive(self.now())
-            if announce.head == here.previous and announce.status == "active"
-        ]
-        others = [state for state in states if state != here.state]
-        most = max(map(others.count, others), default=0)
-        if not self._advancing.locked() and most > len(states) - len(others) + 1:
-            self.hooks.behind(Ending.DIVERGED, ())
-
-    def _begin_catching_up(self, peers: tuple[PeerId, ...]) -> None:
-        if not self._catching_up:
-            self._catching_up = True
-            self._spawn(self._catch_up(peers))
-
-    async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
-        """Replay what ``peers`` and all who are ahead have; report it where that is not enough."""
-        asked: set[PeerId] = set()
-        ending = Ending.LEVEL
-        try:
-            async with self._advancing:
-                pass  # what is being applied right now may be all we miss
-            while sources := [peer for peer in (*peers, *self._ahead()) if peer not in asked]:
-                asked.update(sources)
-                ending = await catch_up(
-                    self.wiring,
-                    [peer for peer in sources if peer != self.me],
-                    lambda: (self.replica.place, self.replica.roster),
-                    self.exchange_part,
-                    lambda certificate, parts: self._advance(certificate, parts, None),
-                )
-                if ending is Ending.LEVEL:
-                    break
-        finally:
-            self._catching_up = False
-        if ending in (Ending.GONE, Ending.FORKED) and (ahead := self._ahead()):
-            forked = any(  # heavier, and yet not further: their chain is another one
-                announce.round <= self.replica.place.round
-                for peer in ahead
-                if (announce := self.membership.announcement(peer)) is not None
-            )
-            self.hooks.behind(Ending.FORKED if forked else ending, tuple(ahead))
-
-    def _ahead(self) -> list[PeerId]:
-        """Live islands that are further than we are, or on a heavier chain."""
-        return [
-            announce.peer
-            for announce in self.membership.islands_alive(self.now())
-            if self._is_ahead(announce)
-        ]
-
-    def _is_ahead(self, announce: Announce) -> bool:
-        here = self.replica.place
-        newcomer = announce.status == "joining" and announce.peer not in self.replica.roster
-        if announce.role != "island" or newcomer:
-            return False
-        if announce.work != here.work:  # work only grows along a chain
-            return announce.work > here.work
-        if announce.round != here.round:  # rounds to which nobody contributed
-            return announce.round > here.round
-        return announce.head != here.previous and heavier(
-            (here.work, here.previous), (announce.work, announce.head)
-        )
-
-    def exchange_part(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
-        """A part of the round under way that is held here."""
-        return self.exchange.parts.get(key)
-
-    # --- handlers --------------------------------------------------------------------------------
-
-    async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
-        message = decode_any(body, Plan, Prepare, Vote, Suspect)
-        self.presence.contact(sender)
-        if message.round > self.replica.place.round:
-            await self._reach(message.round, sender)
-        if message.round < self.replica.place.round:
-            kept = self.ledger.certificate(message.round)
-            return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""
-        of = self.round
-        if isinstance(message, Prepare):
-            return of.on_prepare(sender, message, self.now()).encode()
-        self._do(of, of.on_message(sender, message, self.now()))
-        return b""
-
-    async def _reach(self, round_: int, sender: PeerId) -> None:
-        """Wait until this node has come to ``round_``. Raises RemoteRefused ``behind``."""
-        if round_ > self.replica.place.round + 1 or not self._advancing.locked():
-            self._begin_catching_up((sender,))
-        try:
-            async with asyncio.timeout(ADVANCE_WAIT_S), self._moved:
-                await self._moved.wait_for(lambda: self.replica.place.round >= round_)
-        except TimeoutError:
-            raise RemoteRefused("behind", f"still in round {self.replica.place.round}") from None
-
-    async def _on_certificates(self, sender: PeerId, body: bytes) -> bytes:
-        del sender
-        request = CertificateRequest.decode(body)
-        self._check_run(request.run)
-        found = self.ledger.since(request.round, min(request.count, 32))
-        return Certificates(found).encode()
-
-    async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        contribution = Contribution.decode(header)
-        self._check_run(contribution.run)
-        return await (await self._exchange_of(contribution.round, sender)).on_slice(
-            sender, contribution, incoming
-        )
-
-    async def _on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        result = PartResult.decode(header)
-        return await (await self._exchange_of(result.round, sender)).on_merged(
-            sender, result, incoming
-        )
-
-    async def _exchange_of(self, round_: int, sender: PeerId) -> Exchange:
-        self.presence.contact(sender)
-        if round_ > self.replica.place.round:
-            await self._reach(round_, sender)
-        if round_ != self.exchange.round:
-            raise RemoteRefused("late", f"round {round_} is over here")
-        return self.exchange
-
-    async def _on_part(self, sender: PeerId, header: bytes) -> Outgoing:
-        del sender
-        request = PartRequest.decode(header)
-        self._check_run(request.run)
-        data = self.ledger.part(request.round, request.start, request.stop, request.digest)
-        if data is None and request.round == self.exchange.round:
-            for result, held in self.exchange.parts.values():
-                if (result.start, result.stop, result.digest) == (
-                    request.start,
-                    request.stop,
-                    request.digest,
-                ):
-                    data = held
-        if data is None:
-            raise RemoteRefused("gone", "this part is not kept here")
-        return outgoing(data)
-
-    # --- small things ----------------------------------------------------------------------------
-
-    def _check_run(self, run: bytes) -> None:
-        if run != self.wiring.run:
-            raise Stale("another run")
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.wiring.spawn(coroutine)

@@ -12,35 +12,35 @@ part is not to be had any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import contextlib
+from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
-from blake3 import blake3
 
-from gossip.agreement import PartKey, key_of
-from gossip.certificate import check_result, sign_result
-from gossip.merging import Collecting, as_bytes, merge
-from protocols.codecs import RangeCodec
-from protocols.errors import Malformed, RemoteRefused, Stale, TransportError
-from protocols.identity import Identity, PeerId
-from protocols.messages import Contribution, Part, PartRequest, PartResult, Plan
-from protocols.transport import CHUNK_BYTES, Buffer, Incoming, Outgoing, Transport
-
-T = TypeVar("T")
-Offload = Callable[[Callable[[], T]], Awaitable[T]]
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+from gossip.bodies import Wiring as Wiring  # an exchange is made from it
+from gossip.bodies import check_part, outgoing, pull_part, read_exactly
+from gossip.certificate import basis_of, check_result, sign_result
+from gossip.merging import Collecting, merge
+from gossip.slicing import OwnSlices, Source
+from gossip.validity import PartKey, Place, Shape, check_statement, key_of
+from protocols.errors import (
+    Malformed,
+    RemoteProtocolError,
+    RemoteRefused,
+    TransportError,
+    Unreachable,
+    Why,
+)
+from protocols.identity import PeerId
+from protocols.messages import Contribution, PartResult, Plan
+from protocols.transport import Incoming
 
 PLAN_WAIT_S = 5.0  # a slice may overtake the plan that announces it
-
-
-class Source(Protocol):
-    """Where this member's own contribution comes from."""
-
-    def delta(self, start: int, stop: int) -> torch.Tensor:
-        """The pseudo-gradient of elements ``[start, stop)``, fp32 [stop − start]."""
-        ...
+TRIES = 3  # of a push whose connection breaks
+AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next try
 
 
 class Listener(Protocol):
@@ -53,25 +53,12 @@ class Listener(Protocol):
 
 
 @dataclass
-class Wiring:
-    """What every exchange of a node shares."""
-
-    transport: Transport
-    identity: Identity
-    run: bytes
-    codec: RangeCodec
-    spawn: Spawn
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
-    now: Callable[[], float]
-
-
-@dataclass
 class Exchange:
     """The transfers of one round at one member."""
 
     wiring: Wiring
-    fragment: int
-    round: int
+    place: Place
+    shape: Shape
     source: Source
     listener: Listener
     plan: Plan | None = None
@@ -79,12 +66,27 @@ class Exchange:
     bytes_sent: int = 0
     bytes_received: int = 0
     closed: bool = False
+    _basis: bytes = b""  # of the plan
+    _planned: dict[PartKey, int] = field(default_factory=dict)  # number of its contributors
     _collecting: dict[PartKey, Collecting] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _own: OwnSlices = field(init=False)
     _sending: set[PartKey] = field(default_factory=set)
+    _fetching: set[PartKey] = field(default_factory=set)
+    _receiving: Counter[tuple[PeerId, PartKey]] = field(default_factory=Counter)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _watches: set[asyncio.Task[None]] = field(default_factory=set)
     _progress: dict[PeerId, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._own = OwnSlices(
+            self.wiring, self.shape, self.source, lambda why: self.listener.refused(self.me, why)
+        )
+
+    @property
+    def round(self) -> int:
+        """The number of the round."""
+        return self.place.round
 
     @property
     def me(self) -> PeerId:
@@ -94,23 +96,27 @@ class Exchange:
 
     def work(self, plan: Plan) -> None:
         """Start whatever this plan asks of me and is not under way yet."""
-        self.plan = plan
+        self.plan, self._basis = plan, basis_of(plan.contributors)
         contributes = any(c.peer == self.me and c.active for c in plan.contributors)
         others = sorted(plan.parts, key=lambda part: (part.owner <= self.me, part.owner))
         for part in others:  # start behind myself, so that not all send to one owner first
             if part.result is not None:
-                if part.result.digest and key_of(part.result) not in self.parts:
+                key = key_of(part.result)
+                if part.result.digest and key not in self.parts and key not in self._fetching:
+                    self._fetching.add(key)
                     self._start(self._fetch(part.result, plan))
                 continue
-            key = (part.start, part.stop, part.owner)
-            if key in self.parts:
-                continue
+            key = (part.start, part.stop, part.owner, self._basis)
+            self._planned[key] = len(plan.contributors)
             if part.owner == self.me:
-                self._collect(key, plan)
-            elif contributes and key not in self._sending:
-                self._sending.add(key)
-                self._start(self._send_slice(part, plan))
-            if part.owner != self.me:
+                if key in self.parts:
+                    self._spread(*self.parts[key], plan)  # not everybody has it, it seems
+                else:
+                    self._collect(key, plan)
+            elif key not in self.parts:
+                if contributes and key not in self._sending:
+                    self._sending.add(key)
+                    self._start(self._send_slice(key, plan))
                 watch = self._start(self._watch(key, plan))
                 self._watches.add(watch)
                 watch.add_done_callback(self._watches.discard)
@@ -123,43 +129,41 @@ class Exchange:
         for task in list(self._watches):
             task.cancel()
 
-    async def drain(self, timeout: float) -> None:
-        """Let running transfers end, then cancel the rest."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=timeout)
-        for task in list(self._tasks):
-            task.cancel()
-
     # --- contributing ------------------------------------------------------------------------
 
-    async def _send_slice(self, part: Part, plan: Plan) -> None:
-        codec, key = self.wiring.codec, (part.start, part.stop, part.owner)
+    async def _send_slice(self, key: PartKey, plan: Plan) -> None:
+        start, stop, owner, basis = key
+        place = self.place
         header = Contribution(
-            self.wiring.run, self.fragment, self.round, part.start, part.stop, plan.codec
+            place.run, place.fragment, place.round, start, stop, plan.codec, basis
         )
-        encoded = await self._encode(part.start, part.stop)
+        encoded = await self._own.encoded(start, stop)
+        if encoded is None:  # an empty body: nobody need wait for us
+            encoded = torch.empty(0, dtype=torch.uint8)
         try:
-            await self.wiring.transport.push(
-                part.owner, "slice", header.encode(), outgoing(encoded), timeout=plan.patience_s
-            )
-            self.bytes_sent += codec.encoded_size(part.start, part.stop)
+            await self._push(owner, "slice", header.encode(), encoded, plan.patience_s)
         except RemoteRefused as error:
             if error.code != "late" and not self.closed:
-                self.listener.fault(part.owner, f"refused my slice: {error}")
+                self.listener.fault(owner, f"refused my slice: {error}")
         except TransportError as error:
             if key not in self.parts and not self.closed:
-                self.listener.fault(part.owner, f"took no slice: {error}")
+                self.listener.fault(owner, f"took no slice: {error}")
 
-    async def _encode(self, start: int, stop: int) -> torch.Tensor:
-        codec = self.wiring.codec
-
-        def encode() -> torch.Tensor:
-            out = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
-            codec.encode(start, self.source.delta(start, stop), out)
-            return out
-
-        encoded: torch.Tensor = await self.wiring.offload(encode)
-        return encoded
+    async def _push(
+        self, peer: PeerId, name: str, header: bytes, data: torch.Tensor, patience: float
+    ) -> None:
+        """Push, and once more if the connection breaks. Raises TransportError."""
+        for left in reversed(range(TRIES)):
+            try:
+                await self.wiring.transport.push(
+                    peer, name, header, outgoing(data), timeout=patience
+                )
+            except Unreachable as error:
+                if error.why is not Why.RESET or not left or self.closed:
+                    raise
+            else:
+                self.bytes_sent += data.numel()
+                return
 
     # --- owning ------------------------------------------------------------------------------
 
@@ -176,13 +180,46 @@ class Exchange:
             self._changed.notify_all()
 
     async def _merge_when_complete(self, key: PartKey, collecting: Collecting) -> None:
-        start, stop, _ = key
+        start, stop, _, basis = key
         plan = collecting.plan
-        if any(c.peer == self.me and c.active for c in plan.contributors):
-            collecting.slices[self.me] = await self._encode(start, stop)
         deadline = self.wiring.now() + plan.patience_s + 3 * plan.expected_s
+        if any(c.peer == self.me and c.active for c in plan.contributors):
+            mine = await self._own.encoded(start, stop)
+            if mine is None:
+                collecting.refused.add(self.me)
+            else:
+                collecting.slices[self.me] = mine
+        await self._wait_for_slices(collecting, deadline)
+        if self.closed or not (collecting.slices or not collecting.waits_for()):
+            # over, or nothing came in: then the others find me at fault, rightly
+            self._collecting.pop(key, None)
+            return
+        plan, before = collecting.plan, set(collecting.refused)
+        encoded, digest, included = await self.wiring.offload(
+            lambda: merge(self.wiring.codec, plan.contributors, collecting)
+        )
+        for peer in collecting.refused - before:
+            self.listener.refused(peer, "its slice is not finite")
+        collecting.slices.clear()
+        unsigned = PartResult(
+            self.place.fragment,
+            self.place.round,
+            start,
+            stop,
+            self.me,
+            plan.codec,
+            digest,
+            included,
+            basis,
+            b"",
+        )
+        result = sign_result(self.wiring.identity, self.place.run, unsigned)
+        if self._hold(result, encoded):
+            self._spread(result, encoded, collecting.plan)
+
+    async def _wait_for_slices(self, collecting: Collecting, deadline: float) -> None:
         async with self._changed:
-            while waiting := collecting.waits_for():
+            while not self.closed and (waiting := collecting.waits_for()):
                 left = deadline - self.wiring.now()
                 if left <= 0:
                     for peer in waiting:
@@ -194,95 +231,90 @@ class Exchange:
                 except TimeoutError:
                     continue
             collecting.closed = True
-        plan = collecting.plan
-        if not collecting.slices:
-            return  # nothing arrived: the others will find me at fault, rightly
-        before = set(collecting.refused)
-        encoded, digest, included = await self.wiring.offload(
-            lambda: merge(self.wiring.codec, plan.contributors, collecting)
-        )
-        for peer in collecting.refused - before:
-            self.listener.refused(peer, "its slice is not finite")
-        collecting.slices.clear()
-        result = sign_result(
-            self.wiring.identity,
-            self.wiring.run,
-            PartResult(
-                self.fragment, self.round, start, stop, self.me, plan.codec, digest, included, b""
-            ),
-        )
-        self._hold(result, encoded)
-        roster = plan.roster
-        at = roster.index(self.me) if self.me in roster else 0
-        for peer in roster[at + 1 :] + roster[:at]:
+
+    def _spread(self, result: PartResult, encoded: torch.Tensor, plan: Plan) -> None:
+        """Send a part that I merged to everybody, starting behind myself."""
+        at = plan.roster.index(self.me) if self.me in plan.roster else 0
+        for peer in plan.roster[at + 1 :] + plan.roster[:at]:
             if peer != self.me:
                 self._start(self._send_merged(peer, result, encoded, plan))
 
     async def _send_merged(
         self, peer: PeerId, result: PartResult, encoded: torch.Tensor, plan: Plan
     ) -> None:
-        try:
-            await self.wiring.transport.push(
-                peer, "merged", result.encode(), outgoing(encoded), timeout=plan.patience_s
-            )
-            self.bytes_sent += encoded.numel()
-        except TransportError:
-            pass  # it will fetch the part from any member, or catch up, if it lives
+        with contextlib.suppress(TransportError):  # if it lives, it fetches the part from anybody
+            await self._push(peer, "merged", result.encode(), encoded, plan.patience_s)
 
     async def on_slice(self, sender: PeerId, header: Contribution, incoming: Incoming) -> bytes:
         """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
-        key = (header.start, header.stop, self.me)
-        collecting = await self._expected(key)
+        key = (header.start, header.stop, self.me, header.basis)
+        await self._until_planned(key)
+        collecting = self._collecting.get(key)
         if collecting is None or collecting.closed or sender not in collecting.waits_for():
             raise RemoteRefused("late", "this slice is not expected any more")
         if header.codec != collecting.plan.codec:
             raise Malformed("a slice in another codec than planned")
-        data = await self._read(sender, incoming, header.start, header.stop)
+        data = None if incoming.length == 0 else await self._read(sender, incoming, key)
         async with self._changed:
-            if collecting.closed:
+            if collecting.closed or self.closed:
                 raise RemoteRefused("late", "merged without this slice")
-            collecting.slices[sender] = data
+            if data is None:
+                collecting.refused.add(sender)
+            else:
+                collecting.slices[sender] = data
             self._changed.notify_all()
         return b""
 
-    async def _expected(self, key: PartKey) -> Collecting | None:
-        """What collects this part's slices; waits for the plan that makes me its owner."""
+    async def _until_planned(self, key: PartKey) -> None:
+        """Wait for the plan that has this part."""
         try:
             async with asyncio.timeout(PLAN_WAIT_S), self._changed:
-                await self._changed.wait_for(lambda: self.closed or key in self._collecting)
+                await self._changed.wait_for(lambda: self.closed or key in self._planned)
         except TimeoutError:
-            return None
-        return self._collecting.get(key)
+            raise RemoteRefused("late", "no plan has this part") from None
+        if self.closed or key not in self._planned:
+            raise RemoteRefused("late", "the round is over here")
 
     # --- receiving ---------------------------------------------------------------------------
 
     async def on_merged(self, sender: PeerId, result: PartResult, incoming: Incoming) -> bytes:
-        """Take a merged part from its owner."""
-        if sender != result.owner or result.round != self.round:
-            raise Stale("not the owner's part, or of another round")
+        """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
+        if sender != result.owner or not result.digest:
+            raise Malformed("not the owner's part")
+        check_statement(result, self.place, self.shape)
+        key = key_of(result)
+        await self._until_planned(key)
+        if any(i.contributor >= self._planned[key] for i in result.included):
+            raise Malformed("a result that counts an unknown contributor")
         check_result(self.wiring.run, result)
-        if key_of(result) in self.parts:
+        if key in self.parts:
             raise RemoteRefused("late", "held already")
-        data = await self._read(sender, incoming, result.start, result.stop)
-        if await self.wiring.offload(lambda: blake3(as_bytes(data)).digest()) != result.digest:
-            raise Malformed("the part does not match its digest")
+        data = await self._read(sender, incoming, key)
+        await self.wiring.offload(lambda: check_part(self.wiring.codec, result, data))
         self._hold(result, data)
         return b""
 
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
         """Pull a part that is merged already, from its owner or from any other member."""
+        key = key_of(result)
         sources = [result.owner, *(peer for peer in plan.roster if peer != result.owner)]
-        for peer in [peer for peer in sources if peer != self.me] * 2:
-            if self.closed or key_of(result) in self.parts:
-                return
-            try:
-                data = await pull_part(self.wiring, peer, result, plan.patience_s)
-                self.bytes_received += data.numel()
-            except (TransportError, Malformed):
-                continue
-            self._hold(result, data)
-            return
-        if not self.closed and key_of(result) not in self.parts:
+        try:
+            for peer in [peer for peer in sources if peer != self.me] * 2:
+                if self.closed or key in self.parts:
+                    return
+                try:
+                    data = await pull_part(self.wiring, peer, result, plan.patience_s)
+                except RemoteProtocolError as error:
+                    self.listener.refused(peer, str(error))
+                except TransportError:
+                    continue
+                else:
+                    self.bytes_received += data.numel()
+                    self._hold(result, data)
+                    return
+        finally:
+            self._fetching.discard(key)
+        if not self.closed and key not in self.parts:
             self.listener.lost(result)
 
     async def _watch(self, key: PartKey, plan: Plan) -> None:
@@ -297,64 +329,31 @@ class Exchange:
                 return
             await asyncio.sleep(min(left, patience))
 
-    async def _read(
-        self, sender: PeerId, incoming: Incoming, start: int, stop: int
-    ) -> torch.Tensor:
+    async def _read(self, sender: PeerId, incoming: Incoming, key: PartKey) -> torch.Tensor:
         def moved() -> None:
             self._progress[sender] = self.wiring.now()
 
-        size = self.wiring.codec.encoded_size(start, stop)
-        data = await read_exactly(incoming, size, moved)
+        if self._receiving[sender, key] >= AT_ONCE:
+            raise RemoteRefused("busy", "it is on its way already")
+        self._receiving[sender, key] += 1
+        try:
+            size = self.wiring.codec.encoded_size(key[0], key[1])
+            data = await read_exactly(incoming, size, moved)
+        finally:
+            self._receiving[sender, key] -= 1
         self.bytes_received += size
         return data
 
-    def _hold(self, result: PartResult, data: torch.Tensor) -> None:
+    def _hold(self, result: PartResult, data: torch.Tensor) -> bool:
+        """Keep a part, the first that comes; whether it was news."""
+        if self.closed or key_of(result) in self.parts:
+            return False
         self.parts[key_of(result)] = (result, data)
         self.listener.held(result)
+        return True
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.wiring.spawn(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def pull_part(
-    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float
-) -> torch.Tensor:
-    """The encoded bytes of a merged part, checked. Raises TransportError or Malformed."""
-    header = PartRequest(
-        wiring.run, result.fragment, result.round, result.start, result.stop, result.digest
-    )
-    size = wiring.codec.encoded_size(result.start, result.stop)
-    async with wiring.transport.pull(
-        peer, "part", header.encode(), max_length=size, timeout=timeout
-    ) as incoming:
-        data = await read_exactly(incoming, size, lambda: None)
-    if await wiring.offload(lambda: blake3(as_bytes(data)).digest()) != result.digest:
-        raise Malformed("the part does not match its digest")
-    return data
-
-
-async def read_exactly(incoming: Incoming, size: int, moved: Callable[[], None]) -> torch.Tensor:
-    """A body of exactly ``size`` bytes as a uint8 tensor; raises :class:`Malformed`."""
-    if incoming.length != size:
-        raise Malformed(f"{incoming.length} bytes where {size} belong")
-    data = torch.empty(size, dtype=torch.uint8)
-    view, at = as_bytes(data), 0
-    async for chunk in incoming:
-        view[at : at + len(chunk)] = chunk
-        at += len(chunk)
-        moved()
-    return data
-
-
-def outgoing(data: torch.Tensor) -> Outgoing:
-    """A uint8 tensor as a body, in chunks that share its memory."""
-    view = as_bytes(data)
-
-    async def chunks() -> AsyncIterator[Buffer]:
-        for at in range(0, len(view), CHUNK_BYTES):
-            yield view[at : at + CHUNK_BYTES]
-
-    return Outgoing(len(view), chunks())

@@ -15,7 +15,7 @@ import torch
 from blake3 import blake3
 
 from protocols.codecs import RangeCodec
-from protocols.errors import NonFinite
+from protocols.errors import Malformed, NonFinite
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Included, Plan
 
@@ -50,33 +50,53 @@ def merge(
     """The weighted mean of the slices: encoded bytes (uint8), their digest, who is in it.
 
     Σ w·x / Σ w over what arrived, accumulated in fp32 in the order of ``contributors``. A slice
-    that is not finite is left out and its sender listed in ``collecting.refused``. Without any
-    weight the mean is zero.
+    that does not decode to finite numbers is left out and its sender listed in
+    ``collecting.refused``; so is the loudest, should the mean be beyond what the codec carries.
+    Who has no weight is not in it, and without any weight the mean is zero.
     """
     start, stop = collecting.start, collecting.stop
+    encoded = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
     while True:
         counted = [
             (index, c)
             for index, c in enumerate(contributors)
-            if c.peer in collecting.slices and c.peer not in collecting.refused
+            if c.peer in collecting.slices and c.peer not in collecting.refused and c.weight > 0
         ]
         total = sum(c.weight for _, c in counted)
         mean = torch.zeros(stop - start, dtype=torch.float32)
         at_fault = None
         for _, contributor in counted:
-            share = contributor.weight / total if total > 0 else 0.0
             try:
-                _add(codec, collecting.slices[contributor.peer], start, share, mean)
-            except NonFinite:
+                _add(
+                    codec,
+                    collecting.slices[contributor.peer],
+                    start,
+                    contributor.weight / total,
+                    mean,
+                )
+            except (NonFinite, Malformed):
                 at_fault = contributor.peer
                 break
         if at_fault is None:
-            break
+            try:
+                codec.encode(start, mean, encoded)
+                break
+            except ValueError:
+                at_fault = _loudest(codec, [c.peer for _, c in counted], collecting)
         collecting.refused.add(at_fault)  # the shares change: sum again without it
-    encoded = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
-    codec.encode(start, mean, encoded)
     included = tuple(Included(index, stop - start) for index, _ in counted)
     return encoded, blake3(as_bytes(encoded)).digest(), included
+
+
+def _loudest(codec: RangeCodec, peers: Sequence[PeerId], collecting: Collecting) -> PeerId:
+    """Whose slice has the element of largest magnitude."""
+
+    def loudness(peer: PeerId) -> float:
+        values = torch.zeros(collecting.stop - collecting.start)
+        _add(codec, collecting.slices[peer], collecting.start, 1.0, values)
+        return float(values.abs().max())
+
+    return max(peers, key=loudness)
 
 
 def _add(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gossip.agreement import Place, Remains
-from gossip.certificate import sign_result
+from gossip.agreement import Remains
+from gossip.certificate import basis_of, sign_result
 from gossip.partition import Link, cut
+from gossip.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, MAX_TOKENS, Place, Shape
 from protocols.errors import LocalProtocolError
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     EMPTY_DIGEST,
-    MAX_PEERS,
     Announce,
     Contributor,
     Part,
@@ -22,6 +22,7 @@ from protocols.messages import (
 
 UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100 Mbit/s
 MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
+MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Rules:
     min_grace_s: float = 0.25
     patience_s: float = 1.0  # floor for a transfer that stands still
     alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
+
+    @property
+    def shape(self) -> Shape:
+        """What is merged."""
+        return Shape(self.size, self.codec)
 
     def grace_s(self, round_s: float) -> float:
         """How long the ready wait for the late, given the usual length of a round."""
@@ -70,11 +76,11 @@ def fresh_plan(
         place.state,
         rules.codec,
         roster,
-        tuple(Contributor(a.peer, min(a.weight, float(a.tokens)), a.tokens, True) for a in ordered),
+        tuple(_contributor(announce) for announce in ordered),
         parts,
-        tuple(sorted(set(next_roster))[:MAX_PEERS]),
-        expected,
-        max(rules.patience_s, expected / 2),
+        next_roster_of(roster, next_roster),
+        min(expected, MAX_EXPECTED_S),
+        min(max(rules.patience_s, expected / 2), MAX_PATIENCE_S),
     )
 
 
@@ -96,22 +102,23 @@ def renewed_plan(
         Contributor(c.peer, c.weight, c.tokens, c.active and c.peer not in gone)
         for c in plan.contributors
     )
-    merged = {(result.start, result.stop): result for result in remains.held.values()}
+    basis = basis_of(contributors)
+    merged = {(r.start, r.stop): r for r in remains.held.values() if r.basis == basis and r.digest}
     load = dict.fromkeys(sorted(live), 0)
     for part in plan.parts:
         if part.owner in load:
             load[part.owner] += part.stop - part.start
     parts = []
     for part in plan.parts:
-        result = remains.held.get((part.start, part.stop, part.owner))
-        if result is None:
+        result = remains.held.get((part.start, part.stop, part.owner, basis))
+        if result is None or not result.digest:
             result = merged.get((part.start, part.stop))
         owner = part.owner
         if result is not None:
             owner = result.owner
         elif not any(contributor.active for contributor in contributors):
             owner = identity.peer_id
-            result = _empty(identity, place, plan.codec, part)
+            result = _empty(identity, place, plan.codec, basis, part)
         elif owner not in load:
             owner = min(load, key=lambda peer: (load[peer], peer))
             load[owner] += part.stop - part.start
@@ -127,7 +134,7 @@ def renewed_plan(
         remains.roster,
         contributors,
         tuple(parts),
-        tuple(sorted(set(next_roster))[:MAX_PEERS]),
+        next_roster_of(remains.roster, next_roster),
         plan.expected_s,
         plan.patience_s,
     )
@@ -154,6 +161,21 @@ def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s
         0.0,
         patience_s,
     )
+
+
+def next_roster_of(
+    office: Iterable[PeerId], wanted: Iterable[PeerId], most: int = MAX_ROSTER
+) -> tuple[PeerId, ...]:
+    """``wanted`` in order; where they are too many, those who are in office stay."""
+    wanted, office = set(wanted), set(office)
+    stay = sorted(wanted & office)[:most]
+    return tuple(sorted(stay + sorted(wanted - office)[: most - len(stay)]))
+
+
+def _contributor(announce: Announce) -> Contributor:
+    """What an island asks for, within the bounds that all check."""
+    tokens = min(announce.tokens, MAX_TOKENS)
+    return Contributor(announce.peer, max(0.0, min(announce.weight, float(tokens))), tokens, True)
 
 
 def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]:
@@ -186,7 +208,7 @@ def _expected_seconds(parts: Sequence[Part], links: Sequence[Link], rules: Rules
     return slowest
 
 
-def _empty(identity: Identity, place: Place, codec: str, part: Part) -> PartResult:
+def _empty(identity: Identity, place: Place, codec: str, basis: bytes, part: Part) -> PartResult:
     return sign_result(
         identity,
         place.run,
@@ -199,6 +221,7 @@ def _empty(identity: Identity, place: Place, codec: str, part: Part) -> PartResu
             codec,
             EMPTY_DIGEST,
             (),
+            basis,
             b"",
         ),
     )

@@ -115,6 +115,9 @@ class Presence:
             alive = sorted(self.membership.alive(now))
             if turn % ASK_EVERY == 0 and alive:
                 self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
+            dead = sorted(self._dead(now))
+            if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
+                self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
             turn += 1
             await asyncio.sleep(self.membership.patience.heartbeat_s)
 
@@ -172,16 +175,24 @@ class Presence:
             self.on_rejected(peer, str(error))
         except TransportError:
             return  # the heartbeat will find out what is wrong
+        else:
+            self.contact(peer)
 
     async def _on_announce(self, sender: PeerId, body: bytes) -> bytes:
         self.learn(body, sender)
         return b""
 
     async def _on_known(self, sender: PeerId, body: bytes) -> bytes:
-        del sender, body
+        del body
+        self.contact(sender)
         return self.known().encode()
 
     # --- liveness ------------------------------------------------------------------------------
+
+    def _dead(self, now: float) -> list[PeerId]:
+        """Peers that fell silent without a farewell."""
+        islands = self.membership.islands
+        return [p for p in islands if self.membership.liveness(p, now) is Liveness.DEAD]
 
     def contact(self, peer: PeerId) -> None:
         """The peer did something over an authenticated link."""

@@ -22,20 +22,18 @@ from gossip.agreement import (
     Decided,
     DecidedElsewhere,
     Event,
-    PartKey,
-    Place,
     Remains,
-    key_of,
 )
-from gossip.certificate import majority
-from gossip.membership import Liveness, Membership
+from gossip.certificate import check_certificate
+from gossip.company import Company
+from gossip.membership import Membership
 from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
+from gossip.validity import PartKey, Place, check_outcome, key_of
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Announce,
     Certificate,
-    Outcome,
     PartResult,
     Plan,
     Prepare,
@@ -69,7 +67,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """The round is committed without us; these hold all of it."""
+    """The round is committed elsewhere; these hold all of it. The round goes on until it is."""
 
     peers: tuple[PeerId, ...]
 
@@ -89,9 +87,10 @@ class Round:
     opened: float
     round_s: float  # usual seconds from round to round
     myself: Callable[[], Announce]  # this node's own announcement as of now
-    abstain_until: float = 0.0  # a restarted member may have promised things it forgot
+    abstain_until: float = 0.0  # just started: hear first what the others have decided
+    forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
     agreement: Agreement = field(init=False)
-    _gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
+    company: Company = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
     _quorum_since: float | None = None
     _due_since: float | None = None  # since when a leader ought to have acted
@@ -99,11 +98,12 @@ class Round:
     _told: frozenset[PeerId] = frozenset()
     _lost_since: float | None = None
     _voted_at: float = 0.0
-    _incarnations: dict[PeerId, int] = field(default_factory=dict)
+    _referred_at: float | None = None  # when a certificate was last pointed out to us
     _finished: bool = False
 
     def __post_init__(self) -> None:
-        self.agreement = Agreement(self.identity, self.place, self.roster)
+        self.agreement = Agreement(self.identity, self.place, self.rules.shape, self.roster)
+        self.company = Company(self.agreement, self.membership, self.myself, self.forgot)
 
     @property
     def me(self) -> PeerId:
@@ -111,7 +111,7 @@ class Round:
 
     @property
     def finished(self) -> bool:
-        """Committed, or handed over to catching up."""
+        """Committed here."""
         return self._finished
 
     # --- events ----------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Round:
             return []
         match message:
             case Plan():
-                if now < self.abstain_until:
+                if now < self.abstain_until or (self.forgot and message.epoch == 0):
                     return []
                 out = self._carry_out(self.agreement.on_plan(sender, message), now)
             case Vote():
@@ -133,23 +133,41 @@ class Round:
                 remains = self.agreement.on_promise(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
-                if (message.epoch, message.ballot) == self._ballot():
-                    self._gone |= set(message.peers) - {self.me, sender}
+                self._on_suspect(sender, message)
                 out = []
             case Certificate():
-                self._finished = True
-                return [CatchUp((sender,))]
+                return self._on_certificate(sender, message, now)
         return out + self.tick(now)
 
     def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:
         """Answer a candidate. Raises RemoteProtocolError, or RemoteRefused to decline."""
-        if now < self.abstain_until:
+        if now < self.abstain_until or (self.forgot and prepare.epoch == 0):
             raise RemoteRefused("abstaining", "restarted during this round")
-        if prepare.epoch > self._epoch() and self._majority_alive(now):
+        if prepare.epoch > self._epoch() and self.company.intact(now):
             raise RemoteRefused("majority-alive", "no reason to reform the roster")
         answer = self.agreement.on_prepare(sender, prepare)
         self._due_since = None if isinstance(answer, Certificate) else now
         return answer
+
+    def _on_certificate(
+        self, sender: PeerId, certificate: Certificate, now: float
+    ) -> list[Instruction]:
+        """Somebody shows that the round is decided; whether it is true is checked first."""
+        if self._referred_at is not None and now < self._referred_at + self._patience():
+            return []  # one is enough, and verifying is not for free
+        place = self.place
+        check_certificate(certificate, run=place.run, previous=place.previous, roster=self.roster)
+        check_outcome(certificate.outcome, place, self.rules.shape, self.roster)
+        self._referred_at = now
+        return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
+
+    def _on_suspect(self, sender: PeerId, suspect: Suspect) -> None:
+        """A member tells its leader who does not deliver."""
+        plan = self.agreement.plan
+        if plan is None or plan.leader != self.me or sender not in plan.roster:
+            return
+        if (suspect.epoch, suspect.ballot) == (plan.epoch, plan.ballot):
+            self.company.gone |= set(suspect.peers) & set(self.roster) - {self.me, sender}
 
     def on_held(self, result: PartResult, now: float) -> list[Instruction]:
         """The bytes of a merged part have arrived and match its digest."""
@@ -164,9 +182,9 @@ class Round:
 
     def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:
         """A peer did not deliver what the plan asked of it."""
-        if self._finished or peer == self.me or peer in self._gone:
+        if self._finished or peer == self.me or peer in self.company.gone:
             return []
-        self._gone.add(peer)
+        self.company.gone.add(peer)
         return self.tick(now)
 
     # --- time ------------------------------------------------------------------------------------
@@ -177,9 +195,11 @@ class Round:
             return []
         if self.me not in self.roster:
             return []
-        if not self._majority_alive(now):
+        if not self.company.majority_alive(now):
             return self._reform(now)
         self._lost_since = None
+        if self.forgot and self._epoch() == 0:
+            return []
         if not self._leader_is_due(now):
             self._due_since = None
             return []
@@ -212,56 +232,30 @@ class Round:
             if fixed is not None:
                 if key_of(fixed) in self._lost:
                     return True
-            elif owner in self._gone or self._liveness(owner, now) is not Liveness.ALIVE:
+            elif owner in self.company.gone or not self.company.alive(owner, now):
                 return True
         return False
 
     def _should_begin(self, now: float) -> bool:
-        ready, late = self._ready_and_late(now)
+        ready, late = self.company.ready_and_late(now)
         if not ready or len(ready) < self.rules.quorum * (len(ready) + len(late)):
             self._quorum_since = None
             return False
         if self._quorum_since is None:
             self._quorum_since = now
         left = self._quorum_since + self.rules.grace_s(self.round_s) - now
-        return left <= 0 or not any(self._eta(announce, now) <= left * 1.25 for announce in late)
-
-    def _ready_and_late(self, now: float) -> tuple[list[Announce], list[Announce]]:
-        """Live members of the roster at this place of the chain, ready and not ready."""
-        ready, late = [], []
-        for announce in self._members(now):
-            if announce.ready and announce.state == self.place.state:
-                ready.append(announce)
-            elif announce.status == "active":
-                late.append(announce)
-        return ready, late
-
-    def _eta(self, announce: Announce, now: float) -> float:
-        mine = announce.peer == self.me
-        return announce.eta if mine else self.membership.eta(announce.peer, now)
-
-    def _members(self, now: float) -> list[Announce]:
-        """Announcements of the live members who stand at this place of the chain, mine included."""
-        here = (self.place.round, self.place.previous)
-        found = []
-        for peer in self._office():
-            announce = self.myself() if peer == self.me else self.membership.announcement(peer)
-            if (
-                announce is not None
-                and (announce.round, announce.head) == here
-                and peer not in self._gone
-                and self._liveness(peer, now) is Liveness.ALIVE
-            ):
-                found.append(announce)
-        return found
+        return left <= 0 or not any(
+            self.company.eta(late_one, now) <= left * 1.25 for late_one in late
+        )
 
     # --- standing and leading --------------------------------------------------------------------
 
     def _tell_leader(self) -> list[Instruction]:
         """Report those who do not deliver to the leader of the plan, once each."""
         plan = self.agreement.plan
-        fresh = frozenset(self._gone) - self._told
-        if plan is None or plan.leader == self.me or plan.leader in self._gone or not fresh:
+        gone = frozenset(self.company.gone)
+        fresh = gone - self._told
+        if plan is None or plan.leader == self.me or plan.leader in gone or not fresh:
             return []
         self._told |= fresh
         peers = tuple(sorted(fresh))
@@ -271,11 +265,11 @@ class Round:
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         assert self._due_since is not None
-        office = self._office()
+        office = self.agreement.office
         order = [
             peer
             for peer in self.agreement.order(office)
-            if peer not in self._gone and self._liveness(peer, now) is Liveness.ALIVE
+            if peer not in self.company.gone and self.company.alive(peer, now)
         ]
         plan = self.agreement.plan
         if plan is not None and plan.leader in order:  # who leads goes first in repairing
@@ -293,6 +287,8 @@ class Round:
             and self.agreement.owner_of((0, 0), self.roster) == self.me
         ):
             return self._lead(Remains((0, 0), self.roster, None, {}, frozenset()), now)
+        if not self.company.intact(now):
+            return self._stand(self._epoch() + 1, self.company.able(now), now)
         return self._stand(self._epoch(), office, now)
 
     def _stand(self, epoch: int, roster: tuple[PeerId, ...], now: float) -> list[Instruction]:
@@ -310,6 +306,7 @@ class Round:
         if plan is None:
             return []
         self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
+        self._lost_since = None
         out: list[Instruction] = [Send(peer, plan) for peer in plan.roster if peer != self.me]
         return out + self._carry_out(self.agreement.on_plan(self.me, plan), now)
 
@@ -319,20 +316,20 @@ class Round:
         gone = {
             peer
             for peer in remains.roster
-            if peer in self._gone or self._liveness(peer, now) is not Liveness.ALIVE
+            if peer in self.company.gone or not self.company.alive(peer, now)
         }
         gone |= set(self.roster) - set(remains.roster)
-        next_roster = self._next_roster(remains, now)
+        next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
         if self.agreement.plan is not None:
             live = [peer for peer in remains.roster if peer not in gone]
             return renewed_plan(
                 self.identity, self.place, self.agreement.plan, remains, gone, live, next_roster
             )
-        ready, _ = self._ready_and_late(now)
+        ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
         if not ready:
             return None
-        members = [a for a in self._members(now) if a.peer in remains.roster]
+        members = [a for a in self.company.members(now) if a.peer in remains.roster]
         return fresh_plan(
             self.identity,
             self.place,
@@ -344,26 +341,6 @@ class Round:
             next_roster=next_roster,
         )
 
-    def _next_roster(self, remains: Remains, now: float) -> set[PeerId]:
-        """Who decides the next round: the old ones but for the dead, and those who joined."""
-        reformed = remains.ballot[0] > 0
-        stay = {
-            peer
-            for peer in remains.roster
-            if self._liveness(peer, now)
-            in ((Liveness.ALIVE,) if reformed else (Liveness.ALIVE, Liveness.SUSPECT))
-        }
-        newcomers = {
-            announce.peer
-            for announce in self.membership.islands_alive(now)
-            if announce.peer not in stay
-            and announce.head == self.place.previous
-            and announce.state == self.place.state
-        }
-        if self.myself().status == "leaving":
-            stay.discard(self.me)
-        return (stay | newcomers) or {self.me}
-
     # --- without a majority ----------------------------------------------------------------------
 
     def _reform(self, now: float) -> list[Instruction]:
@@ -371,16 +348,20 @@ class Round:
         if self._lost_since is None:
             self._lost_since = now
         lost_for = now - self._lost_since
-        office = self._office()
-        left = [p for p in office if self._liveness(p, now) is Liveness.LEFT]
-        alive = self._able(now)
-        enough = len(alive) >= self.rules.quorum * (len(office) - len(left))
+        office = self.agreement.office
+        staying = len(office) - len(self.company.left(now))
+        alive = self.company.able(now)
+        enough = len(alive) >= self.rules.quorum * staying
+        if not enough and len(self.company.here(now)) >= self.rules.quorum * staying:
+            alive, enough = self.company.here(now), True  # most have restarted: all together
         if lost_for < (self._patience() if enough else self.rules.alone_after_s):
             return []
-        if self.agreement.plan is None and not self._ready_and_late(now)[0]:
+        if self.agreement.plan is None and not self.company.ready_and_late(now)[0]:
             return []  # nobody has anything to contribute yet
-        order = [peer for peer in self.agreement.order(office) if peer in alive]
-        turn = order.index(self.me)
+        # those who abstain have their turn as well: two must not go on alone at once
+        turn = [p for p in self.agreement.order(office) if self.company.alive(p, now)].index(
+            self.me
+        )
         if now < self._lost_since + (1 + turn) * self._patience():
             return []
         if self._stood_at is not None and now < self._stood_at + 2 * self._patience():
@@ -397,62 +378,24 @@ class Round:
                 case Adopted(plan):
                     self._due_since = None
                     self._lost.clear()
-                    self._gone -= {c.peer for c in plan.contributors if c.active}
-                    self._gone -= {part.owner for part in plan.parts if part.result is None}
+                    self.company.gone -= {c.peer for c in plan.contributors if c.active}
+                    self.company.gone -= {p.owner for p in plan.parts if p.result is None}
+                    self._told = frozenset()
                     out.append(Work(plan))
                 case CastVote(vote):
                     self._voted_at = now
-                    roster = self._office()
-                    out += [Send(peer, vote) for peer in roster if peer != self.me]
+                    office = self.agreement.office
+                    out += [Send(peer, vote) for peer in office if peer != self.me]
                 case Decided(certificate):
                     self._finished = True
                     out.append(Commit(certificate))
                 case DecidedElsewhere(peers):
-                    self._finished = True
                     out.append(CatchUp(peers))
         return out
-
-    def _liveness(self, peer: PeerId, now: float) -> Liveness:
-        """As the membership sees it; who restarted during this round is out of it for good.
-
-        A restarted process has forgotten what it promised, so it must not be counted on.
-        """
-        announce = self.membership.announcement(peer)
-        if announce is not None and announce.status != "leaving":
-            known = self._incarnations.setdefault(peer, announce.incarnation)
-            if announce.incarnation != known:
-                return Liveness.DEAD
-        return self.membership.liveness(peer, now)
-
-    def _able(self, now: float) -> tuple[PeerId, ...]:
-        """Those in office who are alive and able to vote (a joining member abstains)."""
-        return tuple(
-            peer
-            for peer in self._office()
-            if self._liveness(peer, now) is Liveness.ALIVE
-            and (peer == self.me or self._status(peer) == "active")
-        )
-
-    def _status(self, peer: PeerId) -> str:
-        announce = self.membership.announcement(peer)
-        return "" if announce is None else announce.status
-
-    def _majority_alive(self, now: float) -> bool:
-        return len(self._able(now)) >= majority(self._office())
-
-    def _office(self) -> tuple[PeerId, ...]:
-        return self.agreement.roster_of(self._epoch())
 
     def _epoch(self) -> int:
         return self.agreement.promised[0]
 
-    def _ballot(self) -> tuple[int, int]:
-        plan = self.agreement.plan
-        return NONE if plan is None else (plan.epoch, plan.ballot)
-
     def _patience(self) -> float:
         plan = self.agreement.plan
         return self.rules.patience_s if plan is None else plan.patience_s
-
-
-__all__ = ["CatchUp", "Commit", "Instruction", "Outcome", "Round", "Send", "Work"]

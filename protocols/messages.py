@@ -134,7 +134,7 @@ class Contributor(Struct):
 class Included(Struct):
     """How much of a contributor's slice reached the merged part."""
 
-    contributor: int  # index into Plan.contributors
+    contributor: int  # index into the contributors that PartResult.basis names
     elements: int  # the first so many elements of the part
 
 
@@ -149,6 +149,7 @@ class PartResult(Message, kind=10):
     codec: Name
     digest: Digest  # of the merged part's encoded bytes; empty: nobody could complete it
     included: Annotated[tuple[Included, ...], Max(MAX_PEERS)]
+    basis: Digest  # names the contributors and weights of the plan it was merged for
     signature: Signature
 
 
@@ -261,7 +262,7 @@ class Suspect(Message, kind=17):
 
 
 class Contribution(Message, kind=20):
-    """Header of a slice on its way to a part's owner."""
+    """Header of a slice on its way to a part's owner. An empty body: this island declines."""
 
     run: Digest
     fragment: int
@@ -269,6 +270,7 @@ class Contribution(Message, kind=20):
     start: int
     stop: int
     codec: Name
+    basis: Digest  # as in PartResult
 
 
 class PartRequest(Message, kind=22):

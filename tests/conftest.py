@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from protocols.identity import Identity
+from protocols.identity import Identity, verify
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
 
@@ -25,6 +26,14 @@ def _one_torch_thread() -> None:
     """Tests run beside each other and compare bits: torch gets one thread, once it is loaded."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def remembered_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many members of one process verify the same signatures: the valid ones are remembered."""
+    remembering = lru_cache(maxsize=65536)(verify)
+    monkeypatch.setattr("gossip.certificate.verify", remembering)
+    monkeypatch.setattr("protocols.envelope.verify", remembering)
 
 
 @pytest.fixture

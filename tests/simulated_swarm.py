@@ -116,6 +116,8 @@ class SimulatedSwarm:
     members: dict[PeerId, Member] = field(default_factory=dict)
     incarnations: dict[PeerId, int] = field(default_factory=dict)
     stopped: set[PeerId] = field(default_factory=set)
+    tokens: dict[PeerId, int] = field(default_factory=dict)  # of a contribution, else 1000
+    hurry: dict[PeerId, float] = field(default_factory=dict)  # thinks so many times as fast
 
     def start(
         self,
@@ -203,13 +205,14 @@ class SimulatedSwarm:
     async def _train(self, swarm: Swarm, replica: ToyReplica, moved: asyncio.Event) -> None:
         while True:
             round_ = replica.place.round
-            think = self.random.uniform(*self.think)
+            think = self.random.uniform(*self.think) / self.hurry.get(swarm.me, 1.0)
             swarm.update(eta=think, ready=False)
             await asyncio.sleep(think)
             if replica.place.round != round_:
                 continue
             replica.train(hash((swarm.me, round_)) % 2**31)
-            swarm.update(ready=True, tokens=1000, steps=10, weight=1000.0, eta=0.0)
+            tokens = self.tokens.get(swarm.me, 1000)
+            swarm.update(ready=True, tokens=tokens, steps=10, weight=float(tokens), eta=0.0)
             while replica.place.round == round_:
                 moved.clear()
                 await moved.wait()
@@ -244,14 +247,15 @@ async def simulated_swarm(
     size: int = 70_000,
     codec: str = "int4",
     think: tuple[float, float] = (0.3, 0.6),
-    latency: float = 0.02,
+    link: Link | None = None,
+    patience: Patience | None = None,
     uploads: list[float] | None = None,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed(bytes([i + 1, i // 256]) * 16) for i in range(count)]
     range_codec = RangeCodec(codec, dense=size - 1000)
     rules = Rules(size, codec, range_codec.encoded_size)
-    network = MemoryNetwork(seed, link=Link(latency=latency), upload=12.5e6, download=12.5e6)
+    network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
         swarm = SimulatedSwarm(
             network,
@@ -261,7 +265,7 @@ async def simulated_swarm(
             tuple(sorted(i.peer_id for i in identities)),
             group,
             random.Random(seed),
-            Patience(),
+            patience or Patience(),
             rules,
         )
         for index, identity in enumerate(identities):

@@ -9,19 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulated_swarm import simulated_swarm
+from simulated_swarm import Member, simulated_swarm
 
+from gossip.membership import Patience
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
+from protocols.memory import Link
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
 
 def test_four_members_commit_round_after_round_with_equal_bits() -> None:
     async def main() -> None:
         async with simulated_swarm(4, think=(0.4, 0.5)) as swarm:
-            await asyncio.sleep(20.0)
+            await asyncio.sleep(12.0)
             swarm.agree()
             lengths = [len(m.replica.history) for m in swarm.members.values()]
-            assert min(lengths) >= 20
+            assert min(lengths) >= 12
             assert max(lengths) - min(lengths) <= 1
             for member in swarm.members.values():
                 assert member.rejected == []
@@ -49,16 +53,16 @@ def test_kills_and_restarts_never_split_a_round(seed: int) -> None:
     async def main() -> None:
         rng = random.Random(seed)
         async with simulated_swarm(4, seed=seed) as swarm:
-            for _ in range(8):
+            for _ in range(5):
                 await asyncio.sleep(rng.uniform(1.0, 4.0))
                 victim = rng.choice(swarm.living())
                 await swarm.kill(victim)
                 before = max(len(m.replica.history) for m in swarm.living())
-                await asyncio.sleep(rng.uniform(2.0, 8.0))
+                await asyncio.sleep(rng.uniform(5.0, 8.0))
                 assert max(len(m.replica.history) for m in swarm.living()) > before
                 swarm.restart(victim)
                 swarm.agree()
-            await asyncio.sleep(25.0)
+            await asyncio.sleep(12.0)
             swarm.agree()
             lengths = [len(m.replica.history) for m in swarm.members.values()]
             assert max(lengths) - min(lengths) <= 1
@@ -68,12 +72,12 @@ def test_kills_and_restarts_never_split_a_round(seed: int) -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_frozen_member_is_passed_over_and_catches_up(seed: int) -> None:
     async def main() -> None:
         rng = random.Random(seed)
         async with simulated_swarm(4, seed=seed) as swarm:
-            for _ in range(4):
+            for _ in range(3):
                 await asyncio.sleep(rng.uniform(2.0, 4.0))
                 member = rng.choice(swarm.living())
                 before = len(member.replica.history)
@@ -185,6 +189,113 @@ def test_a_swarm_that_was_restarted_as_a_whole_goes_on_together() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize(("count", "rounds"), [(16, 5), (64, 2)])
+def test_many_members(count: int, rounds: int) -> None:
+    async def main() -> None:
+        patience = Patience(heartbeat_s=3.0)
+        async with simulated_swarm(count, think=(0.4, 0.5), patience=patience) as swarm:
+            await asyncio.sleep(1.0 * rounds)
+            swarm.agree()
+            lengths = [len(m.replica.history) for m in swarm.members.values()]
+            assert min(lengths) >= rounds
+            assert max(lengths) - min(lengths) <= 1
+            for member in swarm.members.values():
+                assert member.rejected == []
+                assert member.behind == []
+            counted = sum(m.replica.counted for m in swarm.members.values())
+            assert counted > 0.9 * sum(lengths)  # the grace goes by who is late
+
+    virtual_time.run(main())
+
+
+def test_a_network_that_loses_and_breaks() -> None:
+    async def main() -> None:
+        link = Link(latency=0.02, jitter=0.02, loss=0.02, drop=0.02)
+        async with simulated_swarm(4, link=link) as swarm:
+            await asyncio.sleep(25.0)
+            swarm.agree()
+            lengths = [len(m.replica.history) for m in swarm.members.values()]
+            assert min(lengths) >= 12
+            assert max(lengths) - min(lengths) <= 2
+            assert not any(m.behind for m in swarm.members.values())
+
+    virtual_time.run(main())
+
+
+def heads(members: list[Member]) -> list[list[bytes]]:
+    return [[head for head, _ in m.replica.history] for m in members]
+
+
+def test_a_minority_that_was_cut_off_ends_on_the_majoritys_chain() -> None:
+    async def main() -> None:
+        async with simulated_swarm(5) as swarm:
+            await asyncio.sleep(4.0)
+            members = list(swarm.members.values())
+            many, few = members[:3], members[3:]
+            swarm.network.partition({m.peer for m in many}, {m.peer for m in few})
+            await asyncio.sleep(15.0)  # long enough to take each other for dead
+            before = [len(m.replica.history) for m in members]
+            assert min(before[:3]) > max(before[3:]) + 8
+            swarm.network.heal()
+            await asyncio.sleep(12.0)
+            swarm.agree()
+            lengths = [len(m.replica.history) for m in members]
+            assert min(lengths) > max(before)
+            assert max(lengths) - min(lengths) <= 1
+            newest = members[0].swarm.ledger.newest()
+            assert newest is not None
+            assert len(newest.outcome.next_roster) == 5
+            assert not any(m.behind for m in members)
+
+    virtual_time.run(main())
+
+
+def test_two_halves_both_go_on_and_the_lighter_one_finds_out() -> None:
+    async def main() -> None:
+        async with simulated_swarm(4) as swarm:
+            await asyncio.sleep(4.0)
+            members = list(swarm.members.values())
+            heavy, light = members[:2], members[2:]
+            for member in light:
+                swarm.tokens[member.peer] = 500
+            swarm.network.partition({m.peer for m in heavy}, {m.peer for m in light})
+            await asyncio.sleep(15.0)
+            swarm.network.heal()
+            for side in (heavy, light):  # no member ever left its side's chain
+                chains = sorted(heads(side), key=len)
+                assert chains[0] == chains[1][: len(chains[0])]
+                assert len(chains[0]) > 10
+            assert not set(heads(heavy)[0][-5:]) & set(heads(light)[0])
+            assert heavy[0].replica.place.work > light[0].replica.place.work
+            await asyncio.sleep(10.0)
+            assert all("FORKED" in m.behind for m in light)
+            assert not any(m.behind for m in heavy)
+
+    virtual_time.run(main())
+
+
+def test_a_lighter_side_with_more_rounds_finds_out() -> None:
+    async def main() -> None:
+        async with simulated_swarm(4) as swarm:
+            await asyncio.sleep(3.0)
+            *many, one = swarm.members.values()
+            swarm.tokens[one.peer], swarm.hurry[one.peer] = 100, 4.0
+            swarm.network.partition({m.peer for m in many}, {one.peer})
+            for member in many:
+                swarm.hurry[member.peer] = 0.2
+            await asyncio.sleep(45.0)
+            assert one.replica.place.round > many[0].replica.place.round
+            assert one.replica.place.work < many[0].replica.place.work
+            swarm.network.heal()
+            await asyncio.sleep(12.0)
+            assert "FORKED" in one.behind
+            assert not any(m.behind for m in many)
+            chains = sorted(heads(many), key=len)
+            assert chains[0] == chains[-1][: len(chains[0])]
+
+    virtual_time.run(main())
+
+
 def test_the_heavier_chain_leads_not_the_longer_one() -> None:
     async def main() -> None:
         async with simulated_swarm(2, think=(1.0, 1.1)) as swarm:
@@ -193,7 +304,7 @@ def test_the_heavier_chain_leads_not_the_longer_one() -> None:
             here = mine.replica.place
 
             def ahead(**changes: object) -> bool:
-                return mine._is_ahead(
+                return mine.following.is_ahead(
                     replace(
                         other.status,
                         **{  # type: ignore[arg-type]

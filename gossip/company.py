@@ -1,0 +1,146 @@
+"""Who counts in one round, as one member sees it: alive, able to vote, ready, late.
+
+The membership knows who answers; a round wants more: the same place in the chain, the process
+that was there when the round began, and nobody who was found not to deliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from gossip.agreement import Agreement
+from gossip.certificate import majority
+from gossip.membership import Liveness, Membership
+from gossip.validity import Place
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+
+@dataclass
+class Company:
+    """The members of one round."""
+
+    agreement: Agreement
+    membership: Membership
+    myself: Callable[[], Announce]  # this node's own announcement as of now
+    forgot: bool  # this node restarted: it may have voted in this round before
+    gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
+    _incarnations: dict[PeerId, int] = field(default_factory=dict)
+
+    @property
+    def me(self) -> PeerId:
+        return self.agreement.me
+
+    @property
+    def place(self) -> Place:
+        return self.agreement.place
+
+    def liveness(self, peer: PeerId, now: float) -> Liveness:
+        """As the membership sees it; who restarted during this round is out of it for good.
+
+        A restarted process has forgotten what it promised, so it must not be counted on.
+        """
+        island = self.membership.islands.get(peer)
+        if island is None:
+            return self.membership.liveness(peer, now)
+        incarnation = island.announce.incarnation
+        if island.announce.status != "leaving":
+            known = self._incarnations.setdefault(peer, incarnation)
+            if incarnation != known:
+                return Liveness.DEAD
+        return island.liveness(now, self.membership.patience)
+
+    def alive(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer answers, and has done so since the round began."""
+        return self.liveness(peer, now) is Liveness.ALIVE
+
+    def able(self, now: float) -> tuple[PeerId, ...]:
+        """Those in office who are alive and vote.
+
+        A joining member abstains in epoch 0; whoever is in a later epoch's roster has promised.
+        """
+        return tuple(self._able(now))
+
+    def _able(self, now: float) -> Iterator[PeerId]:
+        reformed = self.agreement.promised[0] > 0
+        for peer in self.agreement.office:
+            if (reformed or peer == self.me or self._active(peer)) and self.alive(peer, now):
+                yield peer
+
+    def here(self, now: float) -> tuple[PeerId, ...]:
+        """Those in office who are alive, whether they abstain or not."""
+        return tuple(peer for peer in self.agreement.office if self.alive(peer, now))
+
+    def majority_alive(self, now: float) -> bool:
+        """Whether those in office can decide without a new epoch."""
+        mute = self.forgot and self.agreement.promised[0] == 0
+        needed = majority(self.agreement.office)
+        voting = (peer for peer in self._able(now) if not (mute and peer == self.me))
+        return sum(1 for _ in islice(voting, needed)) == needed
+
+    def intact(self, now: float) -> bool:
+        """Whether those in office can go on, so that a new epoch would be out of place.
+
+        Standing for leader needs a majority in epoch 0, and everybody in a later one.
+        """
+        if self.agreement.promised[0] == 0:
+            return self.majority_alive(now)
+        return len(self.here(now)) == len(self.agreement.office)
+
+    def left(self, now: float) -> list[PeerId]:
+        """Those in office who have said farewell."""
+        return [p for p in self.agreement.office if self.liveness(p, now) is Liveness.LEFT]
+
+    def members(self, now: float) -> list[Announce]:
+        """Announcements of the live members who stand at this place of the chain, mine included."""
+        here = (self.place.round, self.place.previous)
+        found = []
+        for peer in self.agreement.office:
+            announce = self.myself() if peer == self.me else self.membership.announcement(peer)
+            if (
+                announce is not None
+                and (announce.round, announce.head) == here
+                and peer not in self.gone
+                and self.alive(peer, now)
+            ):
+                found.append(announce)
+        return found
+
+    def ready_and_late(self, now: float) -> tuple[list[Announce], list[Announce]]:
+        """Live members of the roster at this place of the chain, ready and not ready."""
+        ready, late = [], []
+        for announce in self.members(now):
+            if announce.ready and announce.state == self.place.state:
+                ready.append(announce)
+            elif announce.status == "active":
+                late.append(announce)
+        return ready, late
+
+    def eta(self, announce: Announce, now: float) -> float:
+        """Seconds until this member is ready."""
+        mine = announce.peer == self.me
+        return announce.eta if mine else self.membership.eta(announce.peer, now)
+
+    def next_roster(self, roster: tuple[PeerId, ...], reformed: bool, now: float) -> set[PeerId]:
+        """Who decides the next round: the old ones but for the dead, and those who joined.
+
+        Where the roster was ``reformed``, the silent are not waited for either.
+        """
+        staying = (Liveness.ALIVE,) if reformed else (Liveness.ALIVE, Liveness.SUSPECT)
+        stay = {peer for peer in roster if self.liveness(peer, now) in staying}
+        newcomers = {
+            announce.peer
+            for announce in self.membership.islands_alive(now)
+            if announce.peer not in stay
+            and announce.head == self.place.previous
+            and announce.state == self.place.state
+        }
+        if self.myself().status == "leaving":
+            stay.discard(self.me)
+        return (stay | newcomers) or {self.me}
+
+    def _active(self, peer: PeerId) -> bool:
+        island = self.membership.islands.get(peer)
+        return island is not None and island.announce.status == "active"

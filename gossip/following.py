@@ -1,0 +1,123 @@
+"""Keeping up with the others: who is ahead, who is on a heavier chain, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from gossip.bodies import Wiring
+from gossip.catchup import CatchUp, Ending, Held
+from gossip.certificate import heavier
+from gossip.membership import Membership
+from gossip.validity import Place, Shape
+from protocols.identity import PeerId
+from protocols.messages import Announce, Certificate
+
+MOST_ASKED = 8  # peers at a time
+
+Advance = Callable[[Certificate, dict[tuple[int, int], torch.Tensor]], Awaitable[None]]
+
+
+@dataclass
+class Following:
+    """Compares announcements with our own place; replays what we missed, or says that we cannot.
+
+    ``behind`` is called when only a download of the state can help. Who claims to be on a heavier
+    chain than ours must show a certificate for it.
+    """
+
+    wiring: Wiring
+    shape: Shape
+    membership: Membership
+    place: Callable[[], tuple[Place, tuple[PeerId, ...]]]
+    settled: Callable[[], Awaitable[None]]  # waits while a round is being applied
+    busy: Callable[[], bool]  # whether one is
+    held: Held
+    advance: Advance
+    rejected: Callable[[PeerId, str], None]
+    behind: Callable[[Ending, tuple[PeerId, ...]], None]
+    under_way: bool = False
+    _replay: CatchUp = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._replay = CatchUp(
+            self.wiring, self.shape, self.place, self.held, self.advance, self.rejected
+        )
+
+    def compare(self, announce: Announce) -> None:
+        """Notice that somebody is ahead, on a heavier chain, or at our place with another state."""
+        here, _ = self.place()
+        if self.is_ahead(announce):
+            self.begin((announce.peer,))
+        elif announce.head == here.previous and announce.state != here.state:
+            self._vote_on_state(here)
+
+    def begin(self, peers: tuple[PeerId, ...]) -> None:
+        """Catch up with ``peers`` and whoever else is ahead, unless that is being done."""
+        if not self.under_way:
+            self.under_way = True
+            self.wiring.spawn(self._catch_up(peers))
+
+    async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
+        """Replay what ``peers`` and all who are ahead have; report it where that is not enough."""
+        asked = {self.wiring.identity.peer_id}
+        endings = {Ending.LEVEL}
+        try:
+            await self.settled()  # what is being applied right now may be all we miss
+            while sources := [p for p in (*peers, *self._ahead()) if p not in asked][:MOST_ASKED]:
+                asked.update(sources)
+                ending = await self._replay.follow(sources)
+                if ending is Ending.LEVEL:
+                    return
+                endings.add(ending)
+            if Ending.DIVERGED in endings:
+                self.behind(Ending.DIVERGED, tuple(asked))
+            elif endings & {Ending.GONE, Ending.FORKED}:
+                await self._judge(Ending.FORKED in endings)
+        finally:
+            self.under_way = False
+
+    async def _judge(self, forked: bool) -> None:
+        """Replaying leads nowhere: report it if somebody really is on a heavier chain."""
+        for peer in self._ahead()[:MOST_ASKED]:
+            claim = self.membership.announcement(peer)
+            if claim is None or not await self._replay.proves(claim):
+                continue
+            here, _ = self.place()
+            if self.is_ahead(claim):
+                forked = forked or claim.round <= here.round
+                ending = Ending.FORKED if forked else Ending.GONE
+                self.behind(ending, tuple(self._ahead()))
+                return
+
+    def _ahead(self) -> list[PeerId]:
+        """Live islands that are further than we are, or on a heavier chain."""
+        return [
+            announce.peer
+            for announce in self.membership.islands_alive(self.wiring.now())
+            if self.is_ahead(announce)
+        ]
+
+    def is_ahead(self, announce: Announce) -> bool:
+        """Whether an island is further along our chain, or on a chain that outweighs ours."""
+        here, roster = self.place()
+        newcomer = announce.status == "joining" and announce.peer not in roster
+        if announce.role != "island" or newcomer or announce.head == here.previous:
+            return False
+        if announce.work == here.work and announce.round != here.round:
+            return announce.round > here.round  # rounds to which nobody contributed
+        return heavier((here.work, here.previous), (announce.work, announce.head))
+
+    def _vote_on_state(self, here: Place) -> None:
+        """Report it when most of those who stand where we stand have another state than ours."""
+        states = [
+            announce.state
+            for announce in self.membership.islands_alive(self.wiring.now())
+            if announce.head == here.previous and announce.status == "active"
+        ]
+        others = [state for state in states if state != here.state]
+        most = max(map(others.count, others), default=0)
+        if not self.busy() and most > len(states) - len(others) + 1:
+            self.behind(Ending.DIVERGED, ())

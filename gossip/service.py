@@ -1,0 +1,140 @@
+"""What a member answers to others: control messages, slices, merged parts, past rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+from gossip.bodies import outgoing
+from gossip.exchange import Exchange
+from protocols.errors import RemoteProtocolError, RemoteRefused, Stale
+from protocols.identity import PeerId
+from protocols.messages import (
+    Certificate,
+    CertificateRequest,
+    Certificates,
+    Contribution,
+    PartRequest,
+    PartResult,
+    Plan,
+    Prepare,
+    Suspect,
+    Vote,
+)
+from protocols.transport import Incoming, Outgoing
+from protocols.wire import decode_any
+
+if TYPE_CHECKING:
+    from gossip.driver import Swarm
+
+CERTIFICATES_BYTES = 512 * 1024  # of one answer, which may hold many small objects
+
+T = TypeVar("T")
+
+
+class Service:
+    """Registers itself with the swarm's transport. What breaks the rules is refused and counted."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        transport = swarm.wiring.transport
+        largest = swarm.wiring.codec.encoded_size(0, swarm.rules.size)
+
+        async def on_round(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_round(sender, body))
+
+        async def on_certificates(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_certificates(body))
+
+        async def on_slice(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+            return await self._counted(sender, self._on_slice(sender, header, incoming))
+
+        async def on_merged(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+            return await self._counted(sender, self._on_merged(sender, header, incoming))
+
+        async def on_part(sender: PeerId, header: bytes) -> Outgoing:
+            return await self._counted(sender, self._on_part(header))
+
+        transport.on_call("round", on_round, max_body=Plan.MAX_BYTES)
+        transport.on_call("certificates", on_certificates)
+        transport.on_push("slice", on_slice, max_length=largest)
+        transport.on_push("merged", on_merged, max_length=largest)
+        transport.on_pull("part", on_part)
+
+    async def _counted(self, sender: PeerId, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except RemoteProtocolError as error:
+            self.swarm.hooks.rejected(sender, str(error))
+            raise
+
+    async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
+        swarm = self.swarm
+        message = decode_any(body, Plan, Prepare, Vote, Suspect)
+        await self._come_to(message.round, sender)
+        if message.round < swarm.replica.place.round:
+            kept = swarm.ledger.certificate(message.round)
+            return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""
+        of = swarm.round
+        if isinstance(message, Prepare):
+            return of.on_prepare(sender, message, swarm.now()).encode()
+        swarm.carry_out(of, of.on_message(sender, message, swarm.now()))
+        return b""
+
+    async def _on_certificates(self, body: bytes) -> bytes:
+        request = CertificateRequest.decode(body)
+        self._check_run(request.run)
+        found: list[Certificate] = []
+        room = CERTIFICATES_BYTES
+        for certificate in self.swarm.ledger.since(request.round, min(request.count, 32)):
+            room -= len(certificate.encode())
+            if found and room < 0:
+                break
+            found.append(certificate)
+        return Certificates(tuple(found)).encode()
+
+    async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        contribution = Contribution.decode(header)
+        self._check_run(contribution.run)
+        exchange = await self._exchange_of(contribution.round, sender)
+        return await exchange.on_slice(sender, contribution, incoming)
+
+    async def _on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        result = PartResult.decode(header)
+        exchange = await self._exchange_of(result.round, sender)
+        return await exchange.on_merged(sender, result, incoming)
+
+    async def _exchange_of(self, round_: int, sender: PeerId) -> Exchange:
+        await self._come_to(round_, sender)
+        exchange = self.swarm.exchange
+        if round_ != exchange.round:
+            raise RemoteRefused("late", f"round {round_} is over here")
+        if sender not in self.swarm.replica.roster:
+            raise RemoteRefused("stranger", "not a member of this round")
+        return exchange
+
+    async def _come_to(self, round_: int, sender: PeerId) -> None:
+        """Make sure that this node has come to ``round_``, if a peer can know that there is one."""
+        swarm = self.swarm
+        swarm.presence.contact(sender)
+        if round_ > swarm.replica.place.round:
+            if sender not in swarm.replica.roster and not swarm.membership.announcement(sender):
+                raise RemoteRefused("stranger", "announce yourself first")
+            await swarm.reach(round_, sender)
+
+    async def _on_part(self, header: bytes) -> Outgoing:
+        request = PartRequest.decode(header)
+        self._check_run(request.run)
+        wanted = (request.start, request.stop, request.digest)
+        data = self.swarm.ledger.part(request.round, *wanted)
+        if data is None and request.round == self.swarm.exchange.round:
+            for result, held in self.swarm.exchange.parts.values():
+                if (result.start, result.stop, result.digest) == wanted:
+                    data = held
+        if data is None:
+            raise RemoteRefused("gone", "this part is not kept here")
+        return outgoing(data)
+
+    def _check_run(self, run: bytes) -> None:
+        if run != self.swarm.wiring.run:
+            raise Stale("another run")

@@ -1,0 +1,182 @@
+"""What a plan, a part's result and an outcome must look like, whoever sends them.
+
+Everything that is indexed, allocated or divided by later is checked here once. All functions
+raise :class:`~protocols.errors.RemoteProtocolError` (most :class:`Malformed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gossip.certificate import basis_of, check_result, work_after
+from protocols.errors import Malformed, Stale
+from protocols.identity import PeerId
+from protocols.messages import Contributor, Outcome, Part, PartResult, Plan
+
+MAX_TOKENS = 2**40  # of one island in one round
+MAX_EXPECTED_S = 6 * 3600.0
+MAX_PATIENCE_S = 1800.0
+MAX_KNOWN = 4096
+
+PartKey = tuple[int, int, PeerId, bytes]  # start, stop, owner, basis
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the chain a round stands."""
+
+    run: bytes
+    fragment: int
+    round: int
+    previous: bytes
+    state: bytes
+    work: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The vector that a run's rounds merge."""
+
+    size: int  # elements
+    codec: str
+
+
+def check_plan(
+    plan: Plan, place: Place, shape: Shape, roster: Sequence[PeerId], known: Known
+) -> None:
+    """A plan for the round at ``place``, whose roster in office is ``roster``.
+
+    Results that are in ``known`` were verified before.
+    """
+    if (plan.fragment, plan.round) != (place.fragment, place.round):
+        raise Stale("a plan for another round")
+    if (plan.previous, plan.state) != (place.previous, place.state):
+        raise Stale("the plan builds on another state")
+    if plan.codec != shape.codec:
+        raise Malformed("another codec than the run's")
+    if not (0 <= plan.expected_s <= MAX_EXPECTED_S and 0 < plan.patience_s <= MAX_PATIENCE_S):
+        raise Malformed("a plan that would wait for ever, or not at all")
+    check_contributors(plan.contributors, roster)
+    _check_names(plan.next_roster, "the next roster")
+    _check_cover(plan.parts, shape.size)
+    basis = basis_of(plan.contributors)
+    for part in plan.parts:
+        if part.result is None:
+            if part.owner not in plan.roster:
+                raise Malformed("a part for somebody outside the roster")
+        else:
+            if (part.result.start, part.result.stop) != (part.start, part.stop):
+                raise Malformed("a result for another range")
+            _check_result(part.result, place, shape, roster, plan.contributors, basis, known)
+
+
+def check_outcome(
+    outcome: Outcome,
+    place: Place,
+    shape: Shape,
+    roster: Sequence[PeerId],
+    known: Known | None = None,
+) -> None:
+    """An outcome of the round at ``place``; with ``known``, signatures are verified as well."""
+    if (outcome.fragment, outcome.round, outcome.previous) != (
+        place.fragment,
+        place.round,
+        place.previous,
+    ):
+        raise Stale("an outcome of another round")
+    if outcome.state != place.state:
+        raise Stale("the outcome builds on another state")
+    if outcome.codec != shape.codec:
+        raise Malformed("another codec than the run's")
+    check_contributors(outcome.contributors, roster)
+    _check_names(outcome.next_roster, "the next roster")
+    _check_cover(outcome.parts, shape.size)
+    basis = basis_of(outcome.contributors)
+    for result in outcome.parts:
+        _check_result(result, place, shape, roster, outcome.contributors, basis, known)
+    if outcome.work != work_after(place.work, outcome.contributors, outcome.parts):
+        raise Malformed("the work is not the sum of the tokens")
+
+
+def check_contributors(contributors: Sequence[Contributor], roster: Iterable[PeerId]) -> None:
+    """Contributors are distinct members with a weight from 0 to their tokens."""
+    _check_names([c.peer for c in contributors], "the contributors")
+    if not {c.peer for c in contributors} <= set(roster):
+        raise Malformed("a contribution of a stranger")
+    for c in contributors:
+        if not 0 <= c.weight <= c.tokens <= MAX_TOKENS:
+            raise Malformed("a weight that is not between 0 and the tokens")
+
+
+class Known:
+    """Results whose signatures were verified: each costs a tenth of a millisecond."""
+
+    def __init__(self) -> None:
+        self._results: dict[PartKey, PartResult] = {}
+
+    def verify(self, run: bytes, result: PartResult) -> None:
+        """Raise BadSignature unless its owner signed it."""
+        key = key_of(result)
+        if self._results.get(key) != result:
+            check_result(run, result)
+            if len(self._results) >= MAX_KNOWN:
+                self._results.clear()
+            self._results[key] = result
+
+
+def key_of(result: PartResult) -> PartKey:
+    """Results of one round are told apart by range, owner, and what they were merged for."""
+    return (result.start, result.stop, result.owner, result.basis)
+
+
+def check_statement(result: PartResult, place: Place, shape: Shape) -> None:
+    """A result as far as it can be judged without the plan, its signature excepted."""
+    if (result.fragment, result.round) != (place.fragment, place.round):
+        raise Stale("a result of another round")
+    if result.codec != shape.codec:
+        raise Malformed("another codec than the run's")
+    if not 0 <= result.start < result.stop <= shape.size:
+        raise Malformed("a part outside the vector")
+    if len(result.digest) not in (0, 32) or (result.included and not result.digest):
+        raise Malformed("a result without a digest")
+    numbers = [i.contributor for i in result.included]
+    if len(set(numbers)) != len(numbers):
+        raise Malformed("a contributor that is counted twice")
+    if any(i.elements > result.stop - result.start for i in result.included):
+        raise Malformed("more elements than the part has")
+
+
+def _check_result(
+    result: PartResult,
+    place: Place,
+    shape: Shape,
+    roster: Sequence[PeerId],
+    contributors: Sequence[Contributor],
+    basis: bytes,
+    known: Known | None,
+) -> None:
+    check_statement(result, place, shape)
+    if result.basis != basis:
+        raise Malformed("a result that was merged for another plan")
+    if any(i.contributor >= len(contributors) for i in result.included):
+        raise Malformed("a result that counts an unknown contributor")
+    if result.owner not in roster:
+        raise Malformed("a result of a stranger")
+    if known is not None:
+        known.verify(place.run, result)
+
+
+def _check_names(names: Sequence[PeerId], what: str) -> None:
+    if not names or len(set(names)) != len(names):
+        raise Malformed(f"{what}: none, or doubled names")
+
+
+def _check_cover(parts: Sequence[Part] | Sequence[PartResult], size: int) -> None:
+    at = 0
+    for part in parts:
+        if part.start != at or part.stop <= part.start:
+            raise Malformed("the parts do not cover the vector")
+        at = part.stop
+    if at != size:
+        raise Malformed("the parts do not cover the vector")
