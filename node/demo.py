@@ -25,7 +25,7 @@ from node.errors import operator_error
 
 START_S = 15.0  # until the first island trains, and for the end of the last one
 CALIBRATION_STEPS = 30
-OVERHEAD = 1.25  # of a round over its inner steps: evaluation, merging, waiting for the others
+OVERHEAD = 1.5  # of a round over its inner steps: evaluation, merging, waiting for the others
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.2
