@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import pytest
@@ -28,12 +28,14 @@ def _one_torch_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-@pytest.fixture
-def remembered_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def remembered_signatures() -> Iterator[None]:
     """Many members of one process verify the same signatures: the valid ones are remembered."""
     remembering = lru_cache(maxsize=65536)(verify)
-    monkeypatch.setattr("gossip.certificate.verify", remembering)
-    monkeypatch.setattr("protocols.envelope.verify", remembering)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gossip.certificate.verify", remembering)
+        patch.setattr("protocols.envelope.verify", remembering)
+        yield
 
 
 @pytest.fixture

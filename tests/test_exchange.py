@@ -1,0 +1,652 @@
+"""Slices and merged parts on a simulated network that breaks in all ways."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from blake3 import blake3
+from gossip_kit import PLACE, RUN, leader, plan_of
+
+from gossip.bodies import Wiring, outgoing, pull_part
+from gossip.certificate import basis_of, sign_result
+from gossip.exchange import PLAN_WAIT_S, Exchange
+from gossip.merging import as_bytes
+from gossip.validity import Shape, key_of
+from protocols import virtual_time
+from protocols.codecs import RangeCodec
+from protocols.errors import RemoteProtocolError, RemoteRefused
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork
+from protocols.messages import Contribution, Included, Part, PartRequest, PartResult, Plan
+from protocols.transport import Incoming, Outgoing
+
+SIZE = 120_000
+CODEC = RangeCodec("int8", dense=SIZE - 1000)
+SHAPE = Shape(SIZE, "int8")
+MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
+LEADER = leader(MEMBERS)
+
+
+@dataclass
+class Peer:
+    """A member of one exchange, and everything it was told."""
+
+    identity: Identity
+    wiring: Wiring
+    values: torch.Tensor
+    exchange: Exchange = field(init=False)
+    held_: list[PartResult] = field(default_factory=list)
+    faults: list[PeerId] = field(default_factory=list)
+    lost_: list[PartResult] = field(default_factory=list)
+    refusals: list[tuple[PeerId, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.exchange = Exchange(self.wiring, PLACE, SHAPE, self, self)
+        transport = self.wiring.transport
+        transport.on_push("slice", self.on_slice, max_length=10**7)
+        transport.on_push("merged", self.on_merged, max_length=10**7)
+        transport.on_pull("part", self.on_part)
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id
+
+    def delta(self, start: int, stop: int) -> torch.Tensor:
+        return self.values[start:stop]
+
+    def held(self, result: PartResult) -> None:
+        self.held_.append(result)
+
+    def fault(self, peer: PeerId, why: str) -> None:
+        self.faults.append(peer)
+
+    def lost(self, result: PartResult) -> None:
+        self.lost_.append(result)
+
+    def refused(self, peer: PeerId, why: str) -> None:
+        self.refusals.append((peer, why))
+
+    async def counted(self, sender: PeerId, answer: Awaitable[bytes]) -> bytes:
+        try:
+            return await answer
+        except RemoteProtocolError as error:
+            self.refused(sender, str(error))
+            raise
+
+    async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        message = Contribution.decode(header)
+        return await self.counted(sender, self.exchange.on_slice(sender, message, incoming))
+
+    async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        message = PartResult.decode(header)
+        return await self.counted(sender, self.exchange.on_merged(sender, message, incoming))
+
+    async def on_part(self, sender: PeerId, header: bytes) -> Outgoing:
+        request = PartRequest.decode(header)
+        for result, data in self.exchange.parts.values():
+            if result.digest == request.digest:
+                return outgoing(data)
+        raise RemoteRefused("gone")
+
+    def result(self, part: Part) -> PartResult:
+        """What was merged for a part of the usual plan."""
+        key = (part.start, part.stop, part.owner, basis_of(PLAN.contributors))
+        return self.exchange.parts[key][0]
+
+    def mean(self) -> torch.Tensor:
+        """All parts, decoded."""
+        whole = torch.empty(SIZE)
+        for result, data in self.exchange.parts.values():
+            CODEC.decode(result.start, data, whole[result.start : result.stop])
+        return whole
+
+
+PLAN = plan_of(LEADER, MEMBERS, shape=SHAPE)
+
+
+@dataclass
+class World:
+    network: MemoryNetwork
+    peers: list[Peer]
+
+    def of(self, peer: PeerId) -> Peer:
+        return next(p for p in self.peers if p.me == peer)
+
+    def work(self, plan: Plan = PLAN, *, without: tuple[Peer, ...] = ()) -> None:
+        for peer in self.peers:
+            if peer not in without:
+                peer.exchange.work(plan)
+
+    def whole(self, *but: Peer) -> bool:
+        return all(len(p.exchange.parts) == len(PLAN.parts) for p in self.peers if p not in but)
+
+
+@asynccontextmanager
+async def world(
+    *, link: Link | None = None, upload: float = 1e6, count: int = 4
+) -> AsyncIterator[World]:
+    network = MemoryNetwork(3, link=link or Link(latency=0.02), upload=upload, download=1e7)
+    loop = asyncio.get_running_loop()
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0)
+        return work()
+
+    async with asyncio.TaskGroup() as group:
+        peers = []
+        for number, identity in enumerate(MEMBERS[:count]):
+            generator = torch.Generator().manual_seed(number)
+            wiring = Wiring(
+                network.join(identity.peer_id),
+                identity,
+                RUN,
+                CODEC,
+                group.create_task,
+                offload,
+                loop.time,
+            )
+            peers.append(Peer(identity, wiring, torch.randn(SIZE, generator=generator)))
+        found = World(network, sorted(peers, key=lambda peer: peer.me))
+        yield found
+        for peer in found.peers:
+            peer.exchange.stop()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
+    """Wait in virtual time; returns the time."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    while not condition():
+        assert clock() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+    return clock()
+
+
+def run(scene: Callable[[], Any]) -> None:
+    virtual_time.run(scene())
+
+
+def same_bytes(peers: list[Peer]) -> bool:
+    first = peers[0].exchange.parts
+    return all(
+        p.exchange.parts.keys() == first.keys()
+        and all(torch.equal(p.exchange.parts[key][1], first[key][1]) for key in first)
+        for p in peers
+    )
+
+
+def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            here.work()
+            await until(here.whole)
+            assert same_bytes(here.peers)
+            wanted = sum(peer.values for peer in here.peers) / 4
+            error = (here.peers[0].mean() - wanted).norm() / wanted.norm()
+            assert error < 0.02
+            for peer in here.peers:
+                assert (peer.faults, peer.lost_, peer.refusals) == ([], [], [])
+                assert len(peer.held_) == 4
+            whole = CODEC.encoded_size(0, SIZE)  # each sends 3/4 of it as slices, and 1/4 thrice
+            await until(lambda: all(p.exchange.bytes_sent > 1.45 * whole for p in here.peers))
+            assert all(p.exchange.bytes_sent < 1.55 * whole for p in here.peers)
+
+    run(scene)
+
+
+def test_a_contributor_that_dies_in_the_middle_of_its_slice_leaves_no_trace() -> None:
+    async def scene() -> None:
+        async with world(upload=1e5) as here:
+            dead = here.peers[1]
+            plan = plan_of(LEADER, MEMBERS, shape=SHAPE, owners=[here.peers[0].identity])
+            for peer in here.peers:
+                peer.exchange.work(plan)
+            await asyncio.sleep(0.5)
+            owner = here.peers[0]
+            assert dead.me not in next(iter(owner.exchange._collecting.values())).slices
+            here.network.kill(dead.me)
+            await until(lambda: all(p.exchange.parts for p in here.peers if p is not dead))
+            ((result, _),) = owner.exchange.parts.values()
+            counted = {plan.contributors[i.contributor].peer for i in result.included}
+            assert counted == {p.me for p in here.peers if p is not dead}
+            wanted = sum(p.values for p in here.peers if p is not dead) / 3
+            assert (owner.mean() - wanted).norm() / wanted.norm() < 0.02
+
+    run(scene)
+
+
+def test_an_owner_that_dies_before_it_has_merged_is_reported_by_all() -> None:
+    async def scene() -> None:
+        async with world(upload=1e5) as here:
+            here.work()
+            await asyncio.sleep(0.1)
+            dead, *others = here.peers
+            here.network.kill(dead.me)
+            await until(lambda: all(dead.me in peer.faults for peer in others))
+            assert all(set(peer.faults) == {dead.me} for peer in others)
+
+    run(scene)
+
+
+def test_what_a_dead_owner_had_merged_is_fetched_from_who_has_it() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            dead, lucky, *others = here.peers
+
+            def only_the_lucky(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+                lost = (sender, name) == (dead.me, "merged") and receiver != lucky.me
+                return bytes(len(data)) if lost and len(data) > 1000 else data
+
+            here.network.tamper = only_the_lucky
+            here.work()
+            part = next(p for p in PLAN.parts if p.owner == dead.me)
+            key = (part.start, part.stop, dead.me, basis_of(PLAN.contributors))
+            await until(lambda: key in lucky.exchange.parts)
+            here.network.kill(dead.me)
+            here.network.tamper = None
+            result = lucky.result(part)
+            done = Part(part.start, part.stop, part.owner, result)
+            renewed = dataclasses.replace(
+                PLAN, ballot=5, parts=tuple(done if p == part else p for p in PLAN.parts)
+            )
+            here.work(renewed, without=(dead,))
+            await until(lambda: here.whole(dead))
+            assert same_bytes([lucky, *others])
+
+    run(scene)
+
+
+def test_a_part_that_nobody_has_is_reported_as_lost() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            owner = next(p for p in here.peers if p.me == PLAN.parts[0].owner)
+            part = PLAN.parts[0]
+            result = sign_result(
+                owner.identity,
+                RUN,
+                PartResult(
+                    0, 3, part.start, part.stop, owner.me, "int8", b"d" * 32, (),
+                    basis_of(PLAN.contributors), b"",
+                ),
+            )  # fmt: skip
+            done = dataclasses.replace(part, result=result)
+            other = next(p for p in here.peers if p is not owner)
+            other.exchange.work(dataclasses.replace(PLAN, parts=(done, *PLAN.parts[1:])))
+            await until(lambda: other.lost_ == [result])
+
+    run(scene)
+
+
+def test_a_slice_may_come_before_the_plan() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            late = here.of(PLAN.parts[2].owner)
+            here.work(without=(late,))
+            await asyncio.sleep(0.8)
+            late.exchange.work(PLAN)
+            await until(here.whole)
+            assert len(here.peers[0].result(PLAN.parts[2]).included) == 4
+            assert not any(peer.faults for peer in here.peers)
+
+    run(scene)
+
+
+def test_a_slow_slice_is_left_out_after_the_plans_patience() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            owner = here.of(PLAN.parts[0].owner)
+            slow = next(p for p in here.peers if p is not owner)
+            here.work(without=(slow,))
+            when = await until(lambda: bool(owner.exchange.parts))
+            assert 3.9 < when < 4.5  # patience and three times the expected seconds
+            assert (slow.me, "its slice came too late") in owner.refusals
+            assert len(owner.result(PLAN.parts[0]).included) == 3
+            slow.exchange.work(PLAN)  # its slice now meets a closed door, which is nobody's fault
+            await asyncio.sleep(1.0)
+            assert slow.faults == []
+
+    run(scene)
+
+
+def test_the_same_things_twice_are_taken_once() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            here.work()
+            await until(here.whole)
+            before = {id(data) for _, data in here.peers[0].exchange.parts.values()}
+            part = next(p for p in PLAN.parts if p.owner != here.peers[0].me)
+            owner = here.of(part.owner)
+            result, data = owner.exchange.parts[key_of(owner.result(part))]
+            push = owner.wiring.transport.push
+            with pytest.raises(RemoteRefused, match="late"):
+                await push(here.peers[0].me, "merged", result.encode(), outgoing(data), timeout=1.0)
+            header = slice_header(part)
+            with pytest.raises(RemoteRefused, match="late"):
+                await here.peers[0].wiring.transport.push(
+                    owner.me, "slice", header.encode(), outgoing(data), timeout=1.0
+                )
+            assert {id(data) for _, data in here.peers[0].exchange.parts.values()} == before
+
+    run(scene)
+
+
+def slice_header(part: Part, **changes: Any) -> Contribution:
+    basis = basis_of(PLAN.contributors)
+    header = Contribution(RUN, 0, 3, part.start, part.stop, "int8", basis)
+    return dataclasses.replace(header, **changes)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "counted"),
+    [
+        ("too short", "protocol", True),
+        ("another codec", "protocol", True),
+        ("another range", "late", False),
+        ("another basis", "late", False),
+    ],
+)
+def test_slices_that_are_refused(how: str, code: str, counted: bool) -> None:
+    async def scene() -> None:
+        async with world() as here:
+            part = PLAN.parts[0]
+            owner, liar = here.of(part.owner), here.of(PLAN.parts[1].owner)
+            owner.exchange.work(PLAN)
+            header = slice_header(part)
+            data = torch.zeros(CODEC.encoded_size(part.start, part.stop), dtype=torch.uint8)
+            if how == "too short":
+                data = data[:-1].clone()
+            elif how == "another codec":
+                header = slice_header(part, codec="fp32")
+            elif how == "another range":
+                header = slice_header(part, stop=2**62)
+            else:
+                header = slice_header(part, basis=b"x" * 32)
+            with pytest.raises(RemoteRefused) as refusal:
+                await liar.wiring.transport.push(
+                    owner.me, "slice", header.encode(), outgoing(data), timeout=2 * PLAN_WAIT_S
+                )
+            assert refusal.value.code == code
+            assert [peer for peer, why in owner.refusals if "late" not in why] == (
+                [liar.me] if counted else []
+            )
+
+    run(scene)
+
+
+def test_one_peer_has_no_more_than_two_transfers_of_one_slice_under_way() -> None:
+    async def scene() -> None:
+        async with world(upload=1e4) as here:
+            part = PLAN.parts[0]
+            owner, greedy = here.of(part.owner), here.of(PLAN.parts[1].owner)
+            owner.exchange.work(PLAN)
+            size = CODEC.encoded_size(part.start, part.stop)
+            codes = []
+
+            async def one() -> None:
+                try:
+                    await greedy.wiring.transport.push(
+                        owner.me,
+                        "slice",
+                        slice_header(part).encode(),
+                        outgoing(torch.zeros(size, dtype=torch.uint8)),
+                        timeout=5.0,
+                    )
+                except RemoteRefused as error:
+                    codes.append(error.code)
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(6):
+                    group.create_task(one())
+            assert codes.count("busy") == 4
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["nan", "another digest", "unknown contributor", "unsigned", "another owner", "no digest"],
+)
+def test_merged_parts_that_are_refused(how: str) -> None:
+    async def scene() -> None:
+        async with world() as here:
+            part = PLAN.parts[0]
+            liar, other = here.of(part.owner), here.of(PLAN.parts[1].owner)
+            other.exchange.work(PLAN)
+            data = torch.zeros(CODEC.encoded_size(part.start, part.stop), dtype=torch.uint8)
+            if how == "nan":
+                data[:2] = torch.tensor([math.nan]).to(torch.bfloat16).view(torch.uint8)
+            result = PartResult(
+                0, 3, part.start, part.stop, liar.me, "int8", blake3(as_bytes(data)).digest(),
+                (Included(0, 5),), basis_of(PLAN.contributors), b"",
+            )  # fmt: skip
+            if how == "another digest":
+                result = dataclasses.replace(result, digest=b"d" * 32)
+            elif how == "no digest":
+                result = dataclasses.replace(result, digest=b"", included=())
+            elif how == "unknown contributor":
+                result = dataclasses.replace(result, included=(Included(4, 5),))
+            elif how == "another owner":
+                result = dataclasses.replace(result, owner=here.peers[3].me)
+            if how != "unsigned":
+                result = sign_result(liar.identity, RUN, result)
+            with pytest.raises(RemoteRefused, match="protocol"):
+                await liar.wiring.transport.push(
+                    other.me, "merged", result.encode(), outgoing(data), timeout=5.0
+                )
+            assert other.exchange.parts == {}
+            assert [peer for peer, _ in other.refusals] == [liar.me]
+
+    run(scene)
+
+
+def test_parts_that_no_plan_has_take_no_memory() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            liar, other = here.of(PLAN.parts[0].owner), here.of(PLAN.parts[1].owner)
+            other.exchange.work(PLAN)
+            data = torch.zeros(CODEC.encoded_size(0, SIZE), dtype=torch.uint8)
+            result = PartResult(
+                0, 3, 0, SIZE, liar.me, "int8", blake3(as_bytes(data)).digest(), (),
+                basis_of(PLAN.contributors), b"",
+            )  # fmt: skip
+            with pytest.raises(RemoteRefused, match="late"):
+                await liar.wiring.transport.push(
+                    other.me,
+                    "merged",
+                    sign_result(liar.identity, RUN, result).encode(),
+                    outgoing(data),
+                    timeout=2 * PLAN_WAIT_S,
+                )
+            assert key_of(result) not in other.exchange.parts
+            assert other.exchange.bytes_received == 0
+
+    run(scene)
+
+
+@pytest.mark.parametrize("name", ["slice", "merged"])
+def test_bytes_that_change_on_the_way(name: str) -> None:
+    """A merged part is refused by its digest; a slice is one island's business, if it is finite."""
+
+    async def scene() -> None:
+        async with world() as here:
+            part = PLAN.parts[0]
+            owner = here.of(part.owner)
+            victim = next(p for p in here.peers if p is not owner)
+
+            def flip(sender: PeerId, receiver: PeerId, what: str, data: bytes) -> bytes:
+                mine = (owner.me, victim.me) if name == "merged" else (victim.me, owner.me)
+                if what != name or (sender, receiver) != mine or len(data) < 4000:
+                    return data
+                return bytes([255 - byte for byte in data[:4]]) + data[4:]
+
+            here.network.tamper = flip
+            here.work()
+            if name == "merged":
+                await until(lambda: owner.me in victim.faults)
+                assert (owner.me, "the part does not match its digest") in victim.refusals
+                assert len(victim.exchange.parts) == 3
+            else:
+                await until(here.whole)
+                assert same_bytes(here.peers)
+
+    run(scene)
+
+
+def poisoned(peer: Peer) -> None:
+    peer.values[SIZE - 1] = math.nan  # in the last part only: none of it is to be merged
+
+
+def test_an_island_whose_pseudo_gradient_is_not_finite_declines() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            sick = here.peers[1]
+            poisoned(sick)
+            here.work()
+            when = await until(here.whole)
+            assert when < 1.0  # nobody waited for it
+            assert same_bytes(here.peers)
+            for part in PLAN.parts:
+                counted = {i.contributor for i in here.peers[0].result(part).included}
+                assert counted == {0, 2, 3}
+            assert sick.refusals == [(sick.me, "own pseudo-gradient is not finite")]
+            for peer in here.peers:
+                assert peer.faults == []
+                assert peer is sick or peer.refusals == []
+
+    run(scene)
+
+
+def test_an_island_beyond_what_the_codec_carries_declines() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            sick = here.peers[1]
+            sick.values[0] = 3e38  # finite, but int8 has no scale for it
+            here.work()
+            assert await until(here.whole) < 1.0
+            (why,) = [why for peer, why in sick.refusals if peer == sick.me]
+            assert "int8" in why
+
+    run(scene)
+
+
+def test_if_nobody_has_anything_the_mean_is_zero() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            for peer in here.peers:
+                poisoned(peer)
+            here.work()
+            assert await until(here.whole) < 1.0
+            assert not here.peers[0].mean().any()
+            assert all(here.peers[0].result(part).included == () for part in PLAN.parts)
+
+    run(scene)
+
+
+def test_alone_and_not_finite() -> None:
+    async def scene() -> None:
+        async with world(count=1) as here:
+            (peer,) = here.peers
+            poisoned(peer)
+            peer.exchange.work(plan_of(peer.identity, [peer.identity], shape=SHAPE))
+            await until(lambda: len(peer.held_) == 1)
+
+    run(scene)
+
+
+def test_broken_connections_are_tried_again() -> None:
+    async def scene() -> None:
+        async with world(link=Link(latency=0.02, drop=0.15)) as here:
+            here.work()
+            assert await until(here.whole) < 3.0
+            assert same_bytes(here.peers)
+            assert not any(peer.faults for peer in here.peers)
+
+    run(scene)
+
+
+def test_a_later_plan_has_a_merged_part_sent_again_to_who_missed_it() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            part = PLAN.parts[0]
+            owner = here.of(part.owner)
+            victim = next(p for p in here.peers if p is not owner)
+            here.network.tamper = lambda sender, receiver, name, data: (
+                bytes(len(data))
+                if (name, receiver) == ("merged", victim.me) and len(data) > 4000
+                else data
+            )
+            here.work()
+            await until(lambda: here.whole(victim))
+            await until(lambda: bool(victim.faults))
+            here.network.tamper = None
+            here.work(dataclasses.replace(PLAN, ballot=5))
+            await until(here.whole)
+            assert same_bytes(here.peers)
+
+    run(scene)
+
+
+def test_another_list_of_contributors_is_merged_anew() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            here.work()
+            await until(here.whole)
+            fewer = dataclasses.replace(PLAN, ballot=5, contributors=PLAN.contributors[1:])
+            here.work(fewer)
+            keys = {
+                (part.start, part.stop, part.owner, basis_of(fewer.contributors))
+                for part in PLAN.parts
+            }
+            await until(lambda: all(keys <= set(p.exchange.parts) for p in here.peers))
+            for key in keys:
+                result, _ = here.peers[0].exchange.parts[key]
+                assert [i.contributor for i in result.included] == [0, 1, 2]
+
+    run(scene)
+
+
+def test_when_the_round_is_over_nothing_goes_on() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            owner = here.of(PLAN.parts[0].owner)
+            owner.exchange.work(PLAN)  # nobody else does: it would wait for four seconds
+            await asyncio.sleep(0.2)
+            owner.exchange.stop()
+            await until(lambda: not owner.exchange._tasks, PLAN_WAIT_S + 1.0)
+            assert (owner.held_, owner.refusals, owner.faults) == ([], [], [])
+            with pytest.raises(RemoteRefused, match="late"):
+                await here.of(PLAN.parts[1].owner).wiring.transport.push(
+                    owner.me,
+                    "slice",
+                    slice_header(PLAN.parts[0]).encode(),
+                    outgoing(torch.zeros(10, dtype=torch.uint8)),
+                    timeout=5.0,
+                )
+
+    run(scene)
+
+
+def test_a_part_is_pulled_only_as_it_was_certified() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            here.work()
+            await until(here.whole)
+            one, other = here.peers[:2]
+            result = one.result(PLAN.parts[0])
+            data = await pull_part(one.wiring, other.me, result, 1.0)
+            assert torch.equal(data, one.exchange.parts[key_of(result)][1])
+            here.network.tamper = lambda sender, receiver, name, data: (
+                data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 4000 else data
+            )
+            with pytest.raises(RemoteProtocolError):
+                await pull_part(one.wiring, other.me, result, 1.0)
+
+    run(scene)

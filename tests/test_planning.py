@@ -1,0 +1,255 @@
+"""What a leader decides from announcements and promises."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from gossip_kit import (
+    PLACE,
+    SHAPE,
+    announce_of,
+    leader,
+    plan_of,
+    result_of,
+    results_of,
+    roster_of,
+)
+
+from gossip.agreement import Agreement, Remains
+from gossip.certificate import certify, outcome_of
+from gossip.planning import (
+    MAX_ROSTER,
+    Rules,
+    fresh_plan,
+    next_roster_of,
+    renewed_plan,
+    repeated_plan,
+)
+from gossip.validity import MAX_PATIENCE_S, MAX_TOKENS, Known, PartKey, check_plan, key_of
+from protocols.errors import LocalProtocolError
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce, Certificate, PartResult, Plan, Promise
+
+Identities = Callable[[int], list[Identity]]
+RULES = Rules(SHAPE.size, SHAPE.codec, lambda start, stop: (stop - start) * 17 // 32)
+
+
+def fresh(
+    members: list[Identity],
+    announces: list[Announce],
+    ready: list[Announce] | None = None,
+    rules: Rules = RULES,
+) -> Plan:
+    """A plan by the first of ``members``, checked as the others will check it."""
+    by = leader(members)
+    roster = roster_of(members)
+    plan = fresh_plan(
+        by,
+        PLACE,
+        rules,
+        ballot=(0, 0),
+        roster=roster,
+        ready=announces if ready is None else ready,
+        members=announces,
+        next_roster=roster,
+    )
+    check_plan(plan, PLACE, rules.shape, roster, Known())
+    return plan
+
+
+def remains(
+    plan: Plan,
+    held: list[PartResult],
+    *,
+    ballot: tuple[int, int] = (0, 4),
+    roster: tuple[PeerId, ...] | None = None,
+) -> Remains:
+    roster = roster or plan.roster
+    return Remains(ballot, roster, None, {key_of(r): r for r in held}, frozenset(roster))
+
+
+def test_the_ready_contribute_and_all_live_members_merge(identities: Identities) -> None:
+    members = identities(4)
+    announces = [announce_of(peer) for peer in roster_of(members)]
+    plan = fresh(members, announces, ready=announces[:2])
+    assert [c.peer for c in plan.contributors] == list(roster_of(members))[:2]
+    assert {part.owner for part in plan.parts} >= set(roster_of(members)[2:])  # have most to spare
+    assert plan.leader == leader(members).peer_id
+    assert plan.next_roster == roster_of(members)
+    with pytest.raises(LocalProtocolError):
+        fresh(members, announces, ready=[])
+
+
+def test_whatever_is_announced_the_plan_stays_within_bounds(identities: Identities) -> None:
+    members = identities(4)
+    peers = roster_of(members)
+    announces = [
+        announce_of(peers[0], weight=-5.0, upload=-1.0, download=0.0),
+        announce_of(peers[1], tokens=2**62, weight=1e300, upload=1e300, download=1e300),
+        announce_of(peers[2], tokens=7, weight=1e9, upload=1e-300, download=1e-300),
+        announce_of(peers[3], tokens=0, weight=0.0),
+    ]
+    plan = fresh(members, announces)
+    weights = [contributor.weight for contributor in plan.contributors]
+    assert weights == [0.0, float(MAX_TOKENS), 7.0, 0.0]
+
+
+def test_slow_links_get_patience_but_not_for_ever(identities: Identities) -> None:
+    members = identities(2)
+    for speed, patience in ((1e9, RULES.patience_s), (1.0, MAX_PATIENCE_S)):
+        announces = [announce_of(p, upload=speed, download=speed) for p in roster_of(members)]
+        assert fresh(members, announces).patience_s == patience
+
+
+def test_the_expected_time_is_that_of_the_slowest_link(identities: Identities) -> None:
+    members = identities(2)
+    announces = [announce_of(p, upload=1e5, download=1e5) for p in roster_of(members)]
+    whole = RULES.encoded_bytes(0, SHAPE.size)
+    # each sends half as slices and half as merged parts
+    assert fresh(members, announces).expected_s == pytest.approx(whole / 1e5, rel=0.01)
+
+
+def test_what_is_merged_stays_merged_and_the_rest_moves_to_the_living(
+    identities: Identities,
+) -> None:
+    members = identities(4)
+    plan = plan_of(leader(members), members)
+    results = results_of(plan, members)
+    by = leader(members, 4)
+    gone = {plan.parts[2].owner}
+    live = [peer for peer in plan.roster if peer not in gone]
+    renewed = renewed_plan(by, PLACE, plan, remains(plan, results[:2]), gone, live, plan.roster)
+    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    assert [part.result for part in renewed.parts] == [*results[:2], None, None]
+    assert renewed.parts[2].owner in live
+    assert renewed.parts[3].owner == plan.parts[3].owner
+    assert [c.active for c in renewed.contributors] == [c.peer in live for c in plan.contributors]
+
+
+def test_the_parts_of_the_gone_are_spread(identities: Identities) -> None:
+    members = identities(4)
+    plan = plan_of(leader(members), members)
+    by = leader(members, 4)
+    gone = set(plan.roster) - {by.peer_id, plan.roster[0], plan.roster[1]}
+    live = [peer for peer in plan.roster if peer not in gone]
+    renewed = renewed_plan(by, PLACE, plan, remains(plan, []), gone, live, live)
+    owners = [part.owner for part in renewed.parts]
+    assert set(owners) <= set(live)
+    assert max(owners.count(peer) for peer in live) <= 2
+
+
+def test_a_part_merged_by_an_owner_that_was_replaced_is_kept(identities: Identities) -> None:
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    part = plan.parts[0]
+    other = next(i for i in members if i.peer_id != part.owner)
+    earlier = result_of(other, plan, part.start, part.stop)
+    renewed = renewed_plan(
+        leader(members, 3), PLACE, plan, remains(plan, [earlier]), set(), plan.roster, plan.roster
+    )
+    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    assert renewed.parts[0].result == earlier
+    assert renewed.parts[0].owner == other.peer_id
+
+
+def test_results_for_other_contributors_are_no_remains(identities: Identities) -> None:
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    fewer = dataclasses.replace(plan, contributors=plan.contributors[1:])
+    renewed = renewed_plan(
+        leader(members, 3),
+        PLACE,
+        plan,
+        remains(plan, results_of(fewer, members)),
+        set(),
+        plan.roster,
+        plan.roster,
+    )
+    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    assert all(part.result is None for part in renewed.parts)
+
+
+def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) -> None:
+    members = identities(3)
+    first = leader(members)
+    plan = plan_of(first, members)
+    only = dataclasses.replace(
+        plan, contributors=tuple(c for c in plan.contributors if c.peer == first.peer_id)
+    )
+    by = leader(members, 4)
+    results = [r for r in results_of(only, members) if r.owner != first.peer_id][:1]
+    gone = {first.peer_id}
+    live = [peer for peer in plan.roster if peer not in gone]
+    renewed = renewed_plan(by, PLACE, only, remains(only, results), gone, live, live)
+    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
+    empty = [part.result for part in renewed.parts if part.result and not part.result.digest]
+    assert len(empty) == 2
+    assert {result.owner for result in empty} == {by.peer_id}
+    outcome = outcome_of(renewed, [p.result for p in renewed.parts if p.result], PLACE.work)
+    assert outcome.work == PLACE.work + 100
+
+
+def test_a_vote_is_repeated_as_it_was(identities: Identities) -> None:
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    outcome = outcome_of(plan, results_of(plan, members), PLACE.work)
+    by = leader(members, 1)
+    voted = dataclasses.replace(remains(plan, []), ballot=(0, 1), voted=outcome)
+    repeated = repeated_plan(by, PLACE, voted, 1.0)
+    check_plan(repeated, PLACE, SHAPE, plan.roster, Known())
+    results = [part.result for part in repeated.parts if part.result is not None]
+    assert outcome_of(repeated, results, PLACE.work) == outcome
+    with pytest.raises(LocalProtocolError):
+        repeated_plan(by, PLACE, remains(plan, []), 1.0)
+
+
+def test_when_too_many_want_in_those_in_office_stay() -> None:
+    office = [PeerId(f"o{i:03}") for i in range(200)]
+    wanted = [*office[:150], *(PeerId(f"a{i:03}") for i in range(300))]
+    found = next_roster_of(office, wanted)
+    assert len(found) == MAX_ROSTER
+    assert set(office[:150]) <= set(found)
+    assert list(found) == sorted(found)
+    assert next_roster_of(office, [office[1], office[0], office[0]]) == tuple(office[:2])
+
+
+def test_the_messages_of_the_largest_round_fit(identities: Identities) -> None:
+    """All of 256 members contribute, and each merges a part."""
+    members = identities(MAX_ROSTER)
+    shape = dataclasses.replace(SHAPE, size=MAX_ROSTER * 16384)
+    roster = roster_of(members)
+    by = leader(members)
+    plan = plan_of(by, members, shape=shape)
+    results = results_of(plan, members)
+    done = dataclasses.replace(
+        plan,
+        parts=tuple(
+            dataclasses.replace(part, result=result)
+            for part, result in zip(plan.parts, results, strict=True)
+        ),
+    )
+    assert Plan.decode(done.encode()) == done
+    other = Agreement(leader(members, 1), PLACE, shape, roster)
+    other.on_plan(by.peer_id, plan)
+    events = [event for result in results for event in other.on_held(result)]
+    assert len(events) == 1
+    assert other.voted is not None
+    promise = Promise(0, 1, 0, 0, other.voted[1], ())
+    assert Promise.decode(promise.encode()) == promise
+    promise = Promise(0, 1, 0, 0, None, tuple(results))
+    assert Promise.decode(promise.encode()) == promise
+    votes = dict.fromkeys(roster, b"s" * 64)
+    certificate = certify(PLACE.run, (0, 0), roster, other.voted[1], votes)
+    assert Certificate.decode(certificate.encode()) == certificate
+
+
+def test_keys_tell_apart_what_was_merged_for_whom(identities: Identities) -> None:
+    members = identities(2)
+    plan = plan_of(leader(members), members)
+    fewer = dataclasses.replace(plan, contributors=plan.contributors[1:])
+    keys: set[PartKey] = {
+        key_of(result) for p in (plan, fewer) for result in results_of(p, members)
+    }
+    assert len(keys) == 4
