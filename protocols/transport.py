@@ -32,15 +32,60 @@ MAX_HEADER_BYTES = 64 * 1024
 CHUNK_BYTES = 256 * 1024  # the unit bodies are cut into; see docs/experiments.md
 
 
+class Drain(Protocol):
+    """Where a long body goes while it arrives. Called on a thread of the transport's own.
+
+    Both methods may do arithmetic and nothing that waits.
+    """
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes belong, at least one; None: there is no room until ``wake``."""
+        ...
+
+    def took(self, count: int) -> None:
+        """The first ``count`` bytes of the last room are filled; raises to refuse the rest."""
+        ...
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Told once, first: ``wake()``, from any thread, says that there is room again."""
+        ...
+
+
+class Feed(Protocol):
+    """A long body on its way out, made while it is sent. Called as a :class:`Drain` is."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole body."""
+        ...
+
+    def next(self) -> Buffer | None:
+        """The next bytes, at least one; None: there are none until ``wake``.
+
+        They must not change until the call after this one, or the end of the transfer.
+        """
+        ...
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Told once, first: ``wake()``, from any thread, says that there are bytes again."""
+        ...
+
+
 class Incoming(Protocol):
-    """A long body on its way in. Iterate once; each item is a chunk, valid until the next."""
+    """A long body on its way in; take it once, by :meth:`into` or as an iterator."""
 
     @property
     def length(self) -> int:
         """Bytes announced; the transport delivers exactly these or raises."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Buffer]: ...
+    async def into(self, drain: Drain) -> None:
+        """Have all of it written where ``drain`` says; raises what ``drain`` raised."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Buffer]:
+        """Its chunks, each valid until the next."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
