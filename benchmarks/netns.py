@@ -1,0 +1,173 @@
+"""Networks of network namespaces on one machine: shaped links, and links that go dark.
+
+Every name gets a namespace of its own with one interface, a veth pair into a bridge; token buckets
+(`tc tbf`) on both of its ends bound what it sends and what it receives. Only Linux, only as root.
+
+>>> with Network(["a", "b"], mbit=100) as net:
+...     server = net.python("a", "-m", "http.server", "--bind", net.address("a"))
+...     net.darken("a")  # from now on all packets from and to "a" are lost, nobody is told
+
+Whatever a process that was killed has left behind is removed by the next one that makes a network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+PREFIX = "atoll"  # of the namespaces' names: atoll-PID-COUNTER-NAME
+QUEUE_MS = 50  # of packets that wait for tokens, then they are dropped
+MIN_BURST = 32 * 1024  # bytes; more at high rates, so that timers need not be exact
+_numbers = itertools.count()
+
+
+def available() -> bool:
+    """Whether this process can make networks here."""
+    tools = all(shutil.which(tool) for tool in ("ip", "tc"))
+    return sys.platform == "linux" and os.geteuid() == 0 and tools
+
+
+class Network:
+    """Namespaces by name, all on one bridge; made on entry and gone on exit, processes included.
+
+    ``mbit`` bounds each direction of every link (None: unshaped), headers counted: on the wire
+    TCP over Ethernet takes 1.045 bytes for each byte carried.
+    """
+
+    def __init__(self, names: Sequence[str], *, mbit: float | None = None) -> None:
+        self.names = tuple(names)
+        self._mbit = mbit
+        self._label = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self._hub = f"{self._label}-hub"
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Self:
+        remove_leftovers()
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what still runs in the namespaces and remove them."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+        for namespace in _namespaces():
+            if namespace.startswith(f"{self._label}-"):
+                _ip("netns", "del", namespace)
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def address(self, name: str) -> str:
+        """The IPv4 address of ``name``."""
+        high, low = divmod(self.names.index(name) + 1, 250)
+        return f"10.77.{high}.{low + 1}"
+
+    def command(self, name: str, arguments: Sequence[str]) -> list[str]:
+        """``arguments`` as a command that runs inside of ``name``."""
+        return ["ip", "netns", "exec", self._namespace(name), *arguments]
+
+    def start(self, name: str, arguments: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process inside of ``name``; its pid is that of the program itself."""
+        process = subprocess.Popen(self.command(name, arguments), **options)
+        self._processes.append(process)
+        return process
+
+    def python(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
+        """Start this Python with ``arguments`` inside of ``name``."""
+        return self.start(name, [sys.executable, *arguments], **options)
+
+    # --- faults ----------------------------------------------------------------------------------
+
+    def darken(self, name: str) -> None:
+        """Lose all packets from and to ``name``; connections are not told."""
+        _ip("-n", self._hub, "link", "set", self._port(name), "down")
+
+    def light(self, name: str) -> None:
+        """Undo :meth:`darken`."""
+        _ip("-n", self._hub, "link", "set", self._port(name), "up")
+
+    def rate(self, name: str, mbit: float | None) -> None:
+        """Bound both directions of the link of ``name``; None: as fast as the machine can."""
+        for namespace, device in self._ends(name):
+            _shape(namespace, device, mbit)
+
+    # --- making ----------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        _ip("netns", "add", self._hub)
+        _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge", "forward_delay", "0")
+        _ip("-n", self._hub, "link", "set", "bridge", "up")
+        for name in self.names:
+            namespace, port = self._namespace(name), self._port(name)
+            _ip("netns", "add", namespace)
+            pair = ("veth", "peer", "name", "eth0", "netns", namespace)
+            _ip("-n", self._hub, "link", "add", port, "type", *pair)
+            _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            _ip("-n", namespace, "addr", "add", f"{self.address(name)}/16", "dev", "eth0")
+            _ip("-n", namespace, "link", "set", "eth0", "up")
+            if self._mbit is not None:
+                self.rate(name, self._mbit)
+
+    def _namespace(self, name: str) -> str:
+        return f"{self._label}-{self.names.index(name)}"
+
+    def _port(self, name: str) -> str:
+        return f"port{self.names.index(name)}"
+
+    def _ends(self, name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (self._hub, self._port(name)), (self._namespace(name), "eth0")
+
+
+def remove_leftovers() -> None:
+    """Remove the namespaces of processes that are gone."""
+    for namespace in _namespaces():
+        made_by = re.match(rf"{PREFIX}-(\d+)-", namespace)
+        if made_by and not os.path.exists(f"/proc/{made_by[1]}"):
+            subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
+
+
+def _shape(namespace: str, device: str, mbit: float | None) -> None:
+    tc = ["tc", "-n", namespace, "qdisc"]
+    subprocess.run([*tc, "del", "dev", device, "root"], check=False, capture_output=True)
+    if mbit is not None:
+        burst = max(MIN_BURST, int(mbit * 1e6 / 8 * 0.001))
+        bucket = ["tbf", "rate", f"{mbit * 1000:.0f}kbit", "burst", str(burst)]
+        _run(*tc, "add", "dev", device, "root", *bucket, "latency", f"{QUEUE_MS}ms")
+
+
+def _namespaces() -> list[str]:
+    listed = _ip("netns", "list").splitlines()
+    return [line.split()[0] for line in listed if line.startswith(f"{PREFIX}-")]
+
+
+def _ip(*arguments: str) -> str:
+    return _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
