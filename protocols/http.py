@@ -14,6 +14,7 @@ aiohttp takes a third of a second to import, so command-line code imports this m
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -22,6 +23,7 @@ from typing import Self
 
 from protocols import tls as tls_links
 from protocols.addresses import AddressBook, parse_address
+from protocols.bodies import outgoing
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.http_body import Limits
 from protocols.http_client import HttpClient
@@ -32,6 +34,7 @@ from protocols.sockets import open_listener
 from protocols.transport import (
     MAX_CALL_BYTES,
     CallHandler,
+    Feed,
     Incoming,
     Outgoing,
     PullHandler,
@@ -72,6 +75,7 @@ class HttpTransport:
             limits=self.limits,
         )
         self._client: HttpClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -86,6 +90,7 @@ class HttpTransport:
         """Open the port; raises :class:`~protocols.errors.OperatorError` E303 if it is taken."""
         if self._client is not None:
             raise LocalProtocolError("the transport was started twice")
+        self._loop = asyncio.get_running_loop()
         if self._listen is not None:
             listener = await open_listener(self._listen)
             host, port = listener.getsockname()[:2]
@@ -155,9 +160,10 @@ class HttpTransport:
         return await self._started(peer).call(peer, _checked(name), body, timeout, max_reply)
 
     async def push(
-        self, peer: PeerId, name: str, header: bytes, body: Outgoing, *, timeout: float
+        self, peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
     ) -> bytes:
-        return await self._started(peer).push(peer, _checked(name), header, body, timeout)
+        client = self._started(peer)
+        return await client.push(peer, _checked(name), header, outgoing(body), timeout)
 
     def pull(
         self, peer: PeerId, name: str, header: bytes, *, max_length: int, timeout: float
@@ -177,6 +183,12 @@ class HttpTransport:
             raise Unreachable(place.hostport, Why.SELF)
         self.book.succeeded(peer, place.hostport)
         return peer
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` soon where feeds and drains are called."""
+        if self._loop is None:
+            raise LocalProtocolError("the transport was not started")
+        self._loop.call_soon_threadsafe(callback)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
         if self._client is None:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from aiohttp import ClientError, StreamReader
 from aiohttp.web import RequestPayloadError
 
+from protocols.bodies import pour
 from protocols.errors import LocalProtocolError, Malformed, TransferStalled, Unreachable, Why
 from protocols.identity import PeerId
-from protocols.transport import CHUNK_BYTES, MAX_HEADER_BYTES, Buffer, Outgoing
+from protocols.transport import CHUNK_BYTES, MAX_HEADER_BYTES, Buffer, Drain, Outgoing
 
 VERSION_HEADER = "Server"  # on every answer: who answers without it is not one of us
 PEER_HEADER = "Atoll-Peer"  # the claimed identity; only read where there is no TLS
@@ -103,6 +104,10 @@ class BodyReader:
     async def everything(self) -> bytes:
         """The whole of a short body."""
         return await self._exactly(self._left)
+
+    async def into(self, drain: Drain) -> None:
+        """Have all of it written where ``drain`` says."""
+        await pour(self, drain)
 
     def __aiter__(self) -> BodyReader:
         return self

@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from protocols.bodies import outgoing
 from protocols.errors import (
     LocalProtocolError,
     Malformed,
@@ -202,7 +203,7 @@ class HttpServer:
         self, request: web.BaseRequest, peer: PeerId, name: str, handler: PullHandler
     ) -> web.StreamResponse:
         header = await self._incoming(request, peer, name, MAX_HEADER_BYTES).everything()
-        body = await handler(peer, header)
+        body = outgoing(await handler(peer, header))
         self._stats.requests_by_name[name] += 1
         response = web.StreamResponse(headers=self._headers())
         response.content_length = body.length

@@ -17,11 +17,12 @@ used later raises ``ValueError`` or holds garbage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from protocols.bodies import outgoing
 from protocols.errors import (
     IdentityMismatch,
     LocalProtocolError,
@@ -37,6 +38,7 @@ from protocols.transport import (
     MAX_CALL_BYTES,
     MAX_HEADER_BYTES,
     CallHandler,
+    Feed,
     Incoming,
     Outgoing,
     PullHandler,
@@ -113,7 +115,7 @@ class MemoryTransport:
         return reply
 
     async def push(
-        self, peer: PeerId, name: str, header: bytes, body: Outgoing, *, timeout: float
+        self, peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
     ) -> bytes:
         """Send a long body."""
         _check_header(header)
@@ -122,7 +124,7 @@ class MemoryTransport:
             def connected() -> None:
                 exchange.expect(body.length)
                 exchange.request("push", header, partial(exchange.callee._serve_push, exchange))
-                exchange.pump = asyncio.create_task(exchange.push_body(body))
+                exchange.pump = asyncio.create_task(exchange.push_body(outgoing(body)))
 
             exchange.connect(connected)
             try:
@@ -162,6 +164,10 @@ class MemoryTransport:
         if expected is not None and expected != node.peer:
             raise IdentityMismatch(address, expected, node.peer)
         return node.peer
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` soon on the event loop, where feeds and drains are called too."""
+        self.network.loop.call_soon_threadsafe(callback)
 
     def _exchange(
         self, peer: PeerId, name: str, timeout: float, *, patient: bool = True
@@ -211,7 +217,7 @@ class MemoryTransport:
     async def _serve_pull(self, exchange: Exchange, max_length: int, header: bytes) -> None:
         async def serve() -> Outgoing:
             handler = _registered(self._pulls, exchange.name)
-            return await handler(exchange.caller.peer_id, header)
+            return outgoing(await handler(exchange.caller.peer_id, header))
 
         await exchange.answer_pull(serve(), max_length)
 

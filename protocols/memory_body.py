@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from protocols.bodies import pour
 from protocols.errors import TransferStalled, TransportError
 from protocols.memory_network import Pipe
-from protocols.transport import CHUNK_BYTES
+from protocols.transport import CHUNK_BYTES, Drain
 
 _POISON = memoryview(b"\xdb" * CHUNK_BYTES)
 
@@ -57,6 +58,10 @@ class Body:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    async def into(self, drain: Drain) -> None:
+        """Have all of it written where ``drain`` says."""
+        await pour(self, drain)
 
     def __aiter__(self) -> Body:
         return self

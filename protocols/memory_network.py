@@ -270,9 +270,14 @@ class MemoryNetwork:
 
     def now(self) -> float:
         """The event loop's clock, in seconds."""
+        return self.loop.time()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that all of it runs on: the first one it was used from."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        return self._loop.time()
+        return self._loop
 
     def schedule(self, when: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` at ``when``; those of one moment run in the order of scheduling.
@@ -287,10 +292,8 @@ class MemoryNetwork:
     def _arm(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
         self._armed = when
-        self._timer = self._loop.call_at(when, self._fire)
+        self._timer = self.loop.call_at(when, self._fire)
 
     def _fire(self) -> None:
         until = max(self.now(), self._armed)

@@ -35,7 +35,9 @@ CHUNK_BYTES = 256 * 1024  # the unit bodies are cut into; see docs/experiments.m
 class Drain(Protocol):
     """Where a long body goes while it arrives. Called on a thread of the transport's own.
 
-    Both methods may do arithmetic and nothing that waits.
+    The methods may do arithmetic and nothing that waits. Those of all feeds and drains of one
+    transport, and what :meth:`Transport.post` is given, never run at the same time.
+    What one of them raises ends its transfer and no other.
     """
 
     def room(self) -> memoryview | None:
@@ -98,7 +100,7 @@ class Outgoing:
 
 CallHandler = Callable[[PeerId, bytes], Awaitable[bytes]]
 PushHandler = Callable[[PeerId, bytes, Incoming], Awaitable[bytes]]
-PullHandler = Callable[[PeerId, bytes], Awaitable[Outgoing]]
+PullHandler = Callable[[PeerId, bytes], Awaitable[Outgoing | Feed]]
 
 
 class Transport(Protocol):
@@ -142,9 +144,14 @@ class Transport(Protocol):
         ...
 
     async def push(
-        self, peer: PeerId, name: str, header: bytes, body: Outgoing, *, timeout: float
+        self, peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
     ) -> bytes:
-        """Send a long body; ``timeout`` bounds every stretch without progress."""
+        """Send a long body; ``timeout`` bounds every stretch without progress.
+
+        Raises :class:`~protocols.errors.LocalProtocolError` for a body of another length than
+        announced, and whatever its source raises. Once it has ended, however it did, the body
+        is not touched any more.
+        """
         ...
 
     def pull(
@@ -155,6 +162,13 @@ class Transport(Protocol):
 
     async def dial(self, address: str, expected: PeerId | None = None) -> PeerId:
         """Connect to ``HOST:PORT``, learn who answers, and remember the address for it."""
+        ...
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` soon, from any thread, where feeds and drains are called.
+
+        It never runs at the same time as one of them. What it raises is logged.
+        """
         ...
 
     async def aclose(self) -> None:

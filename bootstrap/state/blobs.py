@@ -9,7 +9,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from bootstrap.manifest import SignedManifest
-from bootstrap.state.bodies import outgoing
+from protocols.bodies import BufferFeed
 from protocols.errors import (
     BadSignature,
     RemoteProtocolError,
@@ -21,7 +21,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Blob, Envelope, ManifestRequest
-from protocols.transport import Outgoing, Transport
+from protocols.transport import Feed, Transport
 
 T = TypeVar("T")
 
@@ -43,20 +43,20 @@ class BlobServer:
         transport.on_pull("manifest", self._on_manifest)
         transport.on_pull("blob", self._on_blob)
 
-    async def _on_manifest(self, peer: PeerId, header: bytes) -> Outgoing:
+    async def _on_manifest(self, peer: PeerId, header: bytes) -> Feed:
         del peer  # whoever may connect may know what the run is
         if ManifestRequest.decode(header).run != self._run:
             raise Stale("another run")
-        return outgoing([memoryview(self._manifest)])
+        return BufferFeed(self._manifest)
 
-    async def _on_blob(self, peer: PeerId, header: bytes) -> Outgoing:
+    async def _on_blob(self, peer: PeerId, header: bytes) -> Feed:
         del peer
         request = Blob.decode(header)
         if request.run != self._run:
             raise Stale("another run")
         if request.digest not in self._blobs:
             raise RemoteRefused("gone", "no such blob")
-        return outgoing([memoryview(self._blobs[request.digest])])
+        return BufferFeed(self._blobs[request.digest])
 
 
 async def fetch_manifest(

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from bootstrap.state.bodies import read_into
 from bootstrap.state.digest import (
     HASH_BYTES,
     MAX_CHUNK,
@@ -28,6 +27,7 @@ from bootstrap.state.digest import (
     count_chunks,
     root,
 )
+from protocols.bodies import read_into
 from protocols.errors import (
     BadSignature,
     Malformed,

@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bootstrap.state.bodies import outgoing
 from bootstrap.state.digest import StateBytes, chunk_size, state_digest
+from protocols.bodies import BufferFeed
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
-from protocols.transport import Outgoing, Transport
+from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ class StateServer:
         self._touch(pin)
         return pin.offer
 
-    async def _on_chunk(self, peer: PeerId, header: bytes) -> Outgoing:
+    async def _on_chunk(self, peer: PeerId, header: bytes) -> Feed:
         del peer
         request = ChunkRequest.decode(header)
         self._check_run(request.run)
@@ -108,7 +108,7 @@ class StateServer:
         if start >= pin.state.length:
             raise Malformed(f"there is no chunk {request.index}")
         self._touch(pin)
-        return outgoing(pin.state.pieces(start, min(start + pin.chunk, pin.state.length)))
+        return BufferFeed(*pin.state.pieces(start, min(start + pin.chunk, pin.state.length)))
 
     def _check_run(self, run: bytes) -> None:
         if run != self._run:
