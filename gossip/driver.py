@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -94,6 +94,7 @@ class Swarm:
     presence: Presence
     hooks: Hooks
     keep_rounds: int = 5
+    new_identity: bool = False  # made just now: nobody can have promised anything under it
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
@@ -111,8 +112,8 @@ class Swarm:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.keep_rounds)
         self._started = self.now()
-        joining = self.status.status == "joining"
-        self._abstain_until = self._started + AMNESIA_S if joining else 0.0
+        forgetful = self.status.status == "joining" and not self.new_identity
+        self._abstain_until = self._started + AMNESIA_S if forgetful else 0.0
         roster = self.replica.roster
         if self.replica.place.round > 0 and self.me in roster and len(roster) > 1:
             self._forgotten = self.replica.place.round
@@ -128,6 +129,7 @@ class Swarm:
             self.hooks.rejected,
             self.hooks.behind,
         )
+        self.presence.place = self._announced_place
         self.presence.on_news = self._on_news
         self.presence.on_change = self._on_change
         self.presence.on_rejected = self.hooks.rejected
@@ -310,6 +312,13 @@ class Swarm:
     async def _settled(self) -> None:
         async with self._advancing:
             return
+
+    def _announced_place(self) -> Place:
+        """Our place; without its state, which would bring us into office, while we abstain."""
+        place = self.replica.place
+        if self.now() < self._abstain_until and self.me not in self.replica.roster:
+            return replace(place, state=b"")
+        return place
 
     def _listening(self) -> bool:
         """Whether this node has restarted just now, and does not know yet how far the swarm is."""

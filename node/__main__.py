@@ -1,88 +1,30 @@
-"""Entry point of ``node``, ``atoll`` and ``python -m node``: runs a command, words its errors."""
+"""Entry point of ``node``, ``atoll`` and ``python -m node``: ends with the command's status.
+
+Almost everything is imported inside, after Ctrl-C has been taken care of.
+"""
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from node.errors import EXIT_INTERRUPTED, operator_error
-from protocols.errors import OperatorError
+from node.interrupts import EXIT_INTERRUPTED, end_at_once
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run the command line and exit: 2 for wrong usage, 70 for a defect, 130 for Ctrl-C."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    name = "atoll" if Path(sys.argv[0]).stem == "atoll" else "node"
-    try:
-        from node.cli import app, refuse_nodejs  # takes a moment, in which Ctrl-C may come
+    end_at_once()
+    from node.outermost import run
 
-        refuse_nodejs(given)
-        app(args=given, prog_name=name)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    except Exception as error:  # noqa: BLE001  # the last resort: nobody is shown a traceback
-        sys.exit(report(error, given))
-
-
-def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
-    """Tell the operator what went wrong on standard error; returns the exit status.
-
-    Several errors of a task group are told one after the other. What is no
-    :class:`OperatorError` is a defect: its traceback goes to a file, the terminal gets E999.
-    """
-    leaves = [_known(leaf) for leaf in _leaves(error)]
-    known = [leaf for leaf in leaves if isinstance(leaf, OperatorError)]
-    if len(known) == len(leaves):
-        unique = {leaf.text(): leaf for leaf in known}
-        sys.stderr.write("\n".join(unique) + "\n")
-        return known[0].exit_code
-    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-        return EXIT_INTERRUPTED
-    defect = next(leaf for leaf in leaves if not isinstance(leaf, OperatorError))
-    told = _internal(error, defect, arguments)
-    sys.stderr.write("\n".join([*(leaf.text() for leaf in known), told.text()]) + "\n")
-    return told.exit_code
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
-
-
-def _known(error: BaseException) -> BaseException:
-    """A full disk may be met wherever something is written; all else stays as it is."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {error.filename}" if error.filename else ""
-        return operator_error("E402", f"the disk is full{where}", why=error.strerror or str(error))
-    return error
-
-
-def _internal(
-    error: BaseException, defect: BaseException, arguments: Sequence[str]
-) -> OperatorError:
-    from node.statedir import StateDir
-
-    text = "".join(traceback.format_exception(error))
-    log = StateDir(_state_directory(arguments)).crash_log(text)
-    where = f"the traceback is in {log}" if log else f"no log could be written\n{text}"
-    return operator_error("E999", why=f"{type(defect).__name__}: {defect}; {where}")
-
-
-def _state_directory(arguments: Sequence[str]) -> Path:
-    """The state directory as far as it can be told when all else may be broken."""
-    for index, argument in enumerate(arguments):
-        if argument == "--dir" and index + 1 < len(arguments):
-            return Path(arguments[index + 1]).expanduser()
-        if argument.startswith("--dir="):
-            return Path(argument.removeprefix("--dir=")).expanduser()
-    return Path(os.environ.get("ATOLL_DIR") or "~/.atoll").expanduser()
+    status = run(sys.argv[1:])
+    end_at_once()  # an event loop takes its handler away with it
+    if status == EXIT_INTERRUPTED:
+        # not through the interpreter: where it has noted the signal it would end by that
+        sys.stdout.flush()
+        sys.stderr.write("\ninterrupted\n")
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def make_swarm(
         keep_rounds=max(
             rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
         ),
+        new_identity=node.new_key,
     )
     node.is_member = lambda peer: peer in swarm.membership.islands
     if replica.certificate is not None:

@@ -20,6 +20,7 @@ from bootstrap.validation import bad_config, explain, to_toml, toml_value
 from node import __version__
 from node.config import SECRETS, NodeConfig, resolve
 from node.errors import EXIT_USAGE, operator_error
+from node.interrupts import clean_up_first
 from node.options import with_settings
 
 app = typer.Typer(
@@ -114,6 +115,7 @@ def demo(
     """A whole swarm on this machine: islands train, one is killed, one joins."""
     from node.demo import main
 
+    clean_up_first()  # islands are processes
     raise typer.Exit(main(seconds=seconds, islands=islands, seed=seed, as_json=as_json))
 
 
@@ -179,6 +181,7 @@ def export(
     from node.export import export_hf
     from node.outer_files import read_checkpoint
 
+    clean_up_first()  # a folder may be half written
     outer = read_checkpoint(source)
     typer.echo(export_hf(outer.signed.manifest.model, outer.base, folder))
 

@@ -14,7 +14,6 @@ from protocols.errors import OperatorError
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from bootstrap.seeds import PeerCache
 from node import __version__
 from node.config import NodeConfig, host_port, is_loopback
 from node.entrance import Entrance, Run
-from node.errors import EXIT_INTERRUPTED
+from node.interrupts import EXIT_INTERRUPTED
 from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
 from node.monitor.events import EventLog, PeerRefused, Started, Stopping

@@ -126,6 +126,7 @@ class SimulatedSwarm:
         upload: float | None = None,
         replica: ToyReplica | None = None,
         status: str = "active",
+        new_identity: bool = False,
     ) -> Member:
         peer = identity.peer_id
         transport = self.network.join(peer, upload=upload, download=upload)
@@ -186,7 +187,9 @@ class SimulatedSwarm:
             lambda: replica.place,
             wall=lambda: 1_000_000.0 + loop.time(),
         )
-        swarm = Swarm(wiring, replica, self.rules, presence, hooks, keep_rounds=50)
+        swarm = Swarm(
+            wiring, replica, self.rules, presence, hooks, keep_rounds=50, new_identity=new_identity
+        )
 
         async def live() -> None:
             async with asyncio.TaskGroup() as group:

@@ -3,8 +3,7 @@
 An island is a ``node start`` process of its own with its own directory, port, key and trainer.
 Everything is judged by what it wrote down itself (``events.jsonl``), by its exit status and by the
 certificates it hands out to anybody. Figures go into the report as properties of the test
-(:data:`Record`): ``pytest -m swarm -o junit_family=xunit1
---junitxml FILE`` shows them.
+(:data:`Record`): ``pytest -m swarm --junitxml FILE`` shows them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from node.demo import IslandProcess
-from node.errors import EXIT_INTERRUPTED
+from node.interrupts import EXIT_INTERRUPTED
 from node.status import fetch
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId

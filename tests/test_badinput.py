@@ -21,7 +21,7 @@ from blake3 import blake3
 from bootstrap.handshake import Gate, shared_token
 from bootstrap.manifest import Evaluation, Manifest, Model, SignedManifest
 from bootstrap.state import BlobServer
-from node import __main__ as entry
+from node import outermost
 from node.checkpoint import CheckpointStore, Facts
 from node.errors import TABLE
 from node.outer_files import OuterFiles, write_outer
@@ -52,10 +52,9 @@ def refused(
 
     def call(code: str, *arguments: object) -> tuple[str, list[dict[str, Any]]]:
         before = threading.active_count()
-        with pytest.raises(SystemExit) as caught:
-            entry.main(list(map(str, arguments)))
+        status = outermost.run(list(map(str, arguments)))
         _, text = capsys.readouterr()
-        assert caught.value.code == TABLE[code].exit_code, text
+        assert status == TABLE[code].exit_code, text
         assert re.fullmatch(rf"error {code}: .+\n  why: (.|\n)+\n  fix: .+\n", text), text
         assert "Traceback" not in text
         assert threading.active_count() <= before

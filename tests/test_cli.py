@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bootstrap.manifest import Manifest, SignedManifest
-from node import __main__ as entry
-from node import __version__
+from node import __version__, outermost
 from node.checkpoint import CheckpointStore, Facts
 from node.cli import app, manifest_for
 from node.config import NodeConfig, resolve
@@ -37,10 +36,9 @@ def run(capsys, monkeypatch):
     """``run(*arguments)`` as the console script would: (exit status, stdout, stderr)."""
 
     def call(*arguments):
-        with pytest.raises(SystemExit) as caught:
-            entry.main(list(map(str, arguments)))
+        status = outermost.run(list(map(str, arguments)))
         out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
+        return status, out, err
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -117,6 +118,32 @@ def test_a_newcomer_is_taken_into_the_roster_and_contributes() -> None:
             assert newcomer.swarm.status.status == "active"
             assert newcomer.replica.counted > 0
             assert identity.peer_id in newcomer.replica.roster
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("new_identity", [True, False])
+def test_a_newcomer_is_in_office_only_once_it_votes(new_identity: bool) -> None:
+    """Two need each other's vote, so one that abstains would stop the other."""
+
+    async def main() -> None:
+        async with simulated_swarm(1) as swarm:
+            loop = asyncio.get_running_loop()
+            [founder] = swarm.members.values()
+            await asyncio.sleep(3.0)
+            started = loop.time()
+            newcomer = swarm.start(
+                Identity.from_seed(b"n" * 32), status="joining", new_identity=new_identity
+            )
+            done, moments = len(founder.replica.history), [started]
+            while newcomer.replica.counted < 3:
+                await asyncio.sleep(0.05)
+                if len(founder.replica.history) > done:
+                    done = len(founder.replica.history)
+                    moments.append(loop.time())
+            assert max(b - a for a, b in itertools.pairwise(moments)) < 2.0
+            assert moments[-1] - started < (7.0 if new_identity else 12.0)
+            swarm.agree()
 
     virtual_time.run(main())
 

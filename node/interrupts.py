@@ -1,0 +1,30 @@
+"""Ctrl-C while a command has nothing to clean up: it ends at once, with one line.
+
+Python's own way, an exception at any line, does not do for the second in which modules are
+imported: raised inside ``exec`` (which dataclasses use) it makes the interpreter die by the signal
+even where it is caught, and raised inside a callback of the garbage collector or of the import
+lock it is printed and lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+
+
+def end_at_once() -> None:
+    """From here on Ctrl-C ends this process with 130."""
+    signal.signal(signal.SIGINT, _end)
+
+
+def clean_up_first() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt: there is something to clean up."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"\ninterrupted\n")
+    os._exit(EXIT_INTERRUPTED)

@@ -1,0 +1,89 @@
+"""The outermost level of a command: runs it, and words whatever it ends with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from node.errors import operator_error
+from node.interrupts import EXIT_INTERRUPTED
+from protocols.errors import OperatorError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; its exit status, as :func:`node.__main__.main` says."""
+    given = list(arguments)
+    name = "atoll" if Path(sys.argv[0]).stem == "atoll" else "node"
+    try:
+        from node.cli import app, refuse_nodejs
+
+        refuse_nodejs(given)
+        app(args=given, prog_name=name)
+    except SystemExit as ending:  # how click ends every command
+        return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001  # the last resort: nobody is shown a traceback
+        return report(error, given)
+    return 0
+
+
+def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
+    """Tell the operator what went wrong on standard error; returns the exit status.
+
+    Several errors of a task group are told one after the other. What is no
+    :class:`OperatorError` is a defect: its traceback goes to a file, the terminal gets E999.
+    """
+    leaves = [_known(leaf) for leaf in _leaves(error)]
+    known = [leaf for leaf in leaves if isinstance(leaf, OperatorError)]
+    if len(known) == len(leaves):
+        unique = {leaf.text(): leaf for leaf in known}
+        sys.stderr.write("\n".join(unique) + "\n")
+        return known[0].exit_code
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return EXIT_INTERRUPTED
+    defect = next(leaf for leaf in leaves if not isinstance(leaf, OperatorError))
+    told = _internal(error, defect, arguments)
+    sys.stderr.write("\n".join([*(leaf.text() for leaf in known), told.text()]) + "\n")
+    return told.exit_code
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _known(error: BaseException) -> BaseException:
+    """A full disk may be met wherever something is written; all else stays as it is."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" at {error.filename}" if error.filename else ""
+        return operator_error("E402", f"the disk is full{where}", why=error.strerror or str(error))
+    return error
+
+
+def _internal(
+    error: BaseException, defect: BaseException, arguments: Sequence[str]
+) -> OperatorError:
+    from node.statedir import StateDir
+
+    text = "".join(traceback.format_exception(error))
+    log = StateDir(_state_directory(arguments)).crash_log(text)
+    where = f"the traceback is in {log}" if log else f"no log could be written\n{text}"
+    return operator_error("E999", why=f"{type(defect).__name__}: {defect}; {where}")
+
+
+def _state_directory(arguments: Sequence[str]) -> Path:
+    """The state directory as far as it can be told when all else may be broken."""
+    for index, argument in enumerate(arguments):
+        if argument == "--dir" and index + 1 < len(arguments):
+            return Path(arguments[index + 1]).expanduser()
+        if argument.startswith("--dir="):
+            return Path(argument.removeprefix("--dir=")).expanduser()
+    return Path(os.environ.get("ATOLL_DIR") or "~/.atoll").expanduser()
