@@ -26,6 +26,7 @@ class Scratch(threading.local):
         self.half = torch.empty(CHUNK, dtype=torch.int16)
         self.codes = torch.empty(CHUNK, dtype=torch.uint8)
         self.decoded = torch.empty(CHUNK)
+        self.levels = torch.empty(CHUNK)
 
 
 scratch = Scratch()
@@ -36,6 +37,7 @@ class Codec(ABC):
 
     name: str
     bits: float  # per element of a long vector
+    feedback = False  # loses so much that what is lost must be sent later
 
     def encoded_size(self, count: int) -> int:
         """Bytes that ``count`` elements take, exactly."""
@@ -73,13 +75,13 @@ class Codec(ABC):
     def decode_add(self, data: Buffer, weight: float, accumulator: Tensor) -> None:
         """``accumulator += weight * decoded``, the product rounded before it is added.
 
+        Codecs with scales multiply these with the weight, which saves a pass over the elements.
+
         With weights that sum to at most 1 the accumulator cannot overflow. Raises as
         :meth:`decode` does; elements before the chunk at fault are then added already.
         """
         for (start, stop), source in self._decodable(data, accumulator):
-            values = scratch.decoded[: stop - start]
-            self._decode(source, values)
-            accumulator[start:stop].add_(values.mul_(weight))
+            self._decode_add(source, weight, accumulator[start:stop])
 
     def pieces(self, count: int) -> Iterator[tuple[int, int, int, int]]:
         """(start, stop) in elements and (offset, size) in bytes of each chunk."""
@@ -109,6 +111,10 @@ class Codec(ABC):
     @abstractmethod
     def _decode(self, data: Tensor, out: Tensor) -> None:
         """One chunk, lengths checked."""
+
+    @abstractmethod
+    def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
+        """One chunk, lengths checked; all of it or, on error, nothing."""
 
 
 def byte_tensor(buffer: Buffer) -> Tensor:

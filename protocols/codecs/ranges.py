@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from protocols.codecs.base import Buffer, Codec, byte_tensor
-from protocols.codecs.formats import codec
+from protocols.codecs.registry import codec
 from protocols.errors import LocalProtocolError, Malformed
 
 
