@@ -83,6 +83,10 @@ class Network:
         high, low = divmod(self.names.index(name) + 1, 250)
         return f"10.77.{high}.{low + 1}"
 
+    def path(self, name: str) -> str:
+        """The file that stands for the namespace of ``name``: what ``setns`` wants."""
+        return f"/run/netns/{self._namespace(name)}"
+
     def command(self, name: str, arguments: Sequence[str]) -> list[str]:
         """``arguments`` as a command that runs inside of ``name``."""
         return ["ip", "netns", "exec", self._namespace(name), *arguments]
