@@ -24,7 +24,6 @@ from node.trainer.channel import (
     Begin,
     ChannelClosedError,
     Checkpoint,
-    Evaluate,
     Evaluated,
     Ready,
     Saved,
@@ -224,13 +223,13 @@ class Conductor:
         if self.ready is None or not in_office:
             return  # follows the rounds until it is in office, see Conductor.resume
         self._begun = True
-        slot, slots = self._slot()
+        place, (slot, slots) = self.replica.place, self._slot()
         self._target = self._next_target()
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._free.clear()
         await self.island.send(
             Begin(
-                self.replica.place.round,
+                place.round,
                 self._target,
                 slot,
                 slots,
@@ -238,11 +237,10 @@ class Conductor:
                 self.pace.tokens,
                 resume,
                 self.joined and not resume,
+                evaluate=bool(self.manifest.rounds.eval_every) and not (place.round or resume),
             )
         )
         self.resume_dir = None
-        if self.replica.place.round == 0 and self.manifest.rounds.eval_every:
-            await self.island.send(Evaluate())  # where the loss starts from
 
     def _on_step(self, done: StepDone) -> None:
         self.pace.add(done)

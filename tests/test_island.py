@@ -30,7 +30,6 @@ from node.trainer.channel import (
     ChannelClosedError,
     Checkpoint,
     Command,
-    Evaluate,
     Evaluated,
     Ready,
     Report,
@@ -93,11 +92,12 @@ class Watch:
 
     async def two_rounds(self) -> None:
         """Two short rounds that commit, then a long one is begun."""
-        await self.begin()
+        await self.until(Ready)
+        await self.running.send(begin(evaluate=True))  # must not leave copies of θ in any rank
+        await self.until(Evaluated)
+        await self.until(Applied)
         for target in (TARGET, LONG):
             snapshot = await self.until(Snapshot)
-            await self.running.send(Evaluate())  # must not leave copies of θ behind in any rank
-            await self.until(Evaluated)
             await self.running.claim()
             merge(self.running.vectors)
             await self.running.send(apply(snapshot.round + 1, target_steps=target, evaluate=True))

@@ -13,7 +13,6 @@ from node.trainer.channel import (
     Applied,
     Checkpoint,
     Command,
-    Evaluate,
     Evaluated,
     Ready,
     Report,
@@ -226,23 +225,31 @@ def test_a_failing_disk_does_not_stop_training(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_of_base_alone(tmp_path: Path) -> None:
-    """With work in flight, Applied tells the loss of the outer state, Evaluate that of θ."""
+    """With work in flight, Applied tells the loss of the outer state, not that of θ."""
 
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == TARGET + 2:
             bench.vectors.try_claim()
             merge(bench.vectors)
-            return [apply(1, evaluate=True), Evaluate(), Stop()]
+            return [apply(1, evaluate=True), Stop()]
         return []
 
     bench = Bench(tmp_path, answer, manifest=tiny_manifest(overlap_steps=8))
     script = bench.run(begin())
     of_base = script.of(Applied)[1].validation_loss
-    of_theta = script.of(Evaluated)[0].validation_loss
-    assert of_theta != of_base
-    assert of_theta == bench.trainer.evaluate()
+    assert bench.trainer.evaluate() != of_base
     bench.trainer.layout.load_from(bench.vectors.tensors()[0], bench.trainer.model)
     assert bench.trainer.evaluate() == of_base
+
+
+def test_the_first_evaluation_is_before_the_first_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(1))
+    untrained = Bench(tmp_path, committing(0))
+    untrained.trainer.begin(begin())
+    script = bench.run(begin(evaluate=True))
+    kinds = [type(report) for report in script.reports]
+    assert kinds.index(Evaluated) < kinds.index(Applied) < kinds.index(StepDone)
+    assert script.of(Evaluated) == [Evaluated(0, 0, untrained.trainer.evaluate())]
 
 
 def test_micro_batches_add_up(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def begin(**changes: Any) -> Begin:
         "tokens": 0,
         "resume": "",
         "rewarm": False,
+        "evaluate": False,
     }
     return Begin(**values | changes)
 

@@ -58,6 +58,7 @@ class Begin(Message, kind=100):
     tokens: int  # trained by this island so far; likewise
     resume: Location  # directory of a checkpoint's trainer files, empty: none
     rewarm: bool  # warm the learning rate up again from here (a joiner's moments are cold)
+    evaluate: bool  # before the first step; the result is an :class:`Evaluated`
 
 
 class Apply(Message, kind=101):
@@ -80,10 +81,6 @@ class Checkpoint(Message, kind=102):
     """Write the trainer's files into an existing directory; answered by :class:`Saved`."""
 
     directory: Location
-
-
-class Evaluate(Message, kind=103):
-    """Evaluate θ as it is now; answered by :class:`Evaluated`."""
 
 
 class Stop(Message, kind=104):
@@ -144,7 +141,7 @@ class Saved(Message, kind=114):
 
 
 class Evaluated(Message, kind=115):
-    """Answer to :class:`Evaluate`."""
+    """The validation loss that a run starts from, as :class:`Begin` asked."""
 
     round: int
     step: int
@@ -165,10 +162,10 @@ class Stopped(Message, kind=117):
     tokens: int
 
 
-Command = Begin | Apply | Checkpoint | Evaluate | Stop
+Command = Begin | Apply | Checkpoint | Stop
 Report = Ready | StepDone | Snapshot | Applied | Saved | Evaluated | Failed | Stopped
 
-COMMANDS = (Begin, Apply, Checkpoint, Evaluate, Stop)
+COMMANDS = (Begin, Apply, Checkpoint, Stop)
 REPORTS = (Ready, StepDone, Snapshot, Applied, Saved, Evaluated, Failed, Stopped)
 
 

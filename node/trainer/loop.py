@@ -33,7 +33,6 @@ from node.trainer.channel import (
     Apply,
     Begin,
     Checkpoint,
-    Evaluate,
     Evaluated,
     Ready,
     Report,
@@ -122,8 +121,6 @@ class Trainer:
                     self.begin(command)
                 case Checkpoint() as command:
                     self.checkpoint(command)
-                case Evaluate():
-                    self._report(Evaluated(self.round, self.step, self.evaluate()))
                 case Stop():
                     self._report(Stopped(self.step, self.tokens))
                     return
@@ -270,6 +267,8 @@ class Trainer:
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
             self.carried, self.unsent = standing.carried, standing.unsent
         self.begun = True
+        if command.evaluate:
+            self._report(Evaluated(self.round, self.step, self.evaluate()))
         self._read_vectors(None)
 
     @torch.no_grad()
