@@ -1,0 +1,1 @@
+"""Rounds without a trainer: what links and the averaging engine give (``node bench``)."""

@@ -1,0 +1,379 @@
+"""A swarm member without a trainer: its pseudo-gradient is noise, its outer step nothing.
+
+Everything between is the real thing: identity, transport, presence, rounds, exchange. When all
+members that were agreed on have met, they take rounds back to back and report what each took.
+
+>>> await Member(Settings(listen="0.0.0.0:4390", members=2), took=print).run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import resource
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from gossip.certificate import genesis, outcome_hash
+from gossip.driver import Hooks
+from gossip.exchange import Wiring
+from gossip.membership import Membership
+from gossip.planning import Rules
+from gossip.presence import Presence
+from gossip.validity import Place
+from node import __version__
+from node.bench.watching import Stage, Watch, WatchedSwarm, WatchedTransport
+from node.errors import operator_error
+from node.own_address import hostport, outward_address
+from protocols.codecs import RangeCodec
+from protocols.errors import TransportError
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce, Certificate
+
+TOKENS = 1000  # that each contribution claims to stand for
+MEET_EVERY_S = 0.1
+LINGER_S = 10.0  # others may still have to come to the end
+FAREWELL_S = 2.0
+LINUX, MACOS = (platform.system() == name for name in ("Linux", "Darwin"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One member. What is not marked as its own must be equal on all."""
+
+    members: int = 2
+    size: int = 25_000_000  # fp32 elements
+    codec: str = "int4"
+    rounds: int = 5
+    tls: bool = True
+    quorum: float = 1.0  # a round waits for all live members
+    keep_rounds: int = 0  # merged rounds kept in memory for those who miss them
+    # its own
+    listen: str = "0.0.0.0:4390"
+    advertise: str = ""  # HOST:PORT where the others reach it; empty: where it listens
+    peers: tuple[str, ...] = ()  # HOST:PORT of members to begin with
+    seed: int = 0  # of its noise
+    patience_s: float = 60.0  # for the others to come
+
+    @property
+    def run(self) -> bytes:
+        """32 bytes that name what all must agree on."""
+        agreed = (self.members, self.size, self.codec, self.quorum)
+        return blake3(f"atoll bench {agreed}".encode()).digest()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one round took at this member."""
+
+    round: int
+    moments: dict[Stage, float]  # time.monotonic, seconds
+    contributors: int  # whose work was merged
+    sent: int  # bytes of bodies
+    received: int
+    peak_bytes: int  # resident memory above what it was before the vector was made
+    digest: str  # of the merged vector, equal on all members
+
+
+class Noise:
+    """A :class:`~gossip.driver.Replica`: the vector is this island's noise, then the mean."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        settings: Settings,
+        codec: RangeCodec,
+        watch: Watch,
+        offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        self.me, self.settings, self.codec, self.watch = me, settings, codec, watch
+        self.offload = offload
+        self.vector = torch.empty(settings.size)
+        self.moved = asyncio.Event()
+        self.contributors = 0
+        self._roster: tuple[PeerId, ...] = ()
+        self._place = Place(settings.run, 0, 0, genesis(settings.run), bytes(32), 0)
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        return self._roster
+
+    def meet(self, roster: tuple[PeerId, ...]) -> None:
+        """These decide the first round."""
+        self._roster = roster
+
+    def draw(self) -> None:
+        """New noise, determined by the member's seed and the round."""
+        generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
+        self.vector.normal_(generator=generator)
+
+    def delta(self, start: int, stop: int) -> torch.Tensor:
+        """This member's noise."""
+        return self.vector[start:stop]
+
+    async def apply(
+        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
+    ) -> None:
+        """Put the mean into the place of the noise."""
+        self.watch.pass_(Stage.COMMITTED)
+        outcome = certificate.outcome
+        await self.offload(lambda: self._decode(certificate, parts))
+        self.watch.pass_(Stage.APPLIED)
+        state = await self.offload(self.digest)
+        self._place = Place(
+            self.settings.run, 0, outcome.round + 1, outcome_hash(outcome), state, outcome.work
+        )
+        self._roster = outcome.next_roster
+        self.contributors = len({i.contributor for r in outcome.parts for i in r.included})
+        self.moved.set()
+
+    def _decode(self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]) -> None:
+        for result in certificate.outcome.parts:
+            into = self.vector[result.start : result.stop]
+            if result.digest:
+                self.codec.decode(result.start, parts[result.start, result.stop], into)
+            else:
+                into.zero_()
+
+    def digest(self) -> bytes:
+        """BLAKE3 of the vector: 32 bytes."""
+        view = memoryview(self.vector.numpy()).cast("B")  # type: ignore[arg-type]  # as in merging
+        return blake3(view, max_threads=blake3.AUTO).digest()
+
+
+@dataclass
+class Member:
+    """One member, from the port that it opens to its farewell. It reports by the callbacks."""
+
+    settings: Settings
+    identity: Identity = field(default_factory=Identity.generate)
+    opened: Callable[[PeerId, str], None] = lambda peer, address: None  # where others reach it
+    passed: Callable[[Stage, int], None] = lambda stage, round_: None  # see Watch.told
+    took: Callable[[Taken], None] = lambda taken: None
+    said: Callable[[str], None] = lambda text: None  # of peers and refusals, for people
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Meet the others and take the rounds. Raises OperatorError E303 or E501."""
+        settings, watch = self.settings, Watch(self.passed)
+        codec = RangeCodec(settings.codec, settings.size)
+        transport = WatchedTransport(self.identity, listen=settings.listen, tls=settings.tls)
+        transport.watch = watch
+        pool = ThreadPoolExecutor(2, thread_name_prefix="bench")
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+        with pool:
+            async with transport, asyncio.TaskGroup() as group:
+                tasks: set[asyncio.Task[None]] = set()
+
+                def spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+                    task = group.create_task(coroutine)
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                    return task
+
+                now = asyncio.get_running_loop().time
+                wiring = Wiring(transport, self.identity, settings.run, codec, spawn, offload, now)
+                idle = resident_bytes()
+                replica = Noise(self.identity.peer_id, settings, codec, watch, offload)
+                try:
+                    presence = self._presence(wiring, replica, transport)
+                    replica.meet(await self._meet(wiring, presence))
+                    swarm = self._swarm(wiring, replica, presence, watch)
+                    spawn(swarm.run())
+                    await self._rounds(swarm, replica, transport, idle)
+                    await self._leave(presence)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+
+    # --- meeting ---------------------------------------------------------------------------------
+
+    def _address(self, transport: WatchedTransport) -> str:
+        assert transport.listening is not None
+        host, port = transport.listening
+        if host in ("0.0.0.0", "::"):
+            host = outward_address()
+        address = self.settings.advertise or hostport(host, port)
+        self.opened(self.identity.peer_id, address)
+        return address
+
+    def _presence(self, wiring: Wiring, replica: Noise, transport: WatchedTransport) -> Presence:
+        def remember(announce: Announce) -> None:
+            self._news.set()
+            for there in announce.addresses:
+                transport.book.add(announce.peer, there)
+
+        presence = Presence(
+            wiring,
+            Membership(self.identity.peer_id),
+            _first_announcement(self.identity.peer_id, self._address(transport), replica.place),
+            lambda: replica.place,
+            wall=time.time,
+        )
+        presence.on_news = remember
+        return presence
+
+    async def _meet(self, wiring: Wiring, presence: Presence) -> tuple[PeerId, ...]:
+        """Wait until all members are there; raises OperatorError E501 where they do not come."""
+        settings, known = self.settings, presence.membership.islands
+        deadline = wiring.now() + settings.patience_s
+        while len(known) + 1 < settings.members:
+            if wiring.now() > deadline:
+                raise operator_error(
+                    "E501",
+                    f"{len(known) + 1} of {settings.members} members came",
+                    why=f"the others did not within {settings.patience_s:.0f} s",
+                    fix="give all the same --members, --size and --codec, and one of them as peer",
+                )
+            for address in settings.peers:
+                try:
+                    await presence.ask(await wiring.transport.dial(address))
+                except TransportError:
+                    continue  # not there yet
+            presence.tell()
+            await asyncio.sleep(MEET_EVERY_S)
+        return tuple(sorted([*known, self.identity.peer_id]))
+
+    def _swarm(
+        self, wiring: Wiring, replica: Noise, presence: Presence, watch: Watch
+    ) -> WatchedSwarm:
+        settings = self.settings
+        hooks = Hooks(
+            peer=lambda peer, now, before: self.said(f"{peer} {before} -> {now}"),
+            rejected=lambda peer, why: self.said(f"{peer} is refused: {why}"),
+            behind=lambda ending, peers: self.said(f"left behind: {ending.value}"),
+            learned=presence.on_news,
+        )
+        rules = Rules(
+            settings.size, settings.codec, wiring.codec.encoded_size, quorum=settings.quorum
+        )
+        return WatchedSwarm(
+            wiring, replica, rules, presence, hooks, settings.keep_rounds, watch=watch
+        )
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    async def _rounds(
+        self, swarm: WatchedSwarm, replica: Noise, transport: WatchedTransport, idle: int
+    ) -> None:
+        watch = swarm.watch
+        while (round_ := replica.place.round) < self.settings.rounds:
+            await replica.offload(replica.draw)
+            replica.moved.clear()
+            await self._until_at(swarm.presence, round_)  # or the slowest could be left out
+            watch.begin(round_)
+            before = transport.stats.in_by_name.total(), transport.stats.out_by_name.total()
+            forget_peak()
+            watch.pass_(Stage.READY)
+            swarm.update(ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0)
+            await replica.moved.wait()
+            self.took(
+                Taken(
+                    round_,
+                    watch.moments,
+                    replica.contributors,
+                    transport.stats.out_by_name.total() - before[1],
+                    transport.stats.in_by_name.total() - before[0],
+                    peak_bytes() - idle,
+                    replica.place.state.hex(),
+                )
+            )
+
+    async def _until_at(self, presence: Presence, round_: int) -> None:
+        """Wait until all who are alive have come to ``round_``."""
+        membership, now = presence.membership, presence.wiring.now
+        while any(a.round < round_ for a in membership.islands_alive(now())):
+            self._news.clear()
+            try:
+                async with asyncio.timeout(MEET_EVERY_S):  # somebody's silence is no news
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    async def _leave(self, presence: Presence) -> None:
+        """Stay until the others have all rounds too, or are gone; then say farewell."""
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await self._until_at(presence, self.settings.rounds)
+        except TimeoutError:
+            self.said("the others have not come to the end yet")
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await presence.leave()
+        except TimeoutError:
+            return  # they will notice
+
+
+def _first_announcement(me: PeerId, address: str, place: Place) -> Announce:
+    return Announce(
+        peer=me,
+        role="island",
+        status="active",
+        incarnation=int(time.time() * 1000),
+        addresses=(address,),
+        version=__version__,
+        region="",
+        round=place.round,
+        head=place.previous,
+        state=place.state,
+        work=place.work,
+        ready=False,
+        tokens=0,
+        steps=0,
+        weight=0.0,
+        eta=1e6,
+        tokens_per_second=0.0,
+        steps_per_second=0.0,
+        upload=0.0,
+        download=0.0,
+        loss=0.0,
+        validation_loss=0.0,
+        total_tokens=0,
+        sketch_round=0,
+        sketch=b"",
+    )
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def resident_bytes() -> int:
+    """What this process has in memory now."""
+    return _status("VmRSS") if LINUX else peak_bytes()
+
+
+def forget_peak() -> None:
+    """Let :func:`peak_bytes` count from now; without effect where that cannot be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_bytes() -> int:
+    """The most this process had in memory since :func:`forget_peak`."""
+    if LINUX:
+        return _status("VmHWM")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if MACOS else most * 1024  # the unit differs
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0

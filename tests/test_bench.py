@@ -1,0 +1,164 @@
+"""Members without a trainer: rounds over the real transport, and what they report."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.bench.command import Json, Text
+from node.bench.member import (
+    Member,
+    Noise,
+    Settings,
+    Taken,
+    forget_peak,
+    peak_bytes,
+    resident_bytes,
+)
+from node.bench.watching import Stage, Watch
+from protocols.errors import OperatorError
+
+SETTINGS = Settings(members=3, size=200_000, codec="fp32", rounds=2, listen="127.0.0.1:0")
+
+
+Passed = list[tuple[Stage, int]]
+
+
+async def take_rounds(settings: Settings) -> tuple[list[list[Taken]], list[Passed]]:
+    """What each of the members reports, and the stages that it passed."""
+    taken: list[list[Taken]] = [[] for _ in range(settings.members)]
+    passed: list[Passed] = [[] for _ in range(settings.members)]
+    addresses: asyncio.Queue[str] = asyncio.Queue()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        first = ""
+        for seed in range(settings.members):
+            own = replace(settings, seed=seed, peers=(first,) if first else ())
+            member = Member(
+                own,
+                opened=lambda peer, address: addresses.put_nowait(f"{address}/{peer}"),
+                took=taken[seed].append,
+                passed=lambda stage, round_, mine=passed[seed]: mine.append((stage, round_)),
+            )
+            group.create_task(member.run())
+            first = first or await addresses.get()
+    return taken, passed
+
+
+def mean(settings: Settings, round_: int) -> torch.Tensor:
+    """What the members' noise comes to, added in the order of weights of a third."""
+    drawn = []
+    for seed in range(settings.members):
+        generator = torch.Generator().manual_seed(1009 * seed + round_)
+        drawn.append(torch.empty(settings.size).normal_(generator=generator))
+    return torch.stack(drawn).mean(0)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+async def test_all_end_with_the_mean(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors: dict[str, torch.Tensor] = {}
+
+    real = Noise.digest
+
+    def digest(noise: Noise) -> bytes:
+        found = real(noise)
+        vectors[found.hex()] = noise.vector.clone()
+        return found
+
+    monkeypatch.setattr(Noise, "digest", digest)
+    settings = replace(SETTINGS, tls=tls)
+    taken, passed = await take_rounds(settings)
+    for round_ in range(2):
+        ours = [member[round_] for member in taken]
+        assert {one.round for one in ours} == {round_}
+        assert len({one.digest for one in ours}) == 1
+        torch.testing.assert_close(vectors[ours[0].digest], mean(settings, round_))
+        assert {one.contributors for one in ours} == {3}
+        # two thirds out as slices; of the own third, a copy to each of two others; and in alike
+        assert sum(one.sent for one in ours) >= 3 * 4 * settings.size * 4 / 3
+        assert sum(one.received for one in ours) >= 3 * 4 * settings.size * 4 / 3
+    for stages in passed:
+        for round_ in range(2):
+            assert [stage for stage, of in stages if of == round_] == list(Stage)
+
+
+async def test_who_does_not_come_is_waited_for_in_vain() -> None:
+    lonely = Member(replace(SETTINGS, patience_s=0.3))
+    with pytest.raises(ExceptionGroup) as caught:
+        await lonely.run()
+    [error] = caught.value.exceptions
+    assert isinstance(error, OperatorError)
+    assert error.code == "E501"
+    assert "1 of 3 members" in str(error)
+
+
+def test_only_those_who_agree_form_a_run() -> None:
+    for change in ({"members": 4}, {"size": 7}, {"codec": "int8"}, {"quorum": 0.5}):
+        assert replace(SETTINGS, **change).run != SETTINGS.run
+    for own in ({"seed": 4}, {"listen": "[::1]:1"}, {"rounds": 9}):
+        assert replace(SETTINGS, **own).run == SETTINGS.run
+
+
+def test_a_stage_counts_once_a_round() -> None:
+    told: list[tuple[Stage, int]] = []
+    watch = Watch(lambda stage, round_: told.append((stage, round_)))
+    for round_ in range(2):
+        watch.begin(round_)
+        watch.pass_(Stage.SENDING)
+        first = watch.moments[Stage.SENDING]
+        watch.pass_(Stage.SENDING)
+        assert watch.moments == {Stage.SENDING: first}
+    assert told == [(Stage.SENDING, 0), (Stage.SENDING, 1)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks")
+def test_a_peak_is_forgotten() -> None:
+    before = resident_bytes()
+    block = torch.ones(16 * 2**20)
+    assert peak_bytes() >= before + 60 * 2**20
+    del block
+    forget_peak()
+    assert peak_bytes() < before + 40 * 2**20
+
+
+def taken(round_: int, seconds: float) -> Taken:
+    moments = {Stage.READY: 1.0, Stage.PLANNED: 1.25, Stage.APPLIED: 1.25 + seconds}
+    return Taken(round_, moments, 2, 10**6, 2 * 10**6, 10**6, "ab" * 32)
+
+
+def test_what_people_read() -> None:
+    out = io.StringIO()
+    report = Text(out, SETTINGS)
+    report.opened("12D3KooWx", "192.0.2.7:4390")  # type: ignore[arg-type]
+    for round_, seconds in enumerate((0.5, 0.25, 2.0)):
+        report.took(taken(round_, seconds))
+    report.took(replace(taken(3, 1), moments={Stage.APPLIED: 2.0}))
+    report.end()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "200,000 elements, 0.8 MB as fp32, 3 members, mutual TLS"
+    assert "--peers 192.0.2.7:4390" in lines[1]
+    assert "0.500 s, waited 0.250 s" in lines[2]
+    assert "16 and 32 Mbit/s" in lines[2]
+    assert "1.25 x the vector" in lines[2]
+    assert "missed" in lines[5]
+    assert lines[6] == "median of 3 rounds 0.500 s, fastest 0.250 s"
+
+
+def test_what_programs_read() -> None:
+    out = io.StringIO()
+    report = Json(out)
+    report.opened("12D3KooWx", "192.0.2.7:4390")  # type: ignore[arg-type]
+    report.passed(Stage.HALF_SENT, 3)
+    report.took(taken(0, 0.5))
+    report.end()
+    opened, stage, round_, end = map(json.loads, out.getvalue().splitlines())
+    assert opened == {"event": "opened", "peer": "12D3KooWx", "address": "192.0.2.7:4390"}
+    assert stage == {"event": "stage", "stage": "half sent", "round": 3}
+    assert round_["moments"] == {"ready": 1.0, "planned": 1.25, "applied": 1.75}
+    assert round_["sent"] == 10**6
+    assert end == {"event": "end"}
