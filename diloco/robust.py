@@ -1,0 +1,222 @@
+"""Merging where some may lie: weights from inner products, and merges element by element.
+
+Geometric median and CenteredClip move only within the span of their inputs, so what they come to
+is Σ w·x, and the weights w follow from the inputs' Gram matrix G = X Xᵀ alone: a squared distance
+‖x_k − Σ w·x‖² is G_kk − 2 (G w)_k + wᵀ G w. So vectors that lie on many machines, a part on each,
+are merged as one: the machines add up the K x K Gram matrices of their parts and all derive the
+same weights for the whole vector. An attacker then cannot hide in a part where it does harm and
+behave in the others, as it can where each part is merged by itself.
+
+Everyone must derive the same weights bit for bit: all arithmetic is in double and made of
+additions, multiplications, divisions and roots of single elements, which IEEE 754 fixes; sums are
+folded in a fixed order. (Library reductions order their sums by the width of the processor.)
+
+Whoever is trusted with nothing cannot be trusted with the tokens it claims either, so in all
+rules of this module a weight counts at most as much as the median one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from diloco import merge
+
+MEDIAN_STEPS = 64  # Weiszfeld's; each takes a constant share off the error
+CLIP_STEPS = 16
+SMOOTHING = 1e-3  # of the typical distance: nearer than that is as good as there
+RESOLUTION = 1e-6  # of the typical norm: shorter distances drown in the Gram matrix's rounding
+TRIM = 0.25  # of the weight at each end
+MAX_INPUTS = 256
+_TIE = 1e-9
+
+
+def votes(weights: Sequence[float]) -> list[float]:
+    """Shares of at most the median's; they sum to 1, or are all zero if no weight is positive.
+
+    Raises :class:`ValueError` for a negative or non-finite weight.
+    """
+    merge.shares(weights)  # refuses what is no weight
+    positive = [weight for weight in weights if weight > 0]
+    bound = statistics.median(positive) if positive else 0.0
+    return merge.shares([min(weight, bound) for weight in weights])
+
+
+def norm_clip(gram: Tensor, weights: Sequence[float]) -> list[float]:
+    """Coefficients of the mean with every input shrunk to the median norm; sum to 1 at most."""
+    shares = votes(_checked(gram, weights))
+    norms = gram.diagonal().sqrt().tolist()
+    moving = [index for index, share in enumerate(shares) if share > 0]
+    factors = merge.clip_factors([norms[index] for index in moving])
+    for index, factor in zip(moving, factors, strict=True):
+        shares[index] *= factor
+    return shares
+
+
+def geometric_median(gram: Tensor, weights: Sequence[float]) -> list[float]:
+    """Coefficients of argmin_z Σ a_k ‖z − x_k‖, which half of the votes cannot move far.
+
+    Weiszfeld's algorithm, smoothed as in RFA (1912.13445): w_k ∝ a_k / max(‖x_k − z‖, ε). ``gram``
+    is float64 [K, K]. Not negative, and they sum to 1, unless no weight is positive.
+    """
+
+    def steps(inner: Tensor, share: Tensor, start: Tensor, spread: float) -> Tensor:
+        w = start
+        for _ in range(MEDIAN_STEPS):
+            pull = share / _distances(inner, w).clamp_min(spread)
+            w = pull / _fold(pull)
+        return w
+
+    return _iterated(gram, weights, steps)
+
+
+def centered_clip(gram: Tensor, weights: Sequence[float]) -> list[float]:
+    """Coefficients of CenteredClip (2012.10333): z ← z + Σ a_k (x_k − z) min(1, τ / ‖x_k − z‖).
+
+    16 steps. τ is the distance from z within which more than half of the inputs lie, taken anew
+    in each step: no radius has to be chosen, and a minority, wherever it is, cannot widen it
+    beyond the reach of the honest. ``gram`` is float64 [K, K]. Not negative, and they sum to 1,
+    unless no weight is positive.
+    """
+
+    def steps(inner: Tensor, share: Tensor, start: Tensor, spread: float) -> Tensor:
+        w = start
+        for _ in range(CLIP_STEPS):
+            away = _distances(inner, w).clamp_min(spread)
+            radius = away.sort().values[len(away) // 2]
+            moves = share * (radius / away).clamp_max(1.0)
+            w = w * (1.0 - _fold(moves)) + moves
+        return w
+
+    return _iterated(gram, weights, steps)
+
+
+def open_rule(gram: Tensor, weights: Sequence[float]) -> list[float]:
+    """The rule among strangers: geometric median of five or more, else CenteredClip; norms of two.
+
+    Of two nobody can say which one lies; that neither is longer than the other is all there is.
+    """
+    counted = sum(weight > 0 for weight in weights)
+    rule = norm_clip if counted < 3 else centered_clip if counted < 5 else geometric_median
+    return rule(gram, weights)
+
+
+@torch.no_grad()
+def coordinate_median(values: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weighted median of each column of float32 [K, n]: [n].
+
+    Where the votes on both sides are equal it is the mean of the two in the middle. Zero where no
+    weight is positive.
+    """
+    ordered, upto, _ = _sorted_with_votes(values, weights)
+    if ordered is None:
+        return torch.zeros_like(values[0])
+    low = (upto < 0.5 - _TIE).sum(0, keepdim=True)
+    high = (upto < 0.5 + _TIE).sum(0, keepdim=True).clamp_max_(len(ordered) - 1)
+    # half of each first: the sum of two large ones would overflow
+    middle = ordered.gather(0, low).mul_(0.5).add_(ordered.gather(0, high).mul_(0.5))
+    return middle.squeeze(0)
+
+
+@torch.no_grad()
+def trimmed_mean(values: Tensor, weights: Sequence[float], trim: float = TRIM) -> Tensor:
+    """The mean of each column of float32 [K, n] without ``trim`` of the votes at each end: [n].
+
+    Yin et al., 1803.01498. With equal votes of which ``trim`` is a whole number the largest and
+    smallest are left out; in general the one on the edge counts in part. Zero where no weight is
+    positive. Raises :class:`ValueError` unless 0 ≤ trim < 0.5.
+    """
+    if not 0 <= trim < 0.5:
+        raise ValueError(f"trim must be from 0 to below 0.5, not {trim}")
+    ordered, upto, each = _sorted_with_votes(values, weights)
+    if ordered is None:
+        return torch.zeros_like(values[0])
+    first = (upto - each).clamp_(trim, 1 - trim)
+    kept = upto.clamp_(trim, 1 - trim).sub_(first).div_(1 - 2 * trim).to(torch.float32)
+    return (ordered * kept).sum(0)
+
+
+Steps = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+
+def _iterated(gram: Tensor, weights: Sequence[float], steps: Steps) -> list[float]:
+    """Run ``steps`` on those with a vote, from a point that a minority has no part in."""
+    share = votes(_checked(gram, weights))
+    counted = [index for index, one in enumerate(share) if one > 0]
+    if not counted:
+        return share
+    inner = gram[counted][:, counted]
+    start, reach = _amid_the_majority(inner)
+    norms = inner.diagonal().sort().values
+    spread = max(SMOOTHING * reach, RESOLUTION * math.sqrt(norms[len(norms) // 2].item()))
+    # without any spread most are the same point, which is where the start is
+    found = steps(inner, _column(share, counted), start, spread) if spread > 0 else start
+    result = [0.0] * len(share)
+    for index, coefficient in zip(counted, found.tolist(), strict=True):
+        result[index] = max(0.0, coefficient)
+    return result
+
+
+def _amid_the_majority(gram: Tensor) -> tuple[Tensor, float]:
+    """Coefficients of the densest majority's mean, and how far that majority reaches.
+
+    It is the smallest ball around one of the inputs in which more than half of them lie.
+    """
+    diagonal = gram.diagonal()
+    squares = (diagonal[:, None] + diagonal[None, :] - gram * 2.0).clamp_min(0.0)
+    half = len(gram) // 2
+    reach = squares.sort(dim=1).values[:, half].tolist()
+    amid = reach.index(min(reach))
+    nearest = squares[amid].sort(stable=True).indices[: half + 1]
+    start = torch.zeros(len(gram), dtype=torch.float64)
+    start[nearest] = 1.0 / (half + 1)
+    return start, math.sqrt(reach[amid])
+
+
+def _distances(gram: Tensor, w: Tensor) -> Tensor:
+    """‖x_k − Σ w·x‖ for each k: [K]."""
+    projections = _fold(gram * w)
+    squares = gram.diagonal() - projections * 2.0 + _fold(projections * w)
+    return squares.clamp_min(0.0).sqrt()
+
+
+def _fold(values: Tensor) -> Tensor:
+    """The sum over the last dim in an order that nothing but its length decides."""
+    while (count := values.shape[-1]) > 1:
+        half = (count + 1) // 2
+        folded = values[..., :half].clone()
+        folded[..., : count - half] += values[..., half:]
+        values = folded
+    return values[..., 0]
+
+
+def _column(values: Sequence[float], indices: Sequence[int]) -> Tensor:
+    return torch.tensor([values[index] for index in indices], dtype=torch.float64)
+
+
+def _checked(gram: Tensor, weights: Sequence[float]) -> Sequence[float]:
+    count = len(weights)
+    if gram.shape != (count, count) or gram.dtype is not torch.float64 or count > MAX_INPUTS:
+        raise ValueError(f"not the float64 Gram matrix of {count} inputs: {tuple(gram.shape)}")
+    if not bool(gram.isfinite().all()) or bool((gram.diagonal() < 0).any()):
+        raise ValueError("a Gram matrix with infinite products or negative squares")
+    return weights
+
+
+def _sorted_with_votes(
+    values: Tensor, weights: Sequence[float]
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Columns in ascending order, the votes up to each element, and each one's own: [K, n]."""
+    share = votes(weights)
+    counted = [index for index, one in enumerate(share) if one > 0]
+    if len(values) != len(share):
+        raise ValueError(f"{len(values)} inputs with {len(share)} weights")
+    if not counted:
+        return None, torch.empty(0), torch.empty(0)
+    ordered, order = values[counted].sort(dim=0)
+    each = _column(share, counted)[order]
+    return ordered, each.cumsum(0), each
