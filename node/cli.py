@@ -120,6 +120,39 @@ def demo(
 
 
 @app.command()
+@with_settings("listen", "peers", "public_addr")
+def bench(
+    flags: dict[str, Any],
+    members: Annotated[int, typer.Option(min=2, max=256, help="How many there are.")] = 2,
+    size: Annotated[int, typer.Option(min=1, help="Parameters.")] = 25_000_000,
+    codec: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8, int4, …")] = "int4",
+    rounds: Annotated[int, typer.Option(min=1, help="How often to average.")] = 5,
+    tls: Annotated[bool, typer.Option(help="Without it: in the clear, at home only.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Average noise with others: what do the links and the machines give? No training."""
+    from node.bench.command import main
+    from node.bench.member import Settings
+    from protocols.codecs import NAMES
+
+    if codec not in NAMES:
+        raise bad_config(f"no codec {codec!r}", "there are " + ", ".join(NAMES), "give one of them")
+    config = resolve(flags, os.environ)
+    settings = Settings(
+        members=members,
+        size=size,
+        codec=codec,
+        rounds=rounds,
+        tls=tls,
+        listen=config.listen,
+        advertise=config.public_addr,
+        peers=config.peers,
+        seed=os.getpid(),
+    )
+    raise typer.Exit(main(settings, as_json=as_json))
+
+
+@app.command()
 @with_settings("dir", "api", "api_key")
 def status(flags: dict[str, Any], as_json: AsJson = False) -> None:
     """One screen about the node that runs on this machine."""

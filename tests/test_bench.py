@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from node.bench.command import Json, Text
 from node.bench.member import (
@@ -22,6 +23,7 @@ from node.bench.member import (
     resident_bytes,
 )
 from node.bench.watching import Stage, Watch
+from node.cli import app
 from protocols.errors import OperatorError
 
 SETTINGS = Settings(members=3, size=200_000, codec="fp32", rounds=2, listen="127.0.0.1:0")
@@ -162,3 +164,10 @@ def test_what_programs_read() -> None:
     assert round_["moments"] == {"ready": 1.0, "planned": 1.25, "applied": 1.75}
     assert round_["sent"] == 10**6
     assert end == {"event": "end"}
+
+
+def test_a_codec_that_there_is_not() -> None:
+    result = CliRunner().invoke(app, ["bench", "--codec", "int3"])
+    assert isinstance(result.exception, OperatorError)
+    assert result.exception.code == "E204"
+    assert "int4" in str(result.exception)

@@ -89,8 +89,8 @@ def test_nothing_heavy_is_imported_for_help():
 
 
 COMMANDS = (
-    [], ["start"], ["bootstrap"], ["demo"], ["status"], ["keygen"], ["export"], ["version"],
-    ["config"], ["config", "show"],
+    [], ["start"], ["bootstrap"], ["demo"], ["bench"], ["status"], ["keygen"], ["export"],
+    ["version"], ["config"], ["config", "show"],
 )  # fmt: skip
 
 
