@@ -56,9 +56,7 @@ class TopK(Codec):
         return whole * self._group_size(GROUP) + (self._group_size(rest) if rest else 0)
 
     def _group_size(self, length: int) -> int:
-        keep = self._kept(length)
-        unary = ceil_div(self._unary(length), 8)
-        return 4 + ceil_div(keep * self.low_bits, 8) + unary + ceil_div(keep, 4)
+        return self._edges(length)[-1] + ceil_div(self._kept(length), 4)
 
     def _kept(self, length: int) -> int:
         return ceil_div(self.keep * length, GROUP)
@@ -87,28 +85,35 @@ class TopK(Codec):
 
     def _encode_groups(self, values: Floats, magnitudes: Floats, out: Bytes) -> None:
         groups, length = values.shape
-        keep = self._kept(length)
-        indices = _largest(magnitudes, keep)
-        row = np.arange(groups)[:, None]
-        picked, sizes = values[row, indices], magnitudes[row, indices]
+        keep, unary = self._kept(length), self._unary(length)
+        found = _largest(magnitudes, keep)
+        picked = values.reshape(-1).take(found).reshape(groups, keep)
+        sizes = np.abs(picked)
 
         upper = sizes > sizes.mean(1, keepdims=True)
         counts = upper.sum(1)
-        high = np.where(upper, sizes, np.float32(0)).sum(1)
+        high = (sizes * upper).sum(1)
         low = (sizes.sum(1) - high) / np.maximum(keep - counts, 1)
         high /= np.maximum(counts, 1)
         levels = torch.from_numpy(np.stack([low, high], 1, dtype=np.float32))
         levels = levels.masked_fill_(levels < TINY, 0.0).to(torch.bfloat16)
 
-        at = [4, ceil_div(keep * self.low_bits, 8), ceil_div(self._unary(length), 8)]
-        a, b, c = np.cumsum(at)
+        row = np.arange(groups)[:, None]
+        indices = found.reshape(groups, keep) - row * length
+        ones = np.zeros((groups, unary), np.uint8)
+        ones.reshape(-1)[(indices >> self.low_bits) + (row * unary + np.arange(keep))] = 1
+        fine = indices.astype(np.uint8) & np.uint8((1 << self.low_bits) - 1)
+
+        a, b, c = self._edges(length)
         out[:, :a] = levels.view(torch.uint8).numpy()
-        fine = (indices & ((1 << self.low_bits) - 1)).astype(np.uint8)
         out[:, a:b] = _pack(fine, self.low_bits)
-        ones = np.zeros((groups, self._unary(length)), np.uint8)
-        ones[row, (indices >> self.low_bits) + np.arange(keep)] = 1
         out[:, b:c] = np.packbits(ones, axis=1, bitorder="little")
         out[:, c:] = _pack(upper.view(np.uint8) | (picked < 0).view(np.uint8) << 1, 2)
+
+    def _edges(self, length: int) -> tuple[int, int, int]:
+        """Where levels, low bits and high parts of a group end."""
+        fine = ceil_div(self._kept(length) * self.low_bits, 8)
+        return 4, 4 + fine, 4 + fine + ceil_div(self._unary(length), 8)
 
     # --- decoding ------------------------------------------------------------------------------
 
@@ -139,8 +144,7 @@ class TopK(Codec):
 
     def _read_groups(self, data: Bytes, length: int, start: int) -> tuple[Indices, Floats]:
         groups, keep, unary = len(data), self._kept(length), self._unary(length)
-        at = [4, ceil_div(keep * self.low_bits, 8), ceil_div(unary, 8)]
-        a, b, c = np.cumsum(at)
+        a, b, c = self._edges(length)
         levels = torch.from_numpy(data[:, :a].copy()).view(torch.bfloat16).float().numpy()
         largest = np.abs(levels).max()
         if not largest <= LIMIT:
@@ -160,12 +164,12 @@ class TopK(Codec):
 
         codes = _unpack(data[:, c:], 2, keep)
         signed = np.concatenate([levels, -levels], 1)  # in the order of the codes
-        values = signed[row, codes]
+        values = signed.reshape(-1).take(codes + 4 * row)
         return (indices + (row * GROUP + start)).reshape(-1), values.reshape(-1)
 
 
 def _largest(magnitudes: Floats, keep: int) -> Indices:
-    """Ascending indices [groups, keep] of each row's largest; of equals, those that come first."""
+    """Where each row's largest are, ascending in the whole; of equals, those that come first."""
     groups, length = magnitudes.shape
     bound = np.partition(magnitudes, length - keep, axis=1)[:, length - keep, None]
     chosen = magnitudes >= bound
@@ -176,14 +180,15 @@ def _largest(magnitudes: Floats, keep: int) -> Indices:
         room = keep - above.sum(1, keepdims=True)
         chosen[tied] = above | (equal & (np.cumsum(equal, 1) <= room))
         found = np.flatnonzero(chosen)
-    indices: Indices = found.reshape(groups, keep) - np.arange(groups)[:, None] * length
-    return indices
+    return found
 
 
 def _pack(codes: Bytes, width: int) -> Bytes:
     """Codes [rows, n] of 2 or 4 bits, consecutive ones to a byte, the first in the lowest bits."""
     per = 8 // width
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per)))
+    padded = codes
+    if codes.shape[1] % per:
+        padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per)))
     packed = padded[:, ::per].copy()
     for place in range(1, per):
         packed |= padded[:, place::per] << (width * place)
