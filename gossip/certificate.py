@@ -45,14 +45,15 @@ def outcome_hash(outcome: Outcome) -> bytes:
 
 
 def basis_of(contributors: Iterable[Contributor]) -> bytes:
-    """32 bytes that name who contributes with which weight.
+    """32 bytes that name who contributes with which weight, norm and scale.
 
     Two plans of one round may differ in it; a part merged for one is then useless to the other.
     Who was found dead (``active``) does not matter.
     """
     hasher = blake3(_BASIS)
     for c in contributors:
-        hasher.update(f"{c.peer} {float(c.weight).hex()} {c.tokens}\n".encode())
+        numbers = " ".join(float(number).hex() for number in (c.weight, c.norm, c.scale))
+        hasher.update(f"{c.peer} {numbers} {c.tokens}\n".encode())
     return hasher.digest()
 
 

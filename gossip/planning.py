@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gossip.agreement import Remains
 from gossip.certificate import basis_of, sign_result
+from gossip.mixing import MAX_NORM, MEAN, Mix
 from gossip.partition import Link, cut
 from gossip.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, MAX_TOKENS, Place, Shape
 from protocols.errors import LocalProtocolError
@@ -37,11 +39,12 @@ class Rules:
     min_grace_s: float = 0.25
     patience_s: float = 1.0  # floor for a transfer that stands still
     alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
+    mix: Mix = MEAN  # how contributions become one
 
     @property
     def shape(self) -> Shape:
         """What is merged."""
-        return Shape(self.size, self.codec)
+        return Shape(self.size, self.codec, self.mix)
 
     def grace_s(self, round_s: float) -> float:
         """How long the ready wait for the late, given the usual length of a round."""
@@ -76,7 +79,7 @@ def fresh_plan(
         place.state,
         rules.codec,
         roster,
-        tuple(_contributor(announce) for announce in ordered),
+        rules.mix.scaled([_contributor(announce) for announce in ordered]),
         parts,
         next_roster_of(roster, next_roster),
         min(expected, MAX_EXPECTED_S),
@@ -99,8 +102,7 @@ def renewed_plan(
     part for which no contributor is left is certified as empty.
     """
     contributors = tuple(
-        Contributor(c.peer, c.weight, c.tokens, c.active and c.peer not in gone)
-        for c in plan.contributors
+        dataclasses.replace(c, active=c.active and c.peer not in gone) for c in plan.contributors
     )
     basis = basis_of(contributors)
     merged = {(r.start, r.stop): r for r in remains.held.values() if r.basis == basis and r.digest}
@@ -175,7 +177,9 @@ def next_roster_of(
 def _contributor(announce: Announce) -> Contributor:
     """What an island asks for, within the bounds that all check."""
     tokens = min(announce.tokens, MAX_TOKENS)
-    return Contributor(announce.peer, max(0.0, min(announce.weight, float(tokens))), tokens, True)
+    weight = max(0.0, min(announce.weight, float(tokens)))
+    norm = max(0.0, min(announce.norm, MAX_NORM))
+    return Contributor(announce.peer, weight, tokens, True, norm)
 
 
 def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]:

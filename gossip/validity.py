@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gossip.certificate import basis_of, check_result, work_after
+from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, Mix
 from protocols.errors import Malformed, Stale
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Outcome, Part, PartResult, Plan
@@ -36,10 +37,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Shape:
-    """The vector that a run's rounds merge."""
+    """The vector that a run's rounds merge, and how."""
 
     size: int  # elements
     codec: str
+    mix: Mix = MEAN
 
 
 def check_plan(
@@ -58,6 +60,7 @@ def check_plan(
     if not (0 <= plan.expected_s <= MAX_EXPECTED_S and 0 < plan.patience_s <= MAX_PATIENCE_S):
         raise Malformed("a plan that would wait for ever, or not at all")
     check_contributors(plan.contributors, roster)
+    shape.mix.check(plan.contributors)
     _check_names(plan.next_roster, "the next roster")
     _check_cover(plan.parts, shape.size)
     basis = basis_of(plan.contributors)
@@ -90,6 +93,7 @@ def check_outcome(
     if outcome.codec != shape.codec:
         raise Malformed("another codec than the run's")
     check_contributors(outcome.contributors, roster)
+    shape.mix.check(outcome.contributors)
     _check_names(outcome.next_roster, "the next roster")
     _check_cover(outcome.parts, shape.size)
     basis = basis_of(outcome.contributors)
@@ -100,13 +104,15 @@ def check_outcome(
 
 
 def check_contributors(contributors: Sequence[Contributor], roster: Iterable[PeerId]) -> None:
-    """Contributors are distinct members with a weight from 0 to their tokens."""
+    """Contributors are distinct members with a weight from 0 to their tokens, norm and scale."""
     _check_names([c.peer for c in contributors], "the contributors")
     if not {c.peer for c in contributors} <= set(roster):
         raise Malformed("a contribution of a stranger")
     for c in contributors:
         if not 0 <= c.weight <= c.tokens <= MAX_TOKENS:
             raise Malformed("a weight that is not between 0 and the tokens")
+        if not (0 <= c.norm <= MAX_NORM and 0 <= c.scale <= MAX_SCALE):
+            raise Malformed("a norm or a scale beyond all bounds")
 
 
 class Known:

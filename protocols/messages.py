@@ -88,6 +88,7 @@ class Announce(Message, kind=3):
     sketch: Annotated[bytes, Max(1024)]  # projection of its parameters before that round's merge
     admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
     name: Name = ""  # given by the operator, for people
+    norm: float = 0.0  # L2 norm of its contribution to the next round
 
 
 class Hello(Message, kind=4):
@@ -129,6 +130,8 @@ class Contributor(Struct):
     weight: float  # 0: takes part without being counted
     tokens: int
     active: bool  # False: found dead during the round; owners wait for it no more
+    norm: float = 0.0  # as announced
+    scale: float = 1.0  # of its share, by the run's merge rule; 0: left out
 
 
 class Included(Struct):

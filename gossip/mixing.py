@@ -1,0 +1,70 @@
+"""How contributions become one: the run's rule, as far as plans and owners have to know it.
+
+The arithmetic is injected as pure functions (a node takes those of :mod:`diloco`). Of these every
+rule has at most one:
+
+- ``clip``: each share is scaled by what all contributors have announced of their norms.
+- ``weigh``: each share is scaled by what the inner products of all slices say. These are known only
+  once the slices are with the owners, so the plan comes in two steps, see :mod:`gossip.weighing`.
+- ``column``: owners merge element by element, and no share is scaled.
+
+Without any of them it is the weighted mean. A contributor's share times its scale is the
+coefficient of what it sent, in all parts alike; scales stand in the plan and so in the
+certificate, where everybody can see who was discounted. Where a slice is missing the shares of
+the others are taken of what is there; a share that is scaled down is not given to the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from protocols.errors import Malformed
+from protocols.messages import Contributor
+
+MAX_NORM = 1e45  # no vector of finite fp32 values is longer
+MAX_SCALE = 1e9
+# A codec may round a vector up. Worst is int4 where all elements of a block but the largest lie
+# just above half a step: it becomes 1.26 times as long.
+ROUNDED_UP = 1.3
+
+Clip = Callable[[Sequence[float]], list[float]]  # norms to factors
+Weigh = Callable[[torch.Tensor, Sequence[float]], list[float]]  # Gram, weights to coefficients
+Column = Callable[[torch.Tensor, Sequence[float]], torch.Tensor]  # fp32 [K, n], weights to [n]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The rule by which contributions become one."""
+
+    clip: Clip | None = None
+    weigh: Weigh | None = None
+    column: Column | None = None
+
+    def scaled(self, contributors: Sequence[Contributor]) -> tuple[Contributor, ...]:
+        """The contributors with the scales that a first plan has to give them."""
+        counted = [c.norm for c in contributors if c.weight > 0]
+        factors = iter(self.clip(counted) if self.clip else [1.0] * len(counted))
+        return tuple(
+            dataclasses.replace(c, scale=next(factors) if c.weight > 0 else 1.0)
+            for c in contributors
+        )
+
+    def check(self, contributors: Sequence[Contributor]) -> None:
+        """Raise :class:`Malformed` unless the scales are those of this rule.
+
+        Those of ``weigh`` cannot be judged by the contributors alone, see
+        :func:`gossip.weighing.check_scales`.
+        """
+        if self.weigh is None and tuple(contributors) != self.scaled(contributors):
+            raise Malformed("scales that do not follow from the norms")
+
+    def loudest(self, contributor: Contributor) -> float | None:
+        """Norm that no slice of a contributor may exceed; None: its norm is of no importance."""
+        return contributor.norm * ROUNDED_UP if self.clip else None
+
+
+MEAN = Mix()
