@@ -9,15 +9,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import fault_member
 import fault_relay
+import pytest
 from fault_member import Action, Role, Setup, Stage, Trap
 from simulated_swarm import RUN
 
@@ -33,8 +36,8 @@ CODEC = "int8"
 MBIT = 80.0
 NARROW = 0.35  # of that: the link of a member that shall merge nothing
 SLOWER = 20
-THINK_S = 0.4
-FIRST = 3  # round of the fault at the earliest: by then the links are measured
+THINK_S = 0.25
+FIRST = 2  # round of the fault at the earliest: by then the links are measured
 AFTER = 2  # rounds that must follow it
 PORT = 4390
 START_S = 40.0
@@ -44,7 +47,14 @@ WIRE = 1.12  # bytes on the wire for each that travels: headers, TLS, acknowledg
 CONTROL = 192 * 1024  # bytes of announcements and messages in one round of a second or some
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["fault_member", "fault_relay"])
+
+
+def start_server() -> None:
+    """Start the process that all others are forked from, unless it runs."""
+    context.set_forkserver_preload(["fault_member", "fault_relay"])
+    with pytest.MonkeyPatch.context() as patch:  # it does not look where we look for modules
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
 
 
 @dataclass(frozen=True)
@@ -280,6 +290,7 @@ def cell(role: Role, stage: Stage, fault: Fault) -> Iterator[Cell]:
     chosen = peers.index(order[0] if role == "leader" else order[-1])
     trap = Trap(role, stage, fault.action, FIRST)
     names = [f"m{k}" for k in range(COUNT)]
+    start_server()
     made: list[Process] = []
     relay: Connection | None = None
     helpers: list[Any] = []
