@@ -160,12 +160,10 @@ def test_what_programs_read() -> None:
     out = io.StringIO()
     report = Json(out)
     report.opened("12D3KooWx", "192.0.2.7:4390")  # type: ignore[arg-type]
-    report.passed(Stage.HALF_SENT, 3)
     report.took(taken(0, 0.5))
     report.end()
-    opened, stage, round_, end = map(json.loads, out.getvalue().splitlines())
+    opened, round_, end = map(json.loads, out.getvalue().splitlines())
     assert opened == {"event": "opened", "peer": "12D3KooWx", "address": "192.0.2.7:4390"}
-    assert stage == {"event": "stage", "stage": "half sent", "round": 3}
     assert round_["moments"] == {"ready": 1.0, "planned": 1.25, "applied": 1.75}
     assert round_["sent"] == 10**6
     assert end == {"event": "end"}

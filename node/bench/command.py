@@ -14,16 +14,13 @@ from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 
 
-def main(settings: Settings, *, as_json: bool = False, stages: bool = False) -> int:
+def main(settings: Settings, *, as_json: bool = False) -> int:
     """Take the rounds and report them on standard output; the process's exit status.
 
-    As JSON there is one object a line: ``opened``, ``stage`` (if wanted), ``round``, ``said``.
+    As JSON there is one object a line: ``opened``, then ``round`` and ``said``, then ``end``.
     """
     report = Json(sys.stdout) if as_json else Text(sys.stdout, settings)
-    member = Member(settings, opened=report.opened, took=report.took, said=report.said)
-    if stages and isinstance(report, Json):
-        member.passed = report.passed
-    asyncio.run(member.run())
+    asyncio.run(Member(settings, opened=report.opened, took=report.took, said=report.said).run())
     report.end()
     return 0
 
@@ -40,9 +37,6 @@ class Json:
 
     def opened(self, peer: PeerId, address: str) -> None:
         self._line("opened", peer=peer, address=address)
-
-    def passed(self, stage: Stage, round_: int) -> None:
-        self._line("stage", stage=stage.value, round=round_)
 
     def took(self, taken: Taken) -> None:
         moments = {stage.value: at for stage, at in taken.moments.items()}

@@ -162,6 +162,7 @@ class Member:
     passed: Callable[[Stage, int], None] = lambda stage, round_: None  # see Watch.told
     took: Callable[[Taken], None] = lambda taken: None
     said: Callable[[str], None] = lambda text: None  # of peers and refusals, for people
+    turn: Callable[[int], Awaitable[None]] | None = None  # waited for before a round
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -275,6 +276,8 @@ class Member:
             await replica.offload(replica.draw)
             replica.moved.clear()
             await self._until_at(swarm.presence, round_)  # or the slowest could be left out
+            if self.turn is not None:
+                await self.turn(round_)
             watch.begin(round_)
             before = transport.stats.in_by_name.total(), transport.stats.out_by_name.total()
             forget_peak()

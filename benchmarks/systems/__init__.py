@@ -1,0 +1,1 @@
+"""One worker program a system; :mod:`benchmarks.fleet` starts them."""

@@ -1,0 +1,62 @@
+"""Atoll: real members without a trainer (:mod:`node.bench`)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks.worker import SIZE, options, say, wait_for_turn
+from node.bench.member import Member, Settings, Taken
+from node.bench.watching import Stage
+
+
+async def main() -> None:
+    """Take a round each turn, until killed."""
+    given = options()
+    first = [given["rendezvous"]] if given["rendezvous"] else []
+    settings = Settings(
+        members=given["count"],
+        size=given.get("size", SIZE),
+        codec=given.get("codec", "int4"),
+        rounds=2**31,
+        tls=given.get("tls", True),
+        keep_rounds=given.get("keep_rounds", 0),
+        listen=f"{given['address']}:0",
+        peers=tuple(first),
+        seed=given["rank"],
+    )
+
+    async def turn(round_: int) -> None:
+        if round_ == 0:
+            say("met")
+        await asyncio.to_thread(wait_for_turn)
+
+    def took(taken: Taken) -> None:
+        at = taken.moments
+        say(
+            "took",
+            round=taken.round,
+            asked=at[Stage.READY],
+            start=at.get(Stage.PLANNED, at[Stage.COMMITTED]),
+            first_byte=at.get(Stage.SENDING),
+            end=at[Stage.APPLIED],
+            moments={stage.value: moment for stage, moment in at.items()},
+            contributors=taken.contributors,
+            sent=taken.sent,
+            received=taken.received,
+            peak=taken.peak_bytes,
+            digest=taken.digest,
+        )
+
+    member = Member(
+        settings,
+        opened=lambda peer, address: say("opened", rendezvous=address),
+        passed=lambda stage, round_: say("stage", stage=stage.value, round=round_),
+        took=took,
+        said=lambda text: say("said", text=text),
+        turn=turn,
+    )
+    await member.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

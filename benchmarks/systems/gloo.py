@@ -1,0 +1,40 @@
+"""gloo's all-reduce by torch.distributed: no encryption, all trusted, nobody may fail."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.worker import SIZE, options, say, wait_for_turn
+
+
+def main() -> None:
+    """All-reduce in place each turn, until killed."""
+    given = options()
+    place = given["rendezvous"] or tempfile.mkdtemp(prefix="gloo-")
+    if given["rank"] == 0:
+        say("opened", rendezvous=place)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if given["address"].startswith("127.") else "eth0"
+    store = dist.FileStore(str(Path(place) / "store"), given["count"])
+    dist.init_process_group("gloo", store=store, rank=given["rank"], world_size=given["count"])
+    vector = torch.empty(given.get("size", SIZE))
+    say("met")
+    turn = 0
+    while True:
+        vector.normal_(generator=torch.Generator().manual_seed(1009 * given["rank"] + turn))
+        wait_for_turn()
+        asked = time.monotonic()
+        dist.barrier()
+        start = time.monotonic()
+        dist.all_reduce(vector)
+        say("took", asked=asked, start=start, end=time.monotonic())
+        turn += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""hivemind's DecentralizedAverager over its own DHT and libp2p daemon."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import time
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import Float16Compression, NoCompression
+
+from benchmarks.worker import SIZE, options, say, wait_for_turn
+
+COMPRESSION = {"fp32": NoCompression, "fp16": Float16Compression}
+TIMEOUT_S = 60.0
+
+
+class Timed(hivemind.DecentralizedAverager):
+    """The averager, with a note of when its group was found."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self.found = multiprocessing.Value(ctypes.c_double, 0.0)
+        super().__init__(*arguments, **settings)
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Any, group_info: GroupInfo, group_id: bytes | None = None, **settings: Any
+    ) -> None:
+        self.found.value = time.monotonic()
+        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **settings)
+
+
+def main() -> None:
+    """Average in place each turn, until killed."""
+    given = options()
+    host = f"/ip4/{given['address']}/tcp/0"
+    peers = given["rendezvous"].split() or None
+    dht = hivemind.DHT(initial_peers=peers, host_maddrs=[host], start=True)
+    if given["rank"] == 0:
+        say("opened", rendezvous=" ".join(map(str, dht.get_visible_maddrs())))
+    averager = Timed(
+        [torch.empty(given.get("size", SIZE))],
+        dht,
+        prefix="bench",
+        target_group_size=given["count"],
+        min_group_size=given["count"],
+        min_matchmaking_time=2.0,
+        request_timeout=1.0,
+        compression=COMPRESSION[given["codec"]](),
+        start=True,
+    )
+    say("met")
+    turn = 0
+    while True:
+        with averager.get_tensors() as (vector,):
+            vector.normal_(generator=torch.Generator().manual_seed(1009 * given["rank"] + turn))
+        wait_for_turn()
+        asked = time.monotonic()
+        group = averager.step(timeout=TIMEOUT_S)
+        end = time.monotonic()
+        together = group is not None and len(group) == given["count"]
+        say("took", asked=asked, start=averager.found.value, end=end, together=together)
+        turn += 1
+
+
+if __name__ == "__main__":
+    main()
