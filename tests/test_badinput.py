@@ -287,7 +287,7 @@ def test_a_path_from_a_peer_is_never_read(refused, tmp_path):
         ("[model]\nd_model = 65\n", "no multiple of n_heads"),
         (
             "[rounds]\ncodec = 'int3'\n",
-            "rounds.codec = 'int3': must be 'fp32', 'bf16', 'int8' or 'int4'",
+            "rounds.codec = 'int3': must be 'fp32', 'bf16', 'fp16', 'int8'",
         ),
         ("model = [\n", "not valid TOML"),
     ],

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import example, given
@@ -10,13 +11,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bootstrap.manifest import (
+    COARSE,
     MAX_MANIFEST_BYTES,
     NEVER,
     PURPOSE,
+    Codec,
+    CodecChoice,
     Data,
     Inner,
     Manifest,
     Model,
+    Outer,
     Rounds,
     SignedManifest,
     difference,
@@ -24,11 +29,12 @@ from bootstrap.manifest import (
 )
 from bootstrap.validation import allowed, fields, to_toml
 from protocols import envelope
+from protocols.codecs import NAMES, codec
 from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProtocolError, Stale
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "f05896c7baff293167ef93c3e30c1daedbb1d93fded4fa91279cc99ad54177c1"
+GOLDEN = "eb44f0ad41f02b5b56481bfe7da9ce075cea3ebb4b583698dee2259ecdbcb852"
 
 
 def test_the_run_id_is_the_same_everywhere():
@@ -239,7 +245,10 @@ def _mistake(tmp_path, text):
         ("n_layers = 3", "n_layers: unknown key; it stands in another table: model.n_layers"),
         ("[model]\nn_layers = 0", "model.n_layers = 0: must be 1 to 1024"),
         ("[rounds]\nquorum = 2", "rounds.quorum = 2: must be more than 0 and at most 1"),
-        ("[rounds]\ncodec = 'int5'", "rounds.codec = 'int5': must be 'fp32', 'bf16', 'int8'"),
+        (
+            "[rounds]\ncodec = 'int5'",
+            "rounds.codec = 'int5': must be 'fp32', 'bf16', 'fp16', 'int8'",
+        ),
         ("[inner]\nlr = 'fast'", "inner.lr = 'fast': must be a valid number"),
         ("[inner]\nlr = nan", "inner.lr = nan: must be"),
         ("[inner]\nbetas = [0.9, 1.0]", "inner.betas.1 = 1.0: must be less than 1"),
@@ -291,3 +300,43 @@ def test_a_changed_copy_is_another_run() -> None:
     before = manifest.run_id
     assert manifest.model_copy(update={"seed": 1}).run_id == Manifest(seed=1).run_id != before
     assert manifest.model_copy().run_id == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[rounds]\ncodec = 'int2'\nfeedback = 0", "rounds.feedback = 0 with codec int2"),
+        ("[rounds]\ncodec = 'auto'\nfeedback = 0", "rounds.feedback = 0 with codec int2"),
+        ("[rounds]\ncodec = 'top3'", "codec top3 with outer.momentum"),
+        ("[rounds]\ncodec = 'auto'\ncodecs = ['top12']", "codec top12 with outer.momentum"),
+        (
+            "[rounds]\ncodec = 'top12'\n[outer]\nmomentum = 0",
+            "codec top12 with outer.momentum",  # the start value is there still
+        ),
+        ("[rounds]\ncodecs = []", "rounds.codecs must name at least one"),
+        ("[rounds]\ncodecs = ['int4', 'int4']", "none twice"),
+        ("[rounds]\ncodecs = ['auto']", "must be"),
+        ("[rounds]\nfeedback = 1.5", "rounds.feedback = 1.5: must be 0 to 1"),
+    ],
+)
+def test_codecs_that_would_lead_astray_are_refused(tmp_path, text, expected):
+    assert expected in _mistake(tmp_path, text)
+
+
+def test_which_codecs_a_round_may_have() -> None:
+    assert Rounds().allowed_codecs == ("int4",)
+    assert Rounds(codec="auto", codecs=("int8", "int2")).allowed_codecs == ("int8", "int2")
+    assert not Rounds(feedback=0).feeds_back
+    assert Rounds(codec="int1").feeds_back
+    assert Rounds(codec="auto").feeds_back
+    assert not Rounds(codec="auto", codecs=("bf16", "int4")).feeds_back
+    sparse = Manifest(
+        rounds=Rounds(codec="top3"), outer=Outer(lr=1.0, momentum=0, momentum_start=0)
+    )
+    assert Manifest.parse(sparse.canonical()) == sparse
+
+
+def test_the_manifest_knows_the_codecs_as_they_are() -> None:
+    assert set(get_args(Codec)) == set(NAMES)
+    assert set(get_args(CodecChoice)) == {*NAMES, "auto"}
+    assert {name for name in NAMES if codec(name).feedback} == set(COARSE)
