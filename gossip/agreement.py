@@ -11,7 +11,8 @@ every part, so a decided outcome can always be fetched from a majority.
   vote with the highest ballot is what the new leader has to propose again.
 - A plan fixes contributors and who merges which part. The merged bytes are not known yet, but
   every owner produces one result per part and list of contributors (its *basis*), so a ballot
-  still stands for one outcome.
+  still stands for one outcome. A draft (:mod:`gossip.weighing`) is not voted on; the one plan
+  that follows it under its ballot is.
 - When a majority is gone for good the survivors open a new *epoch* with themselves as roster;
   all of them must promise. That is a fork if the others live on behind a broken link; the
   chain with more work wins when they meet (:func:`gossip.certificate.heavier`).
@@ -213,8 +214,10 @@ class Agreement:
         if self.certificate is not None:
             return []
         ballot = (plan.epoch, plan.ballot)
-        if ballot < self.promised or (self.plan is not None and ballot <= self._ballot()):
+        if ballot < self.promised or (self.plan is not None and ballot < self._ballot()):
             return []
+        if self.plan is not None and ballot == self._ballot() and plan.draft >= self.plan.draft:
+            return []  # known, or a second one; what a draft becomes is news
         if sender != plan.leader:
             raise Malformed("somebody else's plan")
         self._check_candidate(sender, ballot, plan.roster)
@@ -322,7 +325,7 @@ class Agreement:
 
     def _vote_if_complete(self) -> list[Event]:
         plan = self.plan
-        if plan is None or self._ballot() < self.promised:
+        if plan is None or plan.draft or self._ballot() < self.promised:
             return []
         if self.voted is not None and self.voted[0] == self._ballot():
             return []

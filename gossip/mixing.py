@@ -4,8 +4,8 @@ The arithmetic is injected as pure functions (a node takes those of :mod:`diloco
 rule has at most one:
 
 - ``clip``: each share is scaled by what all contributors have announced of their norms.
-- ``weigh``: each share is scaled by what the inner products of all slices say. These are known only
-  once the slices are with the owners, so the plan comes in two steps, see :mod:`gossip.weighing`.
+- ``weigh``: each share is scaled by what the inner products of all slices say. They are known only
+  once the slices are with their owners, so the plan comes in two steps, see :mod:`gossip.weighing`.
 - ``column``: owners merge element by element, and no share is scaled.
 
 Without any of them it is the weighted mean. A contributor's share times its scale is the
@@ -26,7 +26,7 @@ from protocols.errors import Malformed
 from protocols.messages import Contributor
 
 MAX_NORM = 1e45  # no vector of finite fp32 values is longer
-MAX_SCALE = 1e9
+MAX_SCALE = 2.0**64
 # A codec may round a vector up. Worst is int4 where all elements of a block but the largest lie
 # just above half a step: it becomes 1.26 times as long.
 ROUNDED_UP = 1.3
@@ -64,7 +64,7 @@ class Mix:
 
     def loudest(self, contributor: Contributor) -> float | None:
         """Norm that no slice of a contributor may exceed; None: its norm is of no importance."""
-        return contributor.norm * ROUNDED_UP if self.clip else None
+        return contributor.norm * ROUNDED_UP if self.clip or self.weigh else None
 
 
 MEAN = Mix()

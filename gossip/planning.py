@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gossip.agreement import Remains
-from gossip.certificate import basis_of, sign_result
+from gossip.certificate import basis_of, leader_order, sign_result
 from gossip.mixing import MAX_NORM, MEAN, Mix
 from gossip.partition import Link, cut
 from gossip.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, MAX_TOKENS, Place, Shape
@@ -15,6 +15,7 @@ from protocols.errors import LocalProtocolError
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     EMPTY_DIGEST,
+    MAX_WEIGHED,
     Announce,
     Contributor,
     Part,
@@ -62,9 +63,19 @@ def fresh_plan(
     members: Sequence[Announce],
     next_roster: Iterable[PeerId],
 ) -> Plan:
-    """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge."""
+    """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
+
+    A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
+    a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
+    """
     if not ready:
         raise LocalProtocolError("a plan without contributors")
+    draft = rules.mix.weigh is not None
+    if draft and len(ready) > MAX_WEIGHED:
+        order = leader_order(place.run, place.fragment, place.round, [a.peer for a in ready])
+        ready = [announce for announce in ready if announce.peer in order[:MAX_WEIGHED]]
+    if draft and len(members) > MAX_WEIGHED:  # the plan has to show the products of all parts
+        members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
     links = _links(members, contributing)
     parts = tuple(Part(*piece, None) for piece in cut(rules.size, links))
@@ -84,6 +95,7 @@ def fresh_plan(
         next_roster_of(roster, next_roster),
         min(expected, MAX_EXPECTED_S),
         min(max(rules.patience_s, expected / 2), MAX_PATIENCE_S),
+        draft,
     )
 
 
@@ -99,11 +111,13 @@ def renewed_plan(
     """What to do with the remains of a round whose plan cannot be completed as it stands.
 
     Whatever is merged already is kept; the parts of the ``gone`` go to ``live`` members; a
-    part for which no contributor is left is certified as empty.
+    part for which no contributor is left is certified as empty. A draft stays one as long as
+    there is anything to weigh.
     """
     contributors = tuple(
         dataclasses.replace(c, active=c.active and c.peer not in gone) for c in plan.contributors
     )
+    draft = plan.draft and any(contributor.active for contributor in contributors)
     basis = basis_of(contributors)
     merged = {(r.start, r.stop): r for r in remains.held.values() if r.basis == basis and r.digest}
     load = dict.fromkeys(sorted(live), 0)
@@ -115,6 +129,8 @@ def renewed_plan(
         result = remains.held.get((part.start, part.stop, part.owner, basis))
         if result is None or not result.digest:
             result = merged.get((part.start, part.stop))
+        if plan.draft:
+            result = None
         owner = part.owner
         if result is not None:
             owner = result.owner
@@ -139,6 +155,8 @@ def renewed_plan(
         next_roster_of(remains.roster, next_roster),
         plan.expected_s,
         plan.patience_s,
+        draft,
+        plan.grams,
     )
 
 

@@ -29,11 +29,13 @@ from gossip.company import Company
 from gossip.membership import Membership
 from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
 from gossip.validity import PartKey, Place, check_outcome, key_of
+from gossip.weighing import Gathering
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Announce,
     Certificate,
+    Gram,
     PartResult,
     Plan,
     Prepare,
@@ -42,13 +44,15 @@ from protocols.messages import (
     Vote,
 )
 
+DRAFT_PATIENCE = 4.0  # times a plan's patience and expected time: then its scales are overdue
+
 
 @dataclass(frozen=True)
 class Send:
     """Send a control message; a reply that is a message comes back as an event."""
 
     to: PeerId
-    message: Plan | Prepare | Vote | Suspect
+    message: Plan | Prepare | Vote | Suspect | Gram
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ class Round:
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
+    _doubts: dict[PeerId, float] = field(default_factory=dict)  # did not deliver to me, since when
+    _gathering: Gathering | None = None  # of my draft
+    _scales_due: float = 0.0  # when the draft's owners and leader should have done their part
     _quorum_since: float | None = None
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
@@ -117,7 +124,10 @@ class Round:
     # --- events ----------------------------------------------------------------------------------
 
     def on_message(
-        self, sender: PeerId, message: Plan | Promise | Vote | Suspect | Certificate, now: float
+        self,
+        sender: PeerId,
+        message: Plan | Promise | Vote | Suspect | Gram | Certificate,
+        now: float,
     ) -> list[Instruction]:
         """A control message, or the reply to one. Raises RemoteProtocolError for bad ones."""
         if self._finished:
@@ -135,6 +145,8 @@ class Round:
             case Suspect():
                 self._on_suspect(sender, message)
                 out = []
+            case Gram():
+                out = self._on_gram(sender, message, now)
             case Certificate():
                 return self._on_certificate(sender, message, now)
         return out + self.tick(now)
@@ -162,12 +174,33 @@ class Round:
         return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
 
     def _on_suspect(self, sender: PeerId, suspect: Suspect) -> None:
-        """A member tells its leader who does not deliver."""
+        """A member tells who does not deliver: to its leader, or to the next one after it."""
         plan = self.agreement.plan
-        if plan is None or plan.leader != self.me or sender not in plan.roster:
+        if plan is None or sender not in plan.roster:
+            return
+        if plan.leader != self.me and plan.leader not in suspect.peers:
             return
         if (suspect.epoch, suspect.ballot) == (plan.epoch, plan.ballot):
             self.company.gone |= set(suspect.peers) & set(self.roster) - {self.me, sender}
+
+    def on_products(self, gram: Gram, now: float) -> list[Instruction]:
+        """All slices of a part that I own in a draft are in, and these are their products."""
+        plan = self.agreement.plan
+        if self._finished or plan is None or not plan.draft:
+            return []
+        if plan.leader != self.me:
+            return [Send(plan.leader, gram)]
+        return self._on_gram(self.me, gram, now)
+
+    def _on_gram(self, sender: PeerId, gram: Gram, now: float) -> list[Instruction]:
+        """An owner tells the leader of a draft what its part says of the contributors."""
+        plan = self.agreement.plan
+        if self._gathering is None or plan != self._gathering.draft:
+            return []
+        if self.agreement.promised > (plan.epoch, plan.ballot):
+            return []  # somebody else leads by now
+        final = self._gathering.add(sender, gram)
+        return [] if final is None else self._propose(final, now)
 
     def on_held(self, result: PartResult, now: float) -> list[Instruction]:
         """The bytes of a merged part have arrived and match its digest."""
@@ -184,7 +217,7 @@ class Round:
         """A peer did not deliver what the plan asked of it."""
         if self._finished or peer == self.me or peer in self.company.gone:
             return []
-        self.company.gone.add(peer)
+        self._doubts.setdefault(peer, now)
         return self.tick(now)
 
     # --- time ------------------------------------------------------------------------------------
@@ -195,6 +228,7 @@ class Round:
             return []
         if self.me not in self.roster:
             return []
+        self._judge(now)
         if not self.company.majority_alive(now):
             return self._reform(now)
         self._lost_since = None
@@ -205,14 +239,31 @@ class Round:
             return []
         if self._due_since is None:
             self._due_since = now
-        return self._tell_leader() + self._stand_if_my_turn(now)
+        return self._tell_leader(now) + self._stand_if_my_turn(now)
 
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` should run next if nothing happens before."""
-        step = self._patience() / 4
+        step = self._patience() / (8 if self._doubts else 4)
         if self._quorum_since is not None and self.agreement.plan is None:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
+
+    # --- who is at fault? ------------------------------------------------------------------------
+
+    def _judge(self, now: float) -> None:
+        """Blame those who did not deliver to me, unless it is my own link that does not carry.
+
+        Whoever finds most of the others at fault is at fault itself, and leaves it to them to go
+        on. For that to show, doubts wait for each other a little.
+        """
+        if self._doubts and now >= min(self._doubts.values()) + self._patience() / 4:
+            if not self._isolated():
+                self.company.gone |= set(self._doubts)
+                self._doubts.clear()
+
+    def _isolated(self) -> bool:
+        """Whether most others do not deliver, all of them to me alone."""
+        return 2 * len(self._doubts) > len(self.agreement.office) - 1
 
     # --- is it time to lead? ---------------------------------------------------------------------
 
@@ -224,7 +275,15 @@ class Round:
             return True  # promised to somebody who has not come up with a plan
         if not self.agreement.missing():  # all is held and voted for: votes may have been lost
             return now - self._voted_at > 2 * self._patience()
-        return self._cannot_complete(now)
+        return self._cannot_complete(now) or (plan.draft and self._stands_still(plan, now))
+
+    def _stands_still(self, draft: Plan, now: float) -> bool:
+        """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long."""
+        if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
+            return True
+        if now > self._scales_due and self._gathering is not None:
+            self.company.gone |= self._gathering.silent() - {self.me}
+        return now > self._scales_due
 
     def _cannot_complete(self, now: float) -> bool:
         """Whether an open part of the plan waits for somebody, or something, that is gone."""
@@ -238,7 +297,7 @@ class Round:
 
     def _should_begin(self, now: float) -> bool:
         ready, late = self.company.ready_and_late(now)
-        if not ready or len(ready) < self.rules.quorum * (len(ready) + len(late)):
+        if not ready or len(ready) < self.rules.quorum * self.company.working(now):
             self._quorum_since = None
             return False
         if self._quorum_since is None:
@@ -250,32 +309,39 @@ class Round:
 
     # --- standing and leading --------------------------------------------------------------------
 
-    def _tell_leader(self) -> list[Instruction]:
-        """Report those who do not deliver to the leader of the plan, once each."""
+    def _tell_leader(self, now: float) -> list[Instruction]:
+        """Report those who do not deliver to whoever leads or is to lead next, once each."""
         plan = self.agreement.plan
         gone = frozenset(self.company.gone)
         fresh = gone - self._told
-        if plan is None or plan.leader == self.me or plan.leader in gone or not fresh:
+        leaders = self._leaders(now)
+        if plan is None or not fresh or not leaders or leaders[0] == self.me:
             return []
         self._told |= fresh
         peers = tuple(sorted(fresh))
         return [
-            Send(plan.leader, Suspect(plan.fragment, plan.round, plan.epoch, plan.ballot, peers))
+            Send(leaders[0], Suspect(plan.fragment, plan.round, plan.epoch, plan.ballot, peers))
         ]
 
-    def _stand_if_my_turn(self, now: float) -> list[Instruction]:
-        assert self._due_since is not None
-        office = self.agreement.office
+    def _leaders(self, now: float) -> list[PeerId]:
+        """Who can lead, in the order in which they are to stand."""
         order = [
             peer
-            for peer in self.agreement.order(office)
+            for peer in self.agreement.order(self.agreement.office)
             if peer not in self.company.gone and self.company.alive(peer, now)
         ]
         plan = self.agreement.plan
         if plan is not None and plan.leader in order:  # who leads goes first in repairing
             order.remove(plan.leader)
             order.insert(0, plan.leader)
+        return order
+
+    def _stand_if_my_turn(self, now: float) -> list[Instruction]:
+        assert self._due_since is not None
+        office, order = self.agreement.office, self._leaders(now)
         turn = order.index(self.me) if self.me in order else len(order)
+        if self._isolated():
+            turn = len(order)
         if now < self._due_since + turn * self._patience():
             return []
         if self._stood_at is not None and now < self._stood_at + 2 * self._patience():
@@ -305,6 +371,12 @@ class Round:
         plan = self._compose(remains, now)
         if plan is None:
             return []
+        self._gathering = None
+        if plan.draft:
+            self._gathering = Gathering(plan, self.place.run, self.rules.mix)
+        return self._propose(plan, now)
+
+    def _propose(self, plan: Plan, now: float) -> list[Instruction]:
         self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
         self._lost_since = None
         out: list[Instruction] = [Send(peer, plan) for peer in plan.roster if peer != self.me]
@@ -380,7 +452,10 @@ class Round:
                     self._lost.clear()
                     self.company.gone -= {c.peer for c in plan.contributors if c.active}
                     self.company.gone -= {p.owner for p in plan.parts if p.result is None}
+                    self._doubts.clear()
                     self._told = frozenset()
+                    expected = plan.expected_s + plan.patience_s
+                    self._scales_due = now + DRAFT_PATIENCE * expected
                     out.append(Work(plan))
                 case CastVote(vote):
                     self._voted_at = now

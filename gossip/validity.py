@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gossip.certificate import basis_of, check_result, work_after
 from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, Mix
+from gossip.weighing import check_scales
 from protocols.errors import Malformed, Stale
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Outcome, Part, PartResult, Plan
@@ -63,6 +64,7 @@ def check_plan(
     shape.mix.check(plan.contributors)
     _check_names(plan.next_roster, "the next roster")
     _check_cover(plan.parts, shape.size)
+    check_scales(plan, place.run, shape.mix)
     basis = basis_of(plan.contributors)
     for part in plan.parts:
         if part.result is None:

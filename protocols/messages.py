@@ -19,6 +19,7 @@ from protocols.wire import Max, Message, Struct
 PROTOCOL_VERSION = 1
 MAX_PEERS = 512  # members of one round, and islands one island keeps track of
 MAX_PARTS = 1024  # parts one round is cut into
+MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
 
 Digest = Annotated[bytes, Max(32)]
 Signature = Annotated[bytes, Max(64)]
@@ -165,7 +166,22 @@ class Part(Struct):
     result: PartResult | None
 
 
-class Plan(Message, kind=11, max_bytes=1024 * 1024):
+class Gram(Message, kind=18):
+    """An owner's inner products of the slices of one part; signed, for the plan shows them."""
+
+    fragment: int
+    round: int
+    start: int
+    stop: int
+    owner: Peer
+    basis: Digest  # names the contributors of the draft
+    present: Annotated[tuple[int, ...], Max(MAX_WEIGHED)]  # whose slices came whole, ascending
+    # of those, row by row up to the diagonal: float64, little endian
+    products: Annotated[bytes, Max(8 * MAX_WEIGHED * (MAX_WEIGHED + 1) // 2)]
+    signature: Signature
+
+
+class Plan(Message, kind=11, max_bytes=2 * 1024 * 1024):
     """The leader's proposal for a round, or what a later leader makes of its remains."""
 
     fragment: int
@@ -182,6 +198,8 @@ class Plan(Message, kind=11, max_bytes=1024 * 1024):
     next_roster: Peers
     expected_s: float  # how long the bytes need on the measured links
     patience_s: float  # how long a transfer may stand still
+    draft: bool = False  # scales are not known yet: owners collect slices and report their products
+    grams: Annotated[tuple[Gram, ...], Max(MAX_PARTS)] = ()  # what the scales follow from, by part
 
 
 class Prepare(Message, kind=12):

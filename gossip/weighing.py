@@ -1,0 +1,176 @@
+"""Weights that follow from what was sent: a plan in two steps.
+
+Rules such as the geometric median weigh whole vectors by their inner products, while each owner
+has only a part of each. So the leader's first plan is a *draft*: contributors send their slices,
+and each owner keeps them encoded, computes the inner products of its part and sends them, signed,
+to the leader (:class:`~protocols.messages.Gram`). The leader adds them up, applies the rule and
+sends the plan proper under the same ballot: with the scales that came out, and with all that they
+were made from. Everybody applies the rule to the same numbers and refuses other scales, so a
+leader can leave out a part's products or wait for them, but not make weights up. Nobody votes for
+a draft; all else about it is as with other plans.
+
+A contributor whose slice is missing in one part is left out of all (scale 0): its vector as a
+whole is not there to be judged. Once the scales are known they stay: whoever takes over a part
+merges it by the same ones, and needs no products.
+
+What a lying owner can do: it may claim any products for its part that a part of the announced
+norms could have (each square is checked against the announced norm, each product against the
+squares), and so make a contributor look near or far. It can discount honest work that way, or
+hide a liar; but no coefficient becomes larger than its rule allows, and the weights stand in the
+certificate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gossip.certificate import basis_of
+from gossip.mixing import MAX_SCALE, Mix
+from protocols.errors import Malformed
+from protocols.identity import Identity, PeerId, verify
+from protocols.messages import Contributor, Gram, Part, Plan
+
+_GRAM = b"atoll gram\x00"
+_SLACK = 1 + 1e-6  # products are sums of rounded numbers
+
+
+def sign_gram(identity: Identity, run: bytes, unsigned: Gram) -> Gram:
+    """The owner's signature under its part's inner products."""
+    return dataclasses.replace(unsigned, signature=identity.sign(_signed_bytes(run, unsigned)))
+
+
+def pack(products: torch.Tensor) -> bytes:
+    """Float64 [K, K] as the lower triangle, row by row."""
+    rows, columns = torch.tril_indices(len(products), len(products))
+    flat = products[rows, columns].contiguous()
+    return flat.numpy().astype("<f8").tobytes()
+
+
+def unpack(data: bytes, count: int) -> torch.Tensor:
+    """The symmetric float64 [K, K] that was packed; Malformed if it is not K of K."""
+    if len(data) != 8 * (count * (count + 1) // 2):
+        raise Malformed("inner products of another number of slices")
+    result = torch.zeros(count, count, dtype=torch.float64)
+    if count:
+        rows, columns = torch.tril_indices(count, count)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.float64)
+        result[rows, columns] = flat
+        result[columns, rows] = flat
+    return result
+
+
+def check_gram(gram: Gram, run: bytes, plan: Plan, part: Part, mix: Mix) -> None:
+    """Raise RemoteProtocolError unless this is its owner's statement on a part of ``plan``."""
+    if (gram.fragment, gram.round) != (plan.fragment, plan.round):
+        raise Malformed("inner products of another round")
+    if (gram.start, gram.stop) != (part.start, part.stop) or gram.owner not in plan.roster:
+        raise Malformed("inner products of another part")
+    if gram.basis != draft_basis(plan.contributors):
+        raise Malformed("inner products for another plan")
+    present = gram.present
+    if list(present) != sorted(set(present)) or (present and present[-1] >= len(plan.contributors)):
+        raise Malformed("inner products of unknown contributors")
+    products = unpack(gram.products, len(present))
+    squares = products.diagonal()
+    bounds = [mix.loudest(plan.contributors[index]) or 0.0 for index in present]
+    most = torch.tensor(bounds, dtype=torch.float64).square_() * _SLACK
+    if not bool(((squares >= 0) & (squares <= most)).all()):
+        raise Malformed("inner products beyond the announced norms")
+    longest = (squares[:, None] * squares[None, :]).sqrt_() * _SLACK
+    if not bool((products.abs() <= longest).all()):
+        raise Malformed("inner products that no vectors have")
+    verify(gram.owner, gram.signature, _signed_bytes(run, gram))
+
+
+def draft_basis(contributors: Iterable[Contributor]) -> bytes:
+    """What a draft's slices and products belong to: the contributors before they were weighed."""
+    return basis_of(dataclasses.replace(c, scale=1.0) for c in contributors)
+
+
+def weighed(
+    contributors: Sequence[Contributor], grams: Sequence[Gram], mix: Mix
+) -> tuple[Contributor, ...]:
+    """The contributors with the scales that the parts' inner products give them.
+
+    Sums run in the order of the parts, so that all who hold the same products get the same bits.
+    """
+    assert mix.weigh is not None
+    counted = [index for index, c in enumerate(contributors) if c.weight > 0]
+    for gram in grams:
+        counted = [index for index in counted if index in gram.present]
+    total = torch.zeros(len(counted), len(counted), dtype=torch.float64)
+    for gram in grams:
+        rows = [gram.present.index(index) for index in counted]
+        total += unpack(gram.products, len(gram.present))[rows][:, rows]
+    weights = [contributors[index].weight for index in counted]
+    whole = sum(weights)
+    scales = dict.fromkeys(range(len(contributors)), 0.0)
+    for index, coefficient in zip(counted, mix.weigh(total, weights), strict=True):
+        scales[index] = min(coefficient * whole / contributors[index].weight, MAX_SCALE)
+    return tuple(dataclasses.replace(c, scale=scales[i]) for i, c in enumerate(contributors))
+
+
+def final_plan(draft: Plan, grams: Sequence[Gram], mix: Mix) -> Plan:
+    """The plan that a draft becomes: ``grams`` are those of its parts, in order."""
+    contributors = weighed(draft.contributors, grams, mix)
+    return dataclasses.replace(draft, contributors=contributors, draft=False, grams=tuple(grams))
+
+
+def check_scales(plan: Plan, run: bytes, mix: Mix) -> None:
+    """Raise RemoteProtocolError unless the plan's scales follow from what it shows.
+
+    A plan whose parts all are merged repeats what somebody has voted for, and need show nothing.
+    """
+    if mix.weigh is None:
+        if plan.draft or plan.grams:
+            raise Malformed("nothing is weighed by this run's rule")
+        return
+    fixed = [part.result is not None for part in plan.parts]
+    if plan.draft:
+        if plan.grams or any(fixed) or any(c.scale != 1.0 for c in plan.contributors):
+            raise Malformed("a draft that knows its outcome")
+        return
+    if all(fixed):
+        return
+    if len(plan.grams) != len(plan.parts):
+        raise Malformed("scales without the inner products that they follow from")
+    for gram, part in zip(plan.grams, plan.parts, strict=True):
+        check_gram(gram, run, plan, part, mix)
+    if plan.contributors != weighed(plan.contributors, plan.grams, mix):
+        raise Malformed("scales that do not follow from the inner products")
+
+
+@dataclasses.dataclass
+class Gathering:
+    """The inner products of one draft's parts as they come in at its leader."""
+
+    draft: Plan
+    run: bytes
+    mix: Mix
+    _grams: dict[tuple[int, int], Gram] = dataclasses.field(default_factory=dict)
+
+    def add(self, sender: PeerId, gram: Gram) -> Plan | None:
+        """Take an owner's products; the plan proper once all are there.
+
+        Raises RemoteProtocolError for what is not the part's owner's.
+        """
+        parts = {(part.start, part.stop): part for part in self.draft.parts}
+        part = parts.get((gram.start, gram.stop))
+        if part is None or not sender == gram.owner == part.owner:
+            raise Malformed("inner products that were not asked for")
+        check_gram(gram, self.run, self.draft, part, self.mix)
+        self._grams[gram.start, gram.stop] = gram
+        if len(self._grams) < len(parts):
+            return None
+        return final_plan(self.draft, [self._grams[key] for key in parts], self.mix)
+
+    def silent(self) -> set[PeerId]:
+        """Owners whose products are missing."""
+        return {p.owner for p in self.draft.parts if (p.start, p.stop) not in self._grams}
+
+
+def _signed_bytes(run: bytes, gram: Gram) -> bytes:
+    return _GRAM + run + dataclasses.replace(gram, signature=b"").encode()
