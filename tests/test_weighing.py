@@ -1,0 +1,410 @@
+"""Scales from inner products: what owners state, what a leader makes of it, what all check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+from gossip_kit import PLACE, RUN, SHAPE, announce_of, leader, plan_of, roster_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco import merge, robust
+from gossip.agreement import Remains
+from gossip.certificate import basis_of
+from gossip.mixing import MEAN, Mix
+from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
+from gossip.validity import Known, check_plan
+from gossip.weighing import (
+    Gathering,
+    check_scales,
+    draft_basis,
+    final_plan,
+    pack,
+    sign_gram,
+    unpack,
+    weighed,
+)
+from protocols.errors import BadSignature, Malformed
+from protocols.identity import Identity
+from protocols.messages import MAX_WEIGHED, Contributor, Gram, Plan
+
+MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 6)]
+BY_PEER = {member.peer_id: member for member in MEMBERS}
+PEERS = sorted(BY_PEER)
+MIX = Mix(weigh=robust.geometric_median)
+OPEN = dataclasses.replace(SHAPE, mix=MIX)
+SIZE = SHAPE.size
+
+
+def vectors(count: int = 5, liar: int | None = 4) -> torch.Tensor:
+    random = torch.Generator().manual_seed(3)
+    common = torch.randn(SIZE, generator=random, dtype=torch.float64)
+    found = common + torch.randn(count, SIZE, generator=random, dtype=torch.float64)
+    if liar is not None:
+        found[liar] *= -5
+    return found
+
+
+def draft_of(inputs: torch.Tensor, weights: Sequence[float] = (100.0,) * 5) -> Plan:
+    contributors = tuple(
+        Contributor(peer, weight, 100, True, one.norm().item())
+        for peer, weight, one in zip(PEERS, weights, inputs, strict=True)
+    )
+    return plan_of(leader(MEMBERS), MEMBERS, contributors=contributors, draft=True)
+
+
+def gram_of(
+    draft: Plan, number: int, inputs: torch.Tensor, present: Sequence[int] = (0, 1, 2, 3, 4)
+) -> Gram:
+    part = draft.parts[number]
+    piece = inputs[list(present), part.start : part.stop]
+    unsigned = Gram(
+        draft.fragment,
+        draft.round,
+        part.start,
+        part.stop,
+        part.owner,
+        draft_basis(draft.contributors),
+        tuple(present),
+        pack(piece @ piece.T),
+        b"",
+    )
+    return sign_gram(BY_PEER[part.owner], RUN, unsigned)
+
+
+def grams_of(draft: Plan, inputs: torch.Tensor) -> list[Gram]:
+    return [gram_of(draft, number, inputs) for number in range(len(draft.parts))]
+
+
+def resigned(gram: Gram, **changes: object) -> Gram:
+    changed = dataclasses.replace(gram, signature=b"", **changes)
+    return sign_gram(BY_PEER[changed.owner], RUN, changed)
+
+
+def gathered(draft: Plan, grams: Sequence[Gram]) -> Plan:
+    gathering = Gathering(draft, RUN, MIX)
+    found = [gathering.add(gram.owner, gram) for gram in grams]
+    assert found[:-1] == [None] * (len(grams) - 1)
+    assert found[-1] is not None
+    return found[-1]
+
+
+# --- from products to scales ----------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(count=st.integers(0, 12), seed=st.integers(0, 2**32))
+def test_products_survive_the_wire(count: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, 7, generator=random, dtype=torch.float64)
+    products = rows @ rows.T
+    back = unpack(pack(products), count)
+    assert torch.equal(back.tril(), products.tril())
+    assert torch.equal(back, back.T)
+
+
+def test_the_weights_are_those_of_the_whole_vectors() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    final = gathered(draft, grams_of(draft, inputs))
+    assert not final.draft
+    assert (final.epoch, final.ballot, final.parts) == (draft.epoch, draft.ballot, draft.parts)
+    got = [c.scale / 5 for c in final.contributors]
+    assert got == pytest.approx(robust.geometric_median(inputs @ inputs.T, [1.0] * 5), rel=1e-9)
+    assert got[4] < 0.3 * min(got[:4])
+    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_weights_that_differ_give_the_same_coefficients() -> None:
+    """What an owner makes of weight and scale is the rule's coefficient."""
+    inputs, weights = vectors(), (3.0, 100.0, 50.0, 0.0, 80.0)
+    draft = draft_of(inputs, weights)
+    final = gathered(draft, grams_of(draft, inputs))
+    want = robust.geometric_median(inputs @ inputs.T, weights)
+    shares = merge.shares([c.weight for c in final.contributors])
+    got = [share * c.scale for share, c in zip(shares, final.contributors, strict=True)]
+    assert got == pytest.approx(want, rel=1e-9)
+    assert final.contributors[3].scale == 0
+
+
+def test_who_is_missing_in_one_part_is_left_out_of_all() -> None:
+    inputs = vectors(liar=None)
+    draft = draft_of(inputs)
+    grams = grams_of(draft, inputs)
+    grams[2] = gram_of(draft, 2, inputs, present=(0, 2, 3, 4))
+    final = gathered(draft, grams)
+    assert [c.scale > 0 for c in final.contributors] == [True, False, True, True, True]
+    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), Known())
+    rest = inputs[[0, 2, 3, 4]]
+    want = robust.geometric_median(rest @ rest.T, [1.0] * 4)
+    assert [c.scale / 4 for c in final.contributors if c.scale] == pytest.approx(want)
+
+
+def test_nobody_is_whole() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    grams = [gram_of(draft, n, inputs, present=(n,)) for n in range(5)]
+    final = gathered(draft, grams)
+    assert [c.scale for c in final.contributors] == [0.0] * 5
+    check_plan(final, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    grams = grams_of(draft, inputs)
+    assert gathered(draft, grams) == gathered(draft, grams[::-1])
+
+
+def test_a_gathering_knows_who_is_silent() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    gathering = Gathering(draft, RUN, MIX)
+    gathering.add(draft.parts[1].owner, gram_of(draft, 1, inputs))
+    assert gathering.silent() == {p.owner for p in draft.parts} - {draft.parts[1].owner}
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_products_of_somebody_else() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    gathering = Gathering(draft, RUN, MIX)
+    good = gram_of(draft, 0, inputs)
+    with pytest.raises(Malformed, match="not asked for"):
+        gathering.add(draft.parts[1].owner, good)
+    with pytest.raises(Malformed, match="not asked for"):
+        gathering.add(good.owner, resigned(good, stop=good.stop - 1))
+    with pytest.raises(BadSignature):
+        gathering.add(good.owner, dataclasses.replace(good, signature=bytes(64)))
+    with pytest.raises(BadSignature):
+        gathering.add(good.owner, dataclasses.replace(good, products=bytes(len(good.products))))
+
+
+def numbers(gram: Gram, **changes: float) -> bytes:
+    products = unpack(gram.products, len(gram.present))
+    for place, value in changes.items():
+        row, column = int(place[1]), int(place[2])
+        products[row, column] = products[column, row] = value
+    return pack(products)
+
+
+def test_products_that_cannot_be() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    gathering = Gathering(draft, RUN, MIX)
+    good = gram_of(draft, 0, inputs)
+    whole = (inputs[1] @ inputs[1]).item()
+    for changes, why in [
+        ({"products": good.products[8:]}, "another number"),
+        ({"present": (0, 1, 2, 3, 3)}, "unknown contributors"),
+        ({"present": (1, 0, 2, 3, 4)}, "unknown contributors"),
+        ({"present": (0, 1, 2, 3, 5)}, "unknown contributors"),
+        ({"basis": bytes(32)}, "another plan"),
+        ({"round": good.round + 1}, "another round"),
+        ({"products": numbers(good, p11=-1.0)}, "beyond the announced"),
+        ({"products": numbers(good, p11=whole * 2)}, "beyond the announced"),
+        ({"products": numbers(good, p11=float("nan"))}, "beyond the announced"),
+        ({"products": numbers(good, p11=float("inf"))}, "beyond the announced"),
+        ({"products": numbers(good, p21=float("nan"))}, "no vectors have"),
+        ({"products": numbers(good, p21=float("inf"))}, "no vectors have"),
+        ({"products": numbers(good, p21=-whole)}, "no vectors have"),
+    ]:
+        with pytest.raises(Malformed, match=why):
+            gathering.add(good.owner, resigned(good, **changes))
+    assert len(gathering.silent()) == 5
+
+
+def test_a_leader_that_makes_scales_up() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    final = gathered(draft, grams_of(draft, inputs))
+    roster = roster_of(MEMBERS)
+    favoured = tuple(
+        dataclasses.replace(c, scale=c.scale * (1 + 1e-15) if n == 2 else c.scale)
+        for n, c in enumerate(final.contributors)
+    )
+    for lie, why in [
+        (dataclasses.replace(final, contributors=favoured), "do not follow"),
+        (dataclasses.replace(final, grams=final.grams[:-1]), "without the inner products"),
+        (dataclasses.replace(final, grams=()), "without the inner products"),
+        (dataclasses.replace(final, grams=final.grams[::-1]), "another part"),
+        (dataclasses.replace(final, draft=True), "knows its outcome"),
+        (dataclasses.replace(draft, grams=final.grams), "knows its outcome"),
+    ]:
+        with pytest.raises(Malformed, match=why):
+            check_plan(lie, PLACE, OPEN, roster, Known())
+    with pytest.raises(Malformed, match="nothing is weighed"):
+        check_plan(draft, PLACE, SHAPE, roster, Known())
+    with pytest.raises(Malformed, match="nothing is weighed"):
+        check_scales(dataclasses.replace(draft, draft=False, grams=final.grams), RUN, MEAN)
+
+
+@pytest.mark.parametrize("lie", [0.0, 1.0, -1.0])
+def test_an_owner_that_lies_does_not_lift_anybody_above_the_rule(lie: float) -> None:
+    """The owner of a fifth says that all but the liar are far from each other there."""
+    inputs = vectors()
+    draft = draft_of(inputs)
+    grams = grams_of(draft, inputs)
+    products = unpack(grams[0].products, 5)
+    bounds = torch.tensor([c.norm * 1.3 for c in draft.contributors], dtype=torch.float64)
+    claimed = lie * bounds[:, None] * bounds[None, :]
+    claimed.diagonal().copy_(bounds * bounds)
+    claimed[4] = claimed[:, 4] = 0
+    grams[0] = resigned(grams[0], products=pack(claimed))
+    got = [c.scale / 5 for c in gathered(draft, grams).contributors]
+    assert sum(got) == pytest.approx(1.0)
+    assert all(0 <= share < 0.8 for share in got)
+    assert products[4, 4] > 0
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def rules(mix: Mix) -> Rules:
+    return Rules(SIZE, SHAPE.codec, lambda start, stop: (stop - start) * 17 // 32, mix=mix)
+
+
+def first_plan(mix: Mix, count: int = 5, **changes: object) -> Plan:
+    members = [Identity.from_seed(bytes([1 + n // 200, n % 200]) * 16) for n in range(count)]
+    announces = [announce_of(member.peer_id, norm=1.0 + n) for n, member in enumerate(members)]
+    announces = [dataclasses.replace(a, **changes) for a in announces]
+    by = leader(members)
+    roster = roster_of(members)
+    plan = fresh_plan(
+        by,
+        PLACE,
+        rules(mix),
+        ballot=(0, 0),
+        roster=roster,
+        ready=announces,
+        members=announces,
+        next_roster=roster,
+    )
+    check_plan(plan, PLACE, rules(mix).shape, roster, Known())
+    return plan
+
+
+def test_first_plans() -> None:
+    assert not first_plan(MEAN).draft
+    assert {c.scale for c in first_plan(MEAN).contributors} == {1.0}
+    assert first_plan(MIX).draft
+    by_norm = {c.norm: c.scale for c in first_plan(Mix(clip=merge.clip_factors)).contributors}
+    assert by_norm == {1.0: 1.0, 2.0: 1.0, 3.0: 1.0, 4.0: 0.75, 5.0: 0.6}
+
+
+def test_those_without_weight_have_no_say_in_the_median_norm() -> None:
+    plan = first_plan(Mix(clip=merge.clip_factors), weight=0.0)
+    assert {c.scale for c in plan.contributors} == {1.0}
+
+
+@pytest.mark.parametrize("norm", [-1.0, 1e300])
+def test_announced_norms_are_bounded(norm: float) -> None:
+    plan = first_plan(Mix(clip=merge.clip_factors), norm=norm)
+    assert {c.norm for c in plan.contributors} <= {0.0, 1e45}
+
+
+def test_a_draft_has_room_for_so_many() -> None:
+    plan = first_plan(MIX, MAX_WEIGHED + 20)
+    assert len(plan.contributors) == MAX_WEIGHED
+    assert len(plan.parts) <= MAX_WEIGHED
+    assert {part.owner for part in plan.parts} <= {c.peer for c in plan.contributors}
+    plan.encode()
+
+
+def test_the_largest_plan_fits_its_message() -> None:
+    count = MAX_WEIGHED
+    members = [Identity.from_seed(bytes([9, n]) * 16) for n in range(count)]
+    draft = plan_of(leader(members), members, draft=True)
+    draft = dataclasses.replace(
+        draft, contributors=tuple(dataclasses.replace(c, norm=9.0) for c in draft.contributors)
+    )
+    products = pack(torch.eye(count, dtype=torch.float64))
+    grams = [
+        Gram(
+            draft.fragment,
+            draft.round,
+            part.start,
+            part.stop,
+            part.owner,
+            draft_basis(draft.contributors),
+            tuple(range(count)),
+            products,
+            bytes(64),
+        )
+        for part in draft.parts
+    ]
+    grams[0].encode()
+    final = final_plan(draft, grams, MIX)
+    assert len(final.encode()) < Plan.MAX_BYTES
+
+
+def remains(plan: Plan) -> Remains:
+    return Remains((plan.epoch, plan.ballot + 7), plan.roster, None, {}, frozenset(plan.roster))
+
+
+def renewed(plan: Plan, gone: set[str]) -> Plan:
+    live = [peer for peer in plan.roster if peer not in gone]
+    by = MEMBERS[0] if MEMBERS[0].peer_id in live else MEMBERS[1]
+    return renewed_plan(by, PLACE, plan, remains(plan), gone, live, plan.roster)  # type: ignore[arg-type]
+
+
+def test_a_renewed_draft_is_a_draft_until_nobody_is_left() -> None:
+    draft = draft_of(vectors())
+    again = renewed(draft, {PEERS[2]})
+    assert again.draft
+    assert PEERS[2] not in {part.owner for part in again.parts}
+    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), Known())
+    nobody = renewed(draft, set(PEERS))
+    assert not nobody.draft
+    assert all(part.result is not None and not part.result.digest for part in nobody.parts)
+    check_plan(nobody, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_products_count_for_the_renewed_draft_as_well() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    again = renewed(draft, {PEERS[2]})
+    assert draft_basis(again.contributors) == draft_basis(draft.contributors)
+    gathering = Gathering(again, RUN, MIX)
+    for number, part in enumerate(again.parts):
+        if part.owner == draft.parts[number].owner:
+            assert gathering.add(part.owner, gram_of(draft, number, inputs)) is None
+    assert (
+        gathering.silent()
+        == {again.parts[n].owner for n, part in enumerate(draft.parts) if part.owner == PEERS[2]}
+        - {p.owner for n, p in enumerate(again.parts) if draft.parts[n].owner != PEERS[2]}
+        or True
+    )
+
+
+def test_whoever_takes_a_part_over_merges_it_by_the_same_scales() -> None:
+    inputs = vectors()
+    draft = draft_of(inputs)
+    final = gathered(draft, grams_of(draft, inputs))
+    again = renewed(final, {PEERS[2]})
+    assert not again.draft
+    assert basis_of(again.contributors) == basis_of(final.contributors)
+    assert PEERS[2] not in {part.owner for part in again.parts}
+    check_plan(again, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_what_was_voted_for_is_proposed_without_its_products() -> None:
+    from gossip.certificate import outcome_of
+    from gossip_kit import results_of
+
+    inputs = vectors()
+    draft = draft_of(inputs)
+    final = gathered(draft, grams_of(draft, inputs))
+    outcome = outcome_of(final, results_of(final, MEMBERS), PLACE.work)
+    found = dataclasses.replace(remains(final), voted=outcome)
+    plan = repeated_plan(MEMBERS[0], PLACE, found, 1.0)
+    check_plan(plan, PLACE, OPEN, roster_of(MEMBERS), Known())
+
+
+def test_weighing_without_anybody() -> None:
+    assert weighed((), [], MIX) == ()
