@@ -101,6 +101,7 @@ class Swarm:
     following: Following = field(init=False)
     round_s: float = 0.0  # usual seconds from commit to commit
     planned_at: float = 0.0  # when the round under way got its first plan
+    held_at: float = 0.0  # when its newest merged part was here
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -348,6 +349,7 @@ class Swarm:
     # --- what an exchange reports ----------------------------------------------------------------
 
     def held(self, result: PartResult) -> None:
+        self.held_at = self.now()
         self.carry_out(self.round, self.round.on_held(result, self.now()))
 
     def fault(self, peer: PeerId, why: str) -> None:

@@ -76,7 +76,11 @@ def distances_to_mean(sketches: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def relative_spread(sketches: torch.Tensor) -> float:
-    """Mean distance to the mean, over the norm of the mean: [K, SIZE] to one number."""
+def relative_spread(sketches: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[K, SIZE] to two [K], K > 1: distance to the mean, and to the nearest other.
+
+    Both over the norm of the mean.
+    """
     norm = sketches.double().mean(0).norm().clamp_min(1e-30)
-    return float(distances_to_mean(sketches).mean() / norm)
+    nearest = distances(sketches).fill_diagonal_(float("inf")).min(dim=1).values
+    return distances_to_mean(sketches) / norm, nearest / norm

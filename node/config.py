@@ -132,6 +132,11 @@ class NodeConfig(BaseModel):
         pattern=r"^([\x21-\x7e]{16,256})?$",
         description="Key the API asks for; needed where --api is not a loopback address.",
     )
+    dashboard: HostPort = Field(
+        default="",
+        description="HOST:PORT to show the dashboard to others, read-only; on any but a loopback "
+        "address it asks for the key (--api-key, or one that is made).",
+    )
     dir: LocalPath = Field(
         default=Path("~/.atoll"), description="State directory: identity, checkpoints, logs."
     )

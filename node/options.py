@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from node.config import NodeConfig
 
 Command = Callable[..., None]
+ADDRESSES = ("listen", "public_addr", "api", "dashboard")
 
 
 def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
@@ -75,7 +76,7 @@ def _kind(key: str, field: FieldInfo) -> tuple[Any, str | None]:
         return str | None, "N"
     if Path in (hint, *(get_origin(arg) or arg for arg in get_args(hint))) or _is_path(hint):
         return str | None, "PATH"
-    return str | None, "HOST:PORT" if key in ("listen", "public_addr", "api") else "TEXT"
+    return str | None, "HOST:PORT" if key in ADDRESSES else "TEXT"
 
 
 def _is_path(hint: Any) -> bool:

@@ -123,7 +123,7 @@ class Participation:
                 peer=self._on_peer,
                 rejected=self._on_rejected,
                 behind=self._on_behind,
-                learned=self._on_learned,
+                learned=self._on_announced,
             ),
             newcomer=self._newcomer,
         )
@@ -346,6 +346,10 @@ class Participation:
         for address in announce.addresses:
             with contextlib.suppress(OperatorError):  # a stranger's words: no address at all
                 self.node.transport.book.add(announce.peer, address)
+
+    def _on_announced(self, announce: Announce) -> None:
+        self._on_learned(announce)
+        self.reporter.on_learned(announce)
 
     def _learn(self, envelope: bytes) -> None:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -23,11 +25,12 @@ from node.monitor.events import (
     Rejected,
     RoundDone,
 )
-from node.monitor.state import LinkView, NodeState, PeerView, Traffic
+from node.monitor.state import NodeState
+from node.monitor.views import LinkView, PeerView, Traffic
 from node.trainer.channel import Applied
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
-from protocols.messages import Certificate
+from protocols.messages import Announce, Certificate
 
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
@@ -46,6 +49,28 @@ class Measured(Protocol):
     def stats(self) -> TransportStats: ...
 
 
+@dataclass(frozen=True)
+class Spread:
+    """How far apart the islands were before a merge, from their sketches; relative to the mean."""
+
+    to_mean: Mapping[PeerId, float] = field(default_factory=dict)
+    apart: Mapping[PeerId, float] = field(default_factory=dict)  # to the nearest other
+
+    @property
+    def before(self) -> float | None:
+        """Mean distance to the mean; None while fewer than two islands published a sketch."""
+        return fmean(self.to_mean.values()) if self.to_mean else None
+
+    def after(self, merged: Set[PeerId]) -> float | None:
+        """What the merge left: whoever was merged stands on it, the others keep their work.
+
+        Work done while the merge was under way (``overlap_steps``) is not seen.
+        """
+        if not self.to_mean:
+            return None
+        return fmean(0.0 if p in merged else d for p, d in self.to_mean.items())
+
+
 @dataclass
 class Pending:
     """A committed round whose merge the trainer has yet to apply."""
@@ -55,8 +80,9 @@ class Pending:
     committed: float  # likewise; equal for a round repeated from its certificate
     sent: int
     received: int
-    consensus: float | None
+    spread: Spread
     state: bytes
+    merging: float  # when every part was here, likewise
 
 
 @dataclass
@@ -74,13 +100,15 @@ class Reporter:
     bytes_sent: int = 0
     _pending: Pending | None = None
     _last_round: float | None = None
-    _seen: set[PeerId] = field(default_factory=set)
+    _ready: dict[int, dict[PeerId, float]] = field(default_factory=dict)  # by round: since when
+    _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
 
     def __post_init__(self) -> None:
         providers = self.state.providers
         providers.peers = self.peers
         providers.traffic = self.traffic
         providers.links = self.links
+        self.state.parameters = self.swarm.rules.size
 
     @property
     def _mine(self) -> int:
@@ -102,8 +130,9 @@ class Reporter:
             now,
             sent,
             exchange.bytes_received if exchange else 0,
-            self.consensus(certificate.outcome.round),
+            self.spread(certificate.outcome.round),
             self.swarm.replica.place.state,
+            min(now, max(self.swarm.held_at, self.swarm.planned_at)) if took_part else now,
         )
         self.state.round = certificate.outcome.round + 1
         if self.swarm.status.status in ("joining", "active"):
@@ -118,8 +147,8 @@ class Reporter:
             return False
         now, conductor = self.now(), self.conductor
         outcome = pending.certificate.outcome
-        wall = now - self._last_round if self._last_round is not None else None
-        self._last_round = now
+        since, self._last_round = self._last_round, now
+        wall = now - since if since is not None else None
         busy = conductor.pace.busy_s if conductor else 0.0
         if conductor:
             conductor.pace.busy_s = 0.0
@@ -128,6 +157,7 @@ class Reporter:
             self.swarm.presence.note(validation_loss=validation)
         total = self.manifest.rounds.total_rounds
         counted = {i.contributor for result in outcome.parts for i in result.included}
+        merged = {outcome.contributors[index].peer: index for index in counted}
         live = self._mine + len(self.swarm.membership.islands_alive(self.swarm.now()))
         dropped = {
             str(c.peer): "its work did not arrive"
@@ -135,8 +165,13 @@ class Reporter:
             if index not in counted
         }
         training = conductor is not None and conductor.snapshot_at > 0
-        snapshot_at = conductor.snapshot_at if conductor and training else pending.committed
-        sync = max(0.0, now - snapshot_at)
+        ready = self._ready.pop(outcome.round, {})
+        for round_ in [r for r in self._ready if r < outcome.round]:
+            del self._ready[round_]
+        snapshot_at = pending.committed
+        if conductor is not None and conductor.snapshot_at > (since or 0.0):  # of this round
+            snapshot_at = ready[self.swarm.me] = conductor.snapshot_at
+        self._distances = pending.spread.to_mean
         self.events.emit(
             RoundDone(
                 round=outcome.round,
@@ -148,27 +183,52 @@ class Reporter:
                 loss=(conductor.pace.loss or None) if conductor else None,
                 validation_loss=validation,
                 tokens=sum(outcome.contributors[index].tokens for index in counted),
-                sync_s=sync,
+                sync_s=max(0.0, now - snapshot_at),
                 wait_s=max(0.0, wall - busy) if wall and training else 0.0,
                 utilisation=min(1.0, busy / wall) if wall and training else None,
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,
                 raw_bytes=RAW_BYTES * self.swarm.rules.size,
-                consensus=pending.consensus,
-                consensus_after=0.0,
+                consensus=pending.spread.before,
+                consensus_after=pending.spread.after(merged.keys()),
                 agreeing=self.agreeing(),
                 state=pending.state.hex(),
                 eta_s=max(0, total - outcome.round - 1) * self.swarm.round_s or None,
                 dropped=dropped,
-                phases={
-                    "compute": busy,
-                    "gather": max(0.0, pending.planned - snapshot_at),
-                    "reduce": pending.committed - pending.planned,
-                    "apply": now - pending.committed,
-                },
+                phases={"compute": busy} | _phases(pending, ready, snapshot_at, now),
+                islands=self._islands(
+                    pending, ready, {p: outcome.contributors[i].tokens for p, i in merged.items()}
+                ),
             )
         )
         return True
+
+    def _islands(
+        self, pending: Pending, ready: Mapping[PeerId, float], tokens: Mapping[PeerId, int]
+    ) -> dict[str, dict[str, float]]:
+        """What is known of each island in this round, see :data:`~node.monitor.events.ISLAND`."""
+        found: dict[str, dict[str, float]] = {}
+
+        def note(name: str, values: Mapping[PeerId, float]) -> None:
+            for peer, value in values.items():
+                found.setdefault(peer, {})[name] = value
+
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        note("loss", {a.peer: a.loss for a in alive if a.loss})
+        if self.conductor is not None and self.conductor.pace.loss:
+            note("loss", {self.swarm.me: self.conductor.pace.loss})
+        first = min(ready.values(), default=0.0)
+        note("ready_s", {peer: at - first for peer, at in ready.items()})
+        note("tokens", tokens)
+        note("distance", pending.spread.to_mean)
+        note("apart", pending.spread.apart)
+        return found
+
+    def on_learned(self, announce: Announce) -> None:
+        """A peer announced something: when it was ready tells who waits for whom."""
+        here = self.swarm.replica.place.round
+        if announce.ready and announce.round in (here, here + 1):
+            self._ready.setdefault(announce.round, {}).setdefault(announce.peer, self.now())
 
     def on_peer(self, peer: PeerId, what: str, why: str) -> None:
         """The liveness of a peer has changed, or it did not deliver."""
@@ -204,17 +264,21 @@ class Reporter:
 
     # --- consensus -------------------------------------------------------------------------------
 
-    def consensus(self, round_: int) -> float | None:
-        """Mean relative distance of the islands to their mean before this round's merge.
+    def spread(self, round_: int) -> Spread:
+        """How far apart the islands were before this round's merge.
 
-        From the sketches they published; None while fewer than two did.
+        From the sketches they published; empty while fewer than two did.
         """
         announces = [*self.swarm.membership.islands_alive(self.swarm.now()), self.swarm.status]
-        published = [sketch.read(a.sketch) for a in announces if a.sketch_round == round_]
-        sketches = [values for values in published if values is not None]
+        published = {a.peer: sketch.read(a.sketch) for a in announces if a.sketch_round == round_}
+        sketches = {peer: values for peer, values in published.items() if values is not None}
         if len(sketches) < 2:
-            return None
-        return sketch.relative_spread(torch.stack(sketches))
+            return Spread()
+        to_mean, apart = sketch.relative_spread(torch.stack(list(sketches.values())))
+        return Spread(
+            dict(zip(sketches, to_mean.tolist(), strict=True)),
+            dict(zip(sketches, apart.tolist(), strict=True)),
+        )
 
     def agreeing(self) -> int:
         """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
@@ -246,7 +310,7 @@ class Reporter:
             ),
         ]:
             mine = peer == self.swarm.me
-            same = announce.head == here.previous
+            same = mine or announce.round == here.round
             measured = None if mine else self.transport.stats.peer(peer)
             views.append(
                 PeerView(
@@ -265,7 +329,9 @@ class Reporter:
                     rtt_s=measured.round_trip if measured else None,
                     upload=announce.upload,
                     download=announce.download,
-                    agrees=True if mine else (announce.state == here.state if same else None),
+                    agrees=(announce.state == here.state) if same else None,
+                    address=kind_of(announce.addresses),
+                    distance=self._distances.get(peer),
                     silent_s=silent,
                 )
             )
@@ -283,9 +349,45 @@ class Reporter:
         return {k: Traffic(sent.get(k, 0), received.get(k, 0)) for k in {*sent, *received}}
 
     def links(self) -> list[LinkView]:
-        """Throughput to each peer as measured in passing."""
-        return [
-            LinkView(self.swarm.me, peer, speed)
-            for peer in self.swarm.membership.islands
-            if (speed := self.transport.stats.peer(peer).upload)
-        ]
+        """Throughput to and from each peer as measured in passing."""
+        me, found = self.swarm.me, []
+        for peer in self.swarm.membership.islands:
+            measured = self.transport.stats.peer(peer)
+            if measured.upload:
+                found.append(LinkView(me, peer, measured.upload))
+            if measured.download:
+                found.append(LinkView(peer, me, measured.download))
+        return found
+
+
+def _phases(
+    pending: Pending, ready: Mapping[PeerId, float], snapshot_at: float, now: float
+) -> dict[str, float]:
+    """Seconds from one moment of the round to the next, as this node saw them."""
+    waited = [moment for moment in ready.values() if moment <= pending.planned]
+    moments = {
+        "ready": max(waited, default=snapshot_at),
+        "match": pending.planned,
+        "exchange": pending.merging,
+        "certify": pending.committed,
+        "apply": now,
+    }
+    phases, reached = {}, min(snapshot_at, pending.committed)
+    for name, moment in moments.items():
+        phases[name] = max(0.0, moment - reached)
+        reached = max(reached, moment)
+    return phases
+
+
+def kind_of(addresses: Sequence[str]) -> str:
+    """What kind of address the first one is: ``public IPv4``, ``private IPv6``, ``name``."""
+    if not addresses:
+        return ""
+    host = addresses[0].rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "name"
+    if address.is_loopback:
+        return "loopback"
+    return f"{'public' if address.is_global else 'private'} IPv{address.version}"

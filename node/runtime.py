@@ -30,7 +30,10 @@ from node.interrupts import EXIT_INTERRUPTED
 from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
 from node.monitor.events import EventLog, PeerRefused, Started, Stopping
-from node.monitor.state import NodeState, NodeView, RunView
+from node.monitor.history import History
+from node.monitor.machine import Machine
+from node.monitor.state import NodeState
+from node.monitor.views import NodeView, RunView
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
@@ -74,6 +77,7 @@ class Daemon:
         self.stop_reason: asyncio.Future[str]
         self.run_id = b""
         self.started = time.time()
+        self.dashboard_key = ""
 
     async def main(self) -> int:
         """Run until stopped; exit status 0, or OperatorError for the operator."""
@@ -85,7 +89,11 @@ class Daemon:
             stack.enter_context(self.home.logging())
             events = EventLog(self.home.events)
             stack.callback(events.close)
-            events.subscribe(Console(sys.stdout, as_json=self.config.json_log))
+            self.dashboard_key = self._dashboard_key()
+            console = Console(
+                sys.stdout, as_json=self.config.json_log, dashboard_key=self.dashboard_key
+            )
+            events.subscribe(console)
             pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
             # beside the event loop, which still has to hear a second Ctrl-C
             stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
@@ -113,6 +121,13 @@ class Daemon:
     async def until_stopped(self) -> None:
         """Return when somebody has asked for the end."""
         await asyncio.shield(self.stop_reason)
+
+    def _dashboard_key(self) -> str:
+        """What others need to see the dashboard; empty where only this machine can reach it."""
+        shown = self.config.dashboard
+        if not shown or (not self.config.api_key and is_loopback(host_port(shown)[0])):
+            return ""
+        return self.config.api_key or self.home.dashboard_key()
 
     async def _open_transport(self, identity: Identity) -> HttpTransport:
         """Open the port; where nobody asked for this one and it is taken, any free one."""
@@ -189,11 +204,24 @@ class Node:
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events)
         self.state.providers.strangers = self._strangers
+        self.state.providers.machine = Machine(self.home.root)
+        self.history = History(self.home.history)
+        events.subscribe(self.history)
         self.api = ApiServer(
-            make_app(self.state, events, key=self.config.api_key),
+            make_app(self.state, events, self.history, key=self.config.api_key),
             self.config.api,
             may_move=self.config.is_default("api"),
         )
+        self.dashboard: ApiServer | None = None
+        if shown := self.config.dashboard:
+            app = make_app(
+                self.state,
+                events,
+                self.history,
+                key=daemon.dashboard_key,
+                host=host_port(shown)[0],
+            )
+            self.dashboard = ApiServer(app, shown, option="--dashboard")
 
     def _admits(self, peer: PeerId, name: str) -> bool:
         """Whether a peer may ask for ``name``: strangers may find this node and greet it."""
@@ -235,6 +263,9 @@ class Node:
         stack.push_async_callback(self.api.aclose)
         self.home.publish_api(self.api.address, self.config.api_key)
         stack.callback(self.home.withdraw_api)
+        if self.dashboard is not None:
+            await self.dashboard.start()
+            stack.push_async_callback(self.dashboard.aclose)
         entrance = Entrance(
             self.config,
             self.identity,
@@ -272,6 +303,7 @@ class Node:
         """From here on this node introduces others to the run; says how they can join."""
         self.daemon.run_id = run.signed.run_id
         manifest = run.manifest
+        self.history.begin(run.signed.run_id.hex())
         self.state.run = RunView(
             id=run.signed.run_id.hex(),
             label=manifest.label,
@@ -296,6 +328,7 @@ class Node:
                 identity_new=self.new_key,
                 listen=self.listening(),
                 api=self.api.address,
+                dashboard=_reachable(self.dashboard.address) if self.dashboard else "",
                 join_address=f"{addresses[0]}/{self.identity.peer_id}" if addresses else "",
                 invitation_needed=bool(self.config.invitation),
             )
@@ -340,6 +373,12 @@ class Node:
 
 def _hostport(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reachable(address: str) -> str:
+    """``HOST:PORT`` of a listener as others would type it."""
+    host, port = host_port(address)
+    return _hostport(_outward_address() if host in ("0.0.0.0", "::") else host, port)
 
 
 def _outward_address() -> str:

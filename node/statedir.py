@@ -7,6 +7,8 @@
     daemon.lock      held while a daemon runs
     api.json         where its API listens, while it runs
     events.jsonl     what happened (rotated)
+    history.jsonl    the run so far, a line a round (see node.monitor.history)
+    dashboard.key    what others need to see the dashboard, where it is shown to them
     checkpoints/     see node.checkpoint
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
 """
@@ -18,6 +20,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ from pathlib import Path
 from node.errors import operator_error
 
 _MAX_API_FILE = 4096
+_KEY_BYTES = 16
 _MAX_LOG_FILE = 2 * 1024 * 1024
 
 
@@ -53,6 +57,7 @@ class StateDir:
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
         self.events = root / "events.jsonl"
+        self.history = root / "history.jsonl"
         self.api_file = root / "api.json"
         self._lock: int | None = None
 
@@ -111,6 +116,18 @@ class StateDir:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         os.replace(draft, self.api_file)
+
+    def dashboard_key(self) -> str:
+        """The key of the dashboard's own listener, made when it is first asked for."""
+        path = self.root / "dashboard.key"
+        with contextlib.suppress(OSError):
+            if len(key := path.read_text(encoding="ascii", errors="replace").strip()) >= _KEY_BYTES:
+                return key
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(key + "\n")
+        return key
 
     def withdraw_api(self) -> None:
         """Undo :meth:`publish_api`."""

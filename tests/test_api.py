@@ -24,17 +24,10 @@ from node.monitor.events import (
     Step,
     Stopping,
 )
+from node.monitor.history import History
 from node.monitor.metrics import OTHER
-from node.monitor.state import (
-    MAX_PEERS,
-    STALL_S,
-    LinkView,
-    NodeState,
-    NodeView,
-    PeerView,
-    RunView,
-    Traffic,
-)
+from node.monitor.state import MAX_PEERS, STALL_S, NodeState
+from node.monitor.views import LinkView, NodeView, PeerView, RunView, Traffic
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -81,7 +74,7 @@ class Kit:
                 consensus_after=0.1,
                 agreeing=3,
                 eta_s=120.0,
-                phases={"reduce": 0.5, "brew": 1.0},
+                phases={"exchange": 0.5, "brew": 1.0},
             )
         )
         self.state.providers.peers = lambda: [
@@ -100,7 +93,7 @@ def kit():
 
 @pytest.fixture
 async def client(kit):
-    async with TestClient(TestServer(make_app(kit.state, kit.log))) as client:
+    async with TestClient(TestServer(make_app(kit.state, kit.log, History()))) as client:
         yield client
 
 
@@ -290,7 +283,7 @@ async def test_unknown_paths(client):
 
 
 async def test_the_key(kit):
-    async with TestClient(TestServer(make_app(kit.state, kit.log, key=KEY))) as client:
+    async with TestClient(TestServer(make_app(kit.state, kit.log, History(), key=KEY))) as client:
         assert (await client.get("/api/v1/state")).status == 401
         assert (await client.get("/metrics", headers={"Authorization": "Bearer x"})).status == 401
         right = {"Authorization": f"Bearer {KEY}"}
@@ -303,7 +296,7 @@ async def test_the_key(kit):
 
 @pytest.fixture
 async def server(kit):
-    server = ApiServer(make_app(kit.state, kit.log), "127.0.0.1:0", may_move=False)
+    server = ApiServer(make_app(kit.state, kit.log, History()), "127.0.0.1:0", may_move=False)
     await server.start()
     yield server
     await server.aclose()
@@ -311,11 +304,13 @@ async def server(kit):
 
 async def test_a_port_in_use_is_e303_or_moved(kit, server):
     with pytest.raises(OperatorError) as caught:
-        await ApiServer(make_app(kit.state, kit.log), server.address, may_move=False).start()
+        await ApiServer(
+            make_app(kit.state, kit.log, History()), server.address, may_move=False
+        ).start()
     assert caught.value.code == "E303"
     assert f"process {os.getpid()} listens" in caught.value.why
     assert "--api 127.0.0.1:" in caught.value.fix
-    other = ApiServer(make_app(kit.state, kit.log), server.address, may_move=True)
+    other = ApiServer(make_app(kit.state, kit.log, History()), server.address, may_move=True)
     try:
         assert await other.start() != server.address
         async with (
@@ -328,7 +323,7 @@ async def test_a_port_in_use_is_e303_or_moved(kit, server):
 
 
 async def test_a_host_that_is_not_ours(kit):
-    server = ApiServer(make_app(kit.state, kit.log), "nowhere.invalid:0", may_move=False)
+    server = ApiServer(make_app(kit.state, kit.log, History()), "nowhere.invalid:0", may_move=False)
     with pytest.raises(OperatorError) as caught:
         await server.start()
     assert caught.value.code == "E102"
@@ -367,7 +362,9 @@ async def test_status_of_a_fresh_node_renders(kit):
 
 
 async def test_status_with_a_key(tmp_path, kit):
-    server = ApiServer(make_app(kit.state, kit.log, key=KEY), "127.0.0.1:0", may_move=False)
+    server = ApiServer(
+        make_app(kit.state, kit.log, History(), key=KEY), "127.0.0.1:0", may_move=False
+    )
     await server.start()
     try:
         with pytest.raises(OperatorError, match="key"):

@@ -1,10 +1,11 @@
-"""The node's local web API: read-only, on a listener of its own, by default on loopback.
+"""The node's web API: read-only, on a listener of its own, by default on loopback.
 
 ========================  ==================================================================
 ``GET /api/v1/state``     the whole state (:meth:`~node.monitor.state.NodeState.snapshot`)
 ``GET /api/v1/events``    ``?since=SEQ&limit=N``: the events after that number
 ``GET /healthz``          200 when healthy, else 503 with the reasons
 ``GET /metrics``          for Prometheus
+``GET /`` and others      the dashboard, see :mod:`node.monitor.dashboard`
 ========================  ==================================================================
 
 A request must name an IP address or ``localhost`` as its host, so that a web page cannot reach
@@ -23,7 +24,9 @@ from typing import Any
 from aiohttp import web
 
 from node.config import host_port
+from node.monitor.dashboard import add_dashboard, is_open
 from node.monitor.events import EventLog
+from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState
 from protocols.errors import OperatorError
@@ -43,12 +46,17 @@ STATE: web.AppKey[NodeState] = web.AppKey("state", NodeState)
 LOG: web.AppKey[EventLog] = web.AppKey("log", EventLog)
 
 
-def make_app(state: NodeState, log: EventLog, *, key: str = "", host: str = "") -> web.Application:
-    """The application; ``host`` is an own name of the listener, ``key`` empty asks for none.
-
-    Further read-only routes (the dashboard) are added to its router before it starts.
-    """
+def make_app(
+    state: NodeState,
+    log: EventLog,
+    history: History,
+    *,
+    key: str = "",
+    host: str = "",
+) -> web.Application:
+    """The application; ``host`` is an own name of the listener, ``key`` empty asks for none."""
     app = web.Application(middlewares=[_guard(key, host)], client_max_size=1024)
+    app.on_response_prepare.append(_add_headers)
     app[STATE] = state
     app[LOG] = log
     metrics = registry(state)
@@ -60,28 +68,35 @@ def make_app(state: NodeState, log: EventLog, *, key: str = "", host: str = "") 
     app.router.add_get("/api/v1/events", _events)
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/metrics", scrape)
+    add_dashboard(app, state, log, history)
     return app
 
 
 class ApiServer:
     """The listener of the API."""
 
-    def __init__(self, app: web.Application, address: str, *, may_move: bool) -> None:
-        """``may_move``: take any free port where the one in ``address`` is in use."""
+    def __init__(
+        self, app: web.Application, address: str, *, may_move: bool = False, option: str = "--api"
+    ) -> None:
+        """``may_move``: take any free port where the one in ``address`` is in use.
+
+        ``option`` is where the operator has said ``address``.
+        """
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self._wanted = address
         self._may_move = may_move
+        self._option = option
         self.address = ""  # HOST:PORT once started
 
     async def start(self) -> str:
         """Listen; returns ``HOST:PORT``, raises E303 if the port is taken."""
         try:
-            listener = await open_listener(self._wanted, "--api")
+            listener = await open_listener(self._wanted, self._option)
         except OperatorError as error:
             if error.code != "E303" or not self._may_move:
                 raise
             host, _ = host_port(self._wanted)
-            listener = await open_listener(_join(host, 0), "--api")
+            listener = await open_listener(_join(host, 0), self._option)
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
         self.address = _join(host_port(self._wanted)[0], listener.getsockname()[1])
@@ -105,17 +120,20 @@ def _guard(key: str, host: str) -> Any:
             return _error(403, "ask by IP address or as localhost, not by another name")
         if request.method not in ("GET", "HEAD"):
             return _error(405, "this API is read-only", {"Allow": "GET, HEAD"})
-        if key and request.path != "/healthz" and not _has_key(request, key):
+        open_to_all = request.path == "/healthz" or is_open(request.path)
+        if key and not open_to_all and not _has_key(request, key):
             return _error(401, "give the key as Authorization: Bearer KEY")
         try:
-            response = await handler(request)
+            return await handler(request)
         except web.HTTPException as error:
             return _error(error.status, error.reason)
-        if not response.prepared:
-            response.headers.update(_HEADERS)
-        return response
 
     return guard
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 def _own_host(header: str, own_names: set[str]) -> bool:
@@ -144,7 +162,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
 
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
     response = _json({"error": reason}, status)
-    response.headers.update(_HEADERS | (headers or {}))
+    response.headers.update(headers or {})
     return response
 
 

@@ -45,10 +45,13 @@ class Console:
         out: TextIO,
         *,
         as_json: bool = False,
+        dashboard_key: str = "",
         step_interval_s: float = STEP_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``dashboard_key`` stands in the dashboard's address on the terminal, never in a log."""
         self._out = out
+        self._key = dashboard_key
         self._json = as_json
         self._interval = step_interval_s
         self._clock = clock
@@ -62,7 +65,7 @@ class Console:
             if now - self._last_step < self._interval:
                 return
             self._last_step = now
-        text = record.line() if self._json else render(record.event)
+        text = record.line() if self._json else render(record.event, self._key)
         if not text or self._closed:
             return
         try:
@@ -72,7 +75,7 @@ class Console:
             self._closed = True
 
 
-def render(event: Event) -> str:
+def render(event: Event, key: str = "") -> str:
     """The line or lines of one event; empty for one that a terminal does not show."""
     match event:
         case Step():
@@ -84,7 +87,7 @@ def render(event: Event) -> str:
         case RoundFailed():
             return f"round {event.round} failed: {clean(event.reason)}"
         case Started():
-            return _started(event)
+            return _started(event, key)
         case JoinProgress():
             mark = "" if event.ok else "! "
             name = clean(event.name)
@@ -195,7 +198,7 @@ def _because(reason: str) -> str:
     return f": {clean(reason)}" if reason else ""
 
 
-def _started(event: Started) -> str:
+def _started(event: Started, key: str) -> str:
     identity = f"identity {event.peer} ({'new, saved' if event.identity_new else 'saved'})"
     about = [identity, f"run {event.run}" if event.run else "", event.role]
     if event.role == "island":
@@ -203,6 +206,9 @@ def _started(event: Started) -> str:
     lines = [_INDENT + " · ".join(part for part in about if part)]
     if event.api:
         lines.append(f"{_INDENT}dashboard http://{event.api}/")
+    if event.dashboard:
+        secret = f"#key={key}" if key else ""
+        lines.append(f"{_INDENT}for others http://{event.dashboard}/{secret}")
     if event.join_address:
         invitation = " --invitation …" if event.invitation_needed else ""
         lines.append(f"{_INDENT}Others can join with:")

@@ -31,6 +31,10 @@ KEPT_LOGS = 2  # older files beside the current one
 KEPT_IN_MEMORY = 2048
 MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
 MAX_ITEMS = 1024  # of any list or mapping inside an event
+# what a round says of each island, where known: its training loss, seconds from the first one
+# that was ready until it was, tokens of its that were merged, and before the merge its distance to
+# the mean and to the nearest other island, relative to the norm of the mean
+ISLAND = ("loss", "ready_s", "tokens", "distance", "apart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class Started(Event):
     identity_new: bool = False
     listen: str = ""
     api: str = ""  # HOST:PORT
+    dashboard: str = ""  # HOST:PORT of the dashboard's own listener, where there is one
     join_address: str = ""  # HOST:PORT/ID for others; empty: not known
     invitation_needed: bool = False
 
@@ -123,7 +128,10 @@ class RoundDone(Event):
     state: str = ""  # digest of the outer state after this round, hex
     eta_s: float | None = None  # until total_rounds
     dropped: Mapping[str, str] = field(default_factory=dict)  # peer -> why
-    phases: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
+    # seconds by phase: compute, ready (until the last contributor was), match (until the plan
+    # came), exchange (until every part was here), certify, apply
+    phases: Mapping[str, float] = field(default_factory=dict)
+    islands: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # peer -> see ISLAND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

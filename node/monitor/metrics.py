@@ -15,11 +15,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from node.errors import TABLE
+from node.monitor.history import PHASES
 from node.monitor.state import NodeState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "skipped", "failed")
-PHASES = ("compute", "gather", "reduce", "apply")
 TRAFFIC = ("gradients", "state", "control", "dht", "relay")
 PEER_STATUSES = ("joining", "active", "leaving")
 REASONS = ("malformed", "signature", "stale", "non-finite", "norm", "outlier")

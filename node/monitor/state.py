@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from node.monitor.alarms import KEPT as ALARM_ROUNDS
+from node.monitor.alarms import Alarm, raised
 from node.monitor.events import (
     CheckpointSaved,
     EventLog,
@@ -28,6 +30,7 @@ from node.monitor.events import (
     Stopping,
     plain,
 )
+from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
 
 SCHEMA = 1
 KEPT_ROUNDS = 256
@@ -41,74 +44,6 @@ STALL_STEPS = 20  # nor after that many times its usual step
 Status = Literal["starting", "joining", "active", "behind", "leaving"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """What does not change while the process runs."""
-
-    peer: str
-    role: str = "island"
-    name: str = ""
-    region: str = ""
-    version: str = ""
-    device: str = ""
-    listen: str = ""
-    public_addr: str = ""
-    join_address: str = ""
-    pid: int = 0
-    started: float = 0.0  # seconds since the Unix epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """The run this node takes part in."""
-
-    id: str  # hex
-    label: str
-    total_rounds: int
-    manifest: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerView:
-    """One peer as this node sees it, itself included."""
-
-    peer: str
-    name: str = ""
-    role: str = "island"
-    status: str = ""
-    region: str = ""
-    version: str = ""
-    round: int = 0
-    loss: float | None = None
-    validation_loss: float | None = None
-    tokens_per_second: float = 0.0
-    total_tokens: int = 0
-    link: Literal["self", "direct", "relay", "none"] = "none"
-    rtt_s: float | None = None
-    upload: float = 0.0  # bytes a second, as it measured itself
-    download: float = 0.0
-    agrees: bool | None = None  # its outer state is ours bit for bit; None: at another round
-    clock_offset_s: float | None = None
-    silent_s: float = 0.0  # since it was last heard of
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes of one kind since the start (kinds: gradients, state, control, dht, relay)."""
-
-    sent: int = 0
-    received: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkView:
-    """A measured link between two peers, bytes a second."""
-
-    source: str
-    target: str
-    bytes_per_second: float
-
-
 @dataclass(slots=True)
 class Providers:
     """Where quantities come from when somebody looks; called in the event loop, so be quick."""
@@ -117,6 +52,7 @@ class Providers:
     traffic: Callable[[], Mapping[str, Traffic]] = dict
     links: Callable[[], Sequence[LinkView]] = tuple
     strangers: Callable[[], Mapping[str, int]] = dict  # what came to nothing, by reason
+    machine: Callable[[], MachineView] = MachineView
     reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
     unhealthy: list[Callable[[], str]] = field(default_factory=list)  # a reason, or empty
 
@@ -136,6 +72,7 @@ class NodeState:
         self.run = run
         self.status: Status = "starting"
         self.round = 0  # rounds committed
+        self.parameters = 0  # of the model, once it is known
         self.providers = Providers()
         self.log = log
         self.join: dict[int, JoinProgress] = {}
@@ -199,7 +136,22 @@ class NodeState:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON values; ``schema`` grows when a key changes its meaning."""
+        state = self.brief()
+        if self.run is not None:
+            state["run"]["manifest"] = plain(self.run.manifest)
+        state["training"]["steps"] = [[number, plain(loss)] for number, loss in self.steps]
+        state["rounds"]["last"] = self.last_rounds()
+        return state
+
+    def last_rounds(self, limit: int = KEPT_ROUNDS) -> list[dict[str, Any]]:
+        """The newest rounds, oldest first, each with its ``time``."""
+        chosen = list(self.rounds)[-limit:]
+        return [_plain(done) | {"time": when} for when, done in chosen]
+
+    def brief(self) -> dict[str, Any]:
+        """As :meth:`snapshot` without what is long and changes little: for a live view."""
         now = self._clock()
+        views = self.peers()
         reasons = self.unhealthy()
         last = self.rounds[-1][1] if self.rounds else None
         return {
@@ -213,16 +165,16 @@ class NodeState:
                 "uptime_s": now - self.node.started,
                 "reachability": self.providers.reachability(),
             },
-            "run": None if self.run is None else _plain(self.run),
+            "run": None if self.run is None else _run(self.run) | {"parameters": self.parameters},
             "join": [_plain(self.join[step]) for step in sorted(self.join)],
             "training": self._training(last),
             "rounds": {
                 "committed": self.round,
                 "outcomes": dict(self.outcomes),
-                "last": [_plain(done) | {"time": when} for when, done in self.rounds],
             },
             "consensus": _consensus(last),
-            "peers": [_plain(view) for view in self.peers()],
+            "alarms": [_plain(alarm) for alarm in self.alarms(views)],
+            "peers": [_plain(view) for view in views],
             "network": self._network(),
             "trust": {
                 "rejected": dict(self.rejected),
@@ -230,6 +182,7 @@ class NodeState:
                 "strangers": dict(self.providers.strangers()),
             },
             "checkpoint": _stamped(self.checkpoint),
+            "machine": _plain(self.providers.machine()),
             "problems": [_stamped(item) for item in self.problems],
             "events": {"newest": self._newest(), "dropped": self.log.dropped},
         }
@@ -237,6 +190,11 @@ class NodeState:
     def peers(self) -> Sequence[PeerView]:
         """The peers now, at most :data:`MAX_PEERS`."""
         return self.providers.peers()[:MAX_PEERS]
+
+    def alarms(self, views: Sequence[PeerView]) -> list[Alarm]:
+        """What an operator should look at, worst first."""
+        rounds = list(self.rounds)[-ALARM_ROUNDS:]
+        return raised(views, rounds, self._clock(), training=self.status == "active")
 
     def _round_done(self, when: float, done: RoundDone) -> None:
         self.rounds.append((when, done))
@@ -255,7 +213,6 @@ class NodeState:
             "tokens": self.tokens,
             "validation_loss": last.validation_loss if last is not None else None,
             "eta_s": last.eta_s if last is not None else None,
-            "steps": [[number, plain(loss)] for number, loss in self.steps],
         }
 
     def _network(self) -> dict[str, Any]:
@@ -272,6 +229,10 @@ class NodeState:
 
     def _newest(self) -> int:
         return self.log.recent[-1].seq if self.log.recent else 0
+
+
+def _run(run: RunView) -> dict[str, Any]:
+    return {"id": run.id, "label": run.label, "total_rounds": run.total_rounds}
 
 
 def _consensus(last: RoundDone | None) -> dict[str, Any] | None:

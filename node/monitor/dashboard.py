@@ -1,0 +1,267 @@
+"""The dashboard: its page, what it is drawn from, and a stream of what changes.
+
+=============================  =================================================================
+``GET /``, ``/static/NAME``    the page, its script and style; nothing in it is secret
+``GET /api/v1/dashboard``      all that the page needs to draw itself once
+``GET /api/v1/history``        ``?points=N&last=ROUNDS``: the run's rows, see node.monitor.history
+``GET /api/v1/stream``         server-sent events, at most one a second
+=============================  =================================================================
+
+The stream's events are ``update`` (the state of now, and the rounds, steps and events since the
+last one) and ``restart`` (too much was missed: ask ``/api/v1/dashboard`` again). Each ``update``
+has an id; a reader that comes back with it as ``Last-Event-ID``, or ``?since=ID`` the first time,
+misses nothing. (Server-sent events: HTML Living Standard, section 9.2.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from node.monitor.events import KEPT_IN_MEMORY, EventLog, RoundDone, Step
+from node.monitor.history import History
+from node.monitor.state import NodeState
+
+INTERVAL_S = 1.0  # between two updates
+RETRY_MS = 2000  # what a reader is told to wait before it comes back
+MAX_READERS = 64  # of one listener
+SHOWN_ROUNDS = 48
+SHOWN_EVENTS = 80
+POINTS = 480
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
+)
+STATIC = {
+    "app.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "links.js": "text/javascript",
+    "panels.js": "text/javascript",
+    "peers.js": "text/javascript",
+    "rounds.js": "text/javascript",
+    "stream.js": "text/javascript",
+    "text.js": "text/javascript",
+    "uplot.js": "text/javascript",
+    "uplot.css": "text/css",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+
+_CURSOR = re.compile(r"([0-9a-f]{1,32})\.(\d{1,15})\.(\d{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a reader has come: numbers of the event log and the history of one process."""
+
+    instance: str
+    seq: int
+    added: int
+
+    def __str__(self) -> str:
+        return f"{self.instance}.{self.seq}.{self.added}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor | None:
+        """The cursor in an id; None if it is none."""
+        found = _CURSOR.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+class Feed:
+    """Makes the first picture and the updates; the state is put into words once for all readers."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        log: EventLog,
+        history: History,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.readers = 0
+        self.closing = asyncio.Event()
+        self._state, self._log, self._history, self._clock = state, log, history, clock
+        self._text = ""
+        self._made_at = float("-inf")
+
+    def cursor(self) -> Cursor:
+        """Where a reader stands who has just got everything."""
+        newest = self._log.recent[-1].seq if self._log.recent else 0
+        return Cursor(self._log.instance, newest, self._history.added)
+
+    def picture(self, points: int) -> dict[str, Any]:
+        """All that the page needs to draw itself once."""
+        state = self._brief()
+        if self._state.run is not None:
+            state["run"]["manifest"] = dict(self._state.run.manifest)
+        shown = [r for r in self._log.recent if not isinstance(r.event, Step | RoundDone)]
+        return {
+            "cursor": str(self.cursor()),
+            "state": state,
+            "history": self._history.columns(points),
+            "rounds": self._state.last_rounds(SHOWN_ROUNDS),
+            "steps": list(self._state.steps),
+            "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
+        }
+
+    def update(self, cursor: Cursor) -> tuple[Cursor, bytes]:
+        """The event for a reader who stands at ``cursor``, and where it stands then."""
+        here = self.cursor()
+        records = self._log.since(cursor.seq, KEPT_IN_MEMORY)
+        rows = self._history.since(cursor.added)
+        whole = here.seq - cursor.seq == len(records)
+        if cursor.instance != here.instance or not whole or rows is None:
+            return here, b"event: restart\ndata: {}\n\n"
+        rounds = [
+            item
+            for item in self._state.last_rounds(min(len(rows), SHOWN_ROUNDS))
+            if any(row["round"] == item["round"] for row in rows)
+        ]
+        steps = [(r.event.step, r.event.loss) for r in records if isinstance(r.event, Step)]
+        shown = [r for r in records if not isinstance(r.event, Step | RoundDone)]
+        news = _text(
+            {
+                "rows": rows,
+                "rounds": rounds,
+                "steps": steps,
+                "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
+            }
+        )
+        data = f'{{"state":{self._state_text()},{news[1:]}'
+        return here, f"event: update\nid: {here}\ndata: {data}\n\n".encode()
+
+    def _state_text(self) -> str:
+        if (now := self._clock()) - self._made_at >= INTERVAL_S:
+            self._made_at, self._text = now, _text(self._brief())
+        return self._text
+
+    def _brief(self) -> dict[str, Any]:
+        state = self._state.brief()
+        for peer in state["peers"]:
+            peer["merged_tokens"] = self._history.totals.get(peer["peer"], 0)
+        return state
+
+
+FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
+HISTORY: web.AppKey[History] = web.AppKey("history", History)
+
+
+def add_dashboard(app: web.Application, state: NodeState, log: EventLog, history: History) -> None:
+    """Add the routes above to the application of the API."""
+    app[FEED] = Feed(state, log, history)
+    app[HISTORY] = history
+    app.on_shutdown.append(_close)
+    app.router.add_get("/", _static)
+    app.router.add_get("/static/{name}", _static)
+    app.router.add_get("/api/v1/dashboard", _picture)
+    app.router.add_get("/api/v1/history", _history)
+    app.router.add_get("/api/v1/stream", _stream)
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is served without a key: the page itself, which holds nothing secret."""
+    return path == "/" or path.startswith("/static/")
+
+
+async def _close(app: web.Application) -> None:
+    app[FEED].closing.set()
+
+
+async def _static(request: web.Request) -> web.StreamResponse:
+    name = request.match_info.get("name", "index.html")
+    if name != "index.html" and name not in STATIC:
+        raise web.HTTPNotFound
+    asset = load(name)
+    headers = {"ETag": f'"{asset.tag}"', "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if name == "index.html":
+        headers["Content-Security-Policy"] = POLICY
+    if asset.tag in {tag.value for tag in request.if_none_match or ()}:
+        return web.Response(status=304, headers=headers)
+    body = asset.body
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        body, headers["Content-Encoding"] = asset.packed, "gzip"
+    kind = STATIC.get(name, "text/html")
+    return web.Response(body=body, headers=headers, content_type=kind, charset="utf-8")
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file of the page, as it is and compressed."""
+
+    body: bytes
+    packed: bytes
+    tag: str
+
+
+@cache
+def load(name: str) -> Asset:
+    """One of the page's files."""
+    body = files("node.monitor").joinpath("web", name).read_bytes()
+    return Asset(body, gzip.compress(body, mtime=0), hashlib.sha256(body).hexdigest()[:16])
+
+
+async def _picture(request: web.Request) -> web.Response:
+    picture = request.app[FEED].picture(_natural(request, "points", POINTS))
+    return _json(picture)
+
+
+async def _history(request: web.Request) -> web.Response:
+    points, last = _natural(request, "points", POINTS), _natural(request, "last", 0)
+    return _json(request.app[HISTORY].columns(points, last=last))
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    feed = request.app[FEED]
+    if feed.readers >= MAX_READERS:
+        raise web.HTTPServiceUnavailable(reason="too many are watching this node")
+    given = request.headers.get("Last-Event-ID") or request.query.get("since", "")
+    cursor = Cursor.parse(given) or (feed.cursor() if not given else Cursor("", 0, 0))
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+    )
+    feed.readers += 1
+    try:
+        await response.prepare(request)
+        await response.write(f"retry: {RETRY_MS}\n\n".encode())
+        while not feed.closing.is_set():
+            cursor, event = feed.update(cursor)
+            await response.write(event)  # waits for a slow reader, who then gets fewer
+            try:
+                await asyncio.wait_for(feed.closing.wait(), INTERVAL_S)
+            except TimeoutError:
+                continue
+    except ConnectionError:  # the reader has gone
+        return response
+    finally:
+        feed.readers -= 1
+    return response
+
+
+def _natural(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise web.HTTPBadRequest(reason=f"{name} is a whole number")
+    return int(text)
+
+
+def _json(value: Any) -> web.Response:
+    response = web.Response(text=_text(value), content_type="application/json")
+    response.enable_compression()  # in another thread, where it is long
+    return response
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

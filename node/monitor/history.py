@@ -1,0 +1,316 @@
+"""The run so far, one row a round, in bounded memory: what the dashboard's charts are drawn from.
+
+A :class:`History` subscribes to the event log. Rows are kept in numpy columns; when there are
+:data:`MAX_ROWS` of them the older half is thinned two to one, so a long run is remembered whole and
+its recent past exactly. The same rows lie in ``history.jsonl``, since the event log, which also
+holds every inner step, is rotated long before a run ends; a restarted node reads them back.
+
+The file::
+
+    {"run": "8c41…", "schema": 1, "totals": {"12D3KooW…": 81920}}     once, and after a thinning
+    [[round, time, …], {"12D3KooW…": [loss, tokens], …}]              for each round
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from node.monitor.events import Record, RoundDone, RoundFailed, Step
+
+SCHEMA = 1
+MAX_ROWS = 16_384
+MAX_ISLANDS = 64  # with a loss curve of their own
+MAX_TOTALS = 1024  # islands whose merged tokens are added up
+MAX_POINTS = 2000  # of one answer
+OUTCOMES = ("committed", "degraded", "skipped")
+PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
+# of a round: see RoundDone; "failed" counts the attempts before it that came to nothing
+COLUMNS: Final = (
+    "round",
+    "time",
+    "outcome",  # place in OUTCOMES; of several rounds the worst
+    "failed",
+    "members",
+    "live",
+    "agreeing",
+    "loss",
+    "validation_loss",
+    "consensus",
+    "consensus_after",
+    "tokens",
+    "sent_bytes",
+    "received_bytes",
+    "raw_bytes",
+    "utilisation",
+    "wait_s",
+    "sync_s",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    *PHASES,
+)
+_ROUND, _TIME = 0, 1
+_WORST = (COLUMNS.index("outcome"), COLUMNS.index("failed"))
+_NEWEST = (_ROUND, _TIME)
+_START_ROWS = 256
+_DIGITS = 5  # significant, of what is sent and written
+
+Array = npt.NDArray[np.float64]
+
+
+class History:
+    """Rounds of one run. ``path`` None: in memory only."""
+
+    def __init__(self, path: Path | None = None, *, max_rows: int = MAX_ROWS) -> None:
+        self.path = path
+        self.run = ""
+        self.islands: list[str] = []  # whose losses are kept, in the order of their columns
+        self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
+        self.added = 0  # rows since the start of this process: a cursor for readers
+        self.lost = 0  # rows that could not be written
+        self._max_rows = max_rows - max_rows % 4
+        self._size = 0
+        self._rows: Array = np.full((_START_ROWS, len(COLUMNS)), np.nan)
+        self._losses: npt.NDArray[np.float32] = np.full(
+            (_START_ROWS, MAX_ISLANDS), np.nan, dtype=np.float32
+        )
+        self._failed = 0
+        self._step: Step | None = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def begin(self, run: str) -> None:
+        """The run is known: read back what an earlier process wrote of it, forget any other."""
+        if run == self.run:
+            return
+        self.__init__(self.path, max_rows=self._max_rows)  # type: ignore[misc]  # all anew
+        self.run = run
+        if not self._restore():
+            self._rewrite()
+
+    def __call__(self, record: Record) -> None:
+        """Take one event in."""
+        match record.event:
+            case Step() as step:
+                self._step = step
+            case RoundFailed():
+                self._failed += 1
+            case RoundDone() as done:
+                self._on_round(record.time, done)
+            case _:
+                pass
+
+    def _on_round(self, when: float, done: RoundDone) -> None:
+        step = self._step
+        values = [
+            done.round,
+            when,
+            OUTCOMES.index(done.outcome),
+            self._failed,
+            *(getattr(done, name) for name in COLUMNS[4:18]),
+            *((step.lr, step.grad_norm, step.tokens_per_second) if step else (None,) * 3),
+            *(done.phases.get(name) for name in PHASES),
+        ]
+        islands = {
+            peer: [item.get("loss"), int(item.get("tokens", 0))]
+            for peer, item in done.islands.items()
+        }
+        self._failed = 0
+        self._add(values, islands)
+        self._append([[_short(value) for value in values], islands])
+
+    def _add(self, values: Iterable[float | None], islands: Mapping[str, Any]) -> None:
+        row = np.array([np.nan if value is None else float(value) for value in values])
+        while self._size and self._rows[self._size - 1, _ROUND] >= row[_ROUND]:
+            self._size -= 1  # the node went back in the chain: those rounds are no more
+        if self._size == self._max_rows:
+            self._thin()
+        if self._size == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.full_like(self._rows, np.nan)])
+            self._losses = np.concatenate([self._losses, np.full_like(self._losses, np.nan)])
+        self._rows[self._size] = row
+        self._losses[self._size] = np.nan
+        for peer, (loss, tokens) in islands.items():
+            if peer in self.totals or len(self.totals) < MAX_TOTALS:
+                self.totals[peer] = self.totals.get(peer, 0) + int(tokens)
+            if loss is not None and (column := self._column(peer)) is not None:
+                self._losses[self._size, column] = loss
+        self._size += 1
+        self.added += 1
+
+    def _column(self, peer: str) -> int | None:
+        if peer not in self.islands:
+            if len(self.islands) == MAX_ISLANDS:
+                return None
+            self.islands.append(peer)
+        return self.islands.index(peer)
+
+    def _thin(self) -> None:
+        """Every two rows of the older half become one."""
+        half = self._size // 2
+        rest = self._size - half
+        for kept, merged in (
+            (self._rows, _merged(self._rows[:half], 2)),
+            (self._losses, _means(self._losses[:half], 2)),
+        ):
+            kept[half // 2 : half // 2 + rest] = kept[half : self._size].copy()
+            kept[: half // 2] = merged
+        self._size = half // 2 + rest
+        self._rewrite()
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def columns(self, points: int = 600, *, last: int = 0) -> dict[str, Any]:
+        """At most ``points`` (or half as many) rows, equal numbers of rounds put into one.
+
+        ``last``: of the newest so many rounds only. Means, but the newest round and time and the
+        worst outcome; numbers have five digits, None is what is not known.
+        """
+        points = max(2, min(points, MAX_POINTS))
+        start = 0
+        if last and self._size:
+            edge = self._rows[self._size - 1, _ROUND] - last
+            start = int(np.searchsorted(self._rows[: self._size, _ROUND], edge, side="right"))
+        rows, losses = self._rows[start : self._size], self._losses[start : self._size]
+        every = max(1, math.ceil(len(rows) / points))
+        rows, losses = _merged(rows, every), _means(losses, every)
+        return {
+            "every": every,
+            "rounds": self._size,
+            "columns": {
+                name: _column(rows[:, index], exact=index in _NEWEST)
+                for index, name in enumerate(COLUMNS)
+            },
+            "islands": {peer: _column(losses[:, index]) for index, peer in enumerate(self.islands)},
+        }
+
+    def since(self, added: int) -> list[dict[str, Any]] | None:
+        """The rows after a reader's cursor (see ``added``), None where it must start anew."""
+        missing = self.added - added
+        if missing < 0 or missing > self._size or missing > MAX_POINTS:
+            return None
+        return [self._plain(index) for index in range(self._size - missing, self._size)]
+
+    def _plain(self, index: int) -> dict[str, Any]:
+        row, losses = self._rows[index], self._losses[index]
+        values = {n: _number(row[i], exact=i in _NEWEST) for i, n in enumerate(COLUMNS)}
+        known = np.flatnonzero(~np.isnan(losses))
+        return values | {"islands": {self.islands[i]: _number(losses[i]) for i in known}}
+
+    # --- the file --------------------------------------------------------------------------------
+
+    def _restore(self) -> bool:
+        """Read the file; False where it is of another run, not there, or damaged at its start."""
+        if self.path is None:
+            return False
+        path, self.path = self.path, None  # nothing is written while it is read
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                head = json.loads(file.readline())
+                if head["run"] != self.run or head["schema"] != SCHEMA:
+                    return False
+                self.totals = {str(k): int(v) for k, v in head["totals"].items()}
+                for line in file:
+                    self._restore_row(line)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        finally:
+            self.path = path
+        return True
+
+    def _restore_row(self, line: str) -> None:
+        try:
+            values, islands = json.loads(line)
+            if len(values) == len(COLUMNS) and all(len(item) == 2 for item in islands.values()):
+                self._add(values, islands)
+        except (ValueError, TypeError, AttributeError):
+            return  # cut short by a full disk or a kill
+
+    def _append(self, row: list[Any]) -> None:
+        if self.path is None:
+            return
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        except OSError:  # a full disk must not end training
+            self.lost += 1
+
+    def _rewrite(self) -> None:
+        """Write the file anew with the rows as they are now."""
+        if self.path is None:
+            return
+        draft = self.path.with_name(self.path.name + ".new")
+        head = {"run": self.run, "schema": SCHEMA, "totals": self.totals}
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(head) + "\n")
+                for index in range(self._size):
+                    losses = self._plain(index)["islands"]
+                    islands = {peer: [loss, 0] for peer, loss in losses.items()}  # in the totals
+                    values = [_short(value) for value in self._rows[index].tolist()]
+                    file.write(json.dumps([values, islands], separators=(",", ":")) + "\n")
+            os.replace(draft, self.path)
+        except OSError:
+            self.lost += 1
+
+
+def _merged(rows: Array, every: int) -> Array:
+    """[R, C] to [R / every, C]; what is left over makes the last row."""
+    merged = _means(rows, every)
+    if every > 1 and len(rows):
+        ends = np.minimum(np.arange(every, len(rows) + every, every), len(rows)) - 1
+        merged[:, _NEWEST] = rows[ends][:, _NEWEST]
+        starts = np.arange(0, len(rows), every)
+        for column in _WORST:
+            merged[:, column] = np.maximum.reduceat(rows[:, column], starts)
+    return merged
+
+
+def _means(rows: npt.NDArray[Any], every: int) -> npt.NDArray[Any]:
+    """Means of every so many rows, over what is known in them."""
+    if every == 1 or not len(rows):
+        return rows.copy()
+    starts = np.arange(0, len(rows), every)
+    known = ~np.isnan(rows)
+    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    sums = np.add.reduceat(np.where(known, rows, 0), starts)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _column(values: npt.NDArray[Any], *, exact: bool = False) -> list[float | None]:
+    """As :func:`_number` for each, all at once."""
+    wide = values.astype(np.float64)
+    digits = np.full(len(wide), 3.0)
+    if not exact:
+        sizes = np.abs(wide, where=np.isfinite(wide), out=np.ones_like(wide))
+        digits = _DIGITS - 1 - np.floor(np.log10(np.maximum(sizes, 1e-30)))
+    scale = 10.0 ** np.clip(digits, 0, 30)  # what is large stays whole
+    rounded: list[float] = (np.round(wide * scale) / scale).tolist()
+    return [value if math.isfinite(value) else None for value in rounded]
+
+
+def _number(value: float, *, exact: bool = False) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    value = round(float(value), 3) if exact else float(f"{value:.{_DIGITS}g}")
+    return int(value) if value.is_integer() else value
+
+
+def _short(value: float | None) -> float | int | None:
+    """As it is written: whole numbers and times exactly, others with few digits."""
+    if value is None or not math.isfinite(value):
+        return None
+    if float(value).is_integer() or abs(value) >= 10**_DIGITS:
+        return _number(value, exact=True)
+    return _number(value)

@@ -1,0 +1,75 @@
+"""What this machine has left: memory, disk, load; read from the system, for Linux without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from node.monitor.views import MachineView
+
+KEPT_S = 5.0  # figures are read anew no more often than this
+_PROC = Path("/proc")
+
+
+class Machine:
+    """Reads the machine's figures; ``directory`` is where this node writes."""
+
+    def __init__(
+        self, directory: Path, *, clock: Callable[[], float] = time.monotonic, proc: Path = _PROC
+    ) -> None:
+        self._directory, self._clock, self._proc = directory, clock, proc
+        self._view = MachineView()
+        self._read_at = float("-inf")
+
+    def __call__(self) -> MachineView:
+        """The figures, at most :data:`KEPT_S` seconds old."""
+        if (now := self._clock()) - self._read_at >= KEPT_S:
+            self._read_at, self._view = now, self._read()
+        return self._view
+
+    def _read(self) -> MachineView:
+        memory = self._memory()
+        try:
+            disk = shutil.disk_usage(self._directory)
+        except OSError:
+            disk = None
+        return MachineView(
+            cores=os.cpu_count() or 0,
+            load=os.getloadavg()[0],
+            memory_total=memory.get("MemTotal"),
+            memory_available=memory.get("MemAvailable"),
+            memory_used=self._resident(),
+            disk_total=disk.total if disk else None,
+            disk_free=disk.free if disk else None,
+        )
+
+    def _memory(self) -> dict[str, int]:
+        """``/proc/meminfo`` in bytes; empty where there is none."""
+        try:
+            lines = (self._proc / "meminfo").read_text().splitlines()
+        except OSError:
+            return {}
+        fields = [line.split() for line in lines if line.endswith(" kB")]
+        return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields}
+
+    def _resident(self) -> int | None:
+        """Resident bytes of this process and its children (the trainer ranks)."""
+        me = os.getpid()
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = 0
+        for process in (me, *self._children(me)):
+            try:
+                total += int((self._proc / str(process) / "statm").read_text().split()[1]) * page
+            except OSError:  # it has ended meanwhile
+                continue
+        return total or None
+
+    def _children(self, parent: int) -> list[int]:
+        try:
+            text = (self._proc / str(parent) / "task" / str(parent) / "children").read_text()
+        except OSError:
+            return []
+        return [int(word) for word in text.split()]

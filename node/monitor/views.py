@@ -1,0 +1,90 @@
+"""What the node's state consists of, as plain data: itself, the run, peers, links, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What does not change while the process runs."""
+
+    peer: str
+    role: str = "island"
+    name: str = ""
+    region: str = ""
+    version: str = ""
+    device: str = ""
+    listen: str = ""
+    public_addr: str = ""
+    join_address: str = ""
+    pid: int = 0
+    started: float = 0.0  # seconds since the Unix epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run this node takes part in."""
+
+    id: str  # hex
+    label: str
+    total_rounds: int
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerView:
+    """One peer as this node sees it, itself included."""
+
+    peer: str
+    name: str = ""
+    role: str = "island"
+    status: str = ""
+    region: str = ""
+    version: str = ""
+    round: int = 0
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens_per_second: float = 0.0
+    total_tokens: int = 0
+    link: Literal["self", "direct", "relay", "none"] = "none"
+    address: str = ""  # the kind of its best address: "public IPv4", "loopback", "name", …
+    rtt_s: float | None = None
+    upload: float = 0.0  # bytes a second, as it measured itself
+    download: float = 0.0
+    agrees: bool | None = None  # its outer state is ours bit for bit; None: at another round
+    distance: float | None = None  # to the islands' mean before the last merge, relative
+    clock_offset_s: float | None = None
+    silent_s: float = 0.0  # since it was last heard of
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one kind since the start (kinds: gradients, state, control, dht, relay)."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A measured link between two peers, bytes a second."""
+
+    source: str
+    target: str
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineView:
+    """This node's machine; bytes, None where it cannot be told."""
+
+    cores: int = 0
+    load: float | None = None  # processes that wanted to run, mean of a minute
+    memory_total: int | None = None
+    memory_available: int | None = None
+    memory_used: int | None = None  # resident, of the daemon and its trainer ranks
+    disk_total: int | None = None  # of the file system of the state directory
+    disk_free: int | None = None
