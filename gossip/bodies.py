@@ -1,27 +1,32 @@
-"""Encoded parts on their way: out of memory, into memory, and checked before anyone relies on them.
+"""What every exchange of a node shares, and the form of what is streamed.
 
-A part counts as held only when its bytes match the digest *and* decode: what a majority has voted
-for must be applicable everywhere.
+A merged part is streamed while it is merged, so what its owner states about it comes last: the
+body is the encoded part and a trailer of a length that both ends know beforehand::
+
+    BLAKE3 of the encoded part (32) | elements of each contributor, 8 each | signature (64)
+
+in the order of the plan's contributors, big endian. Header and trailer make up the
+:class:`~protocols.messages.PartResult` that the owner has signed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from blake3 import blake3
 
-from gossip.merging import as_bytes
 from protocols.codecs import RangeCodec
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId
-from protocols.messages import PartRequest, PartResult
-from protocols.transport import CHUNK_BYTES, Buffer, Incoming, Outgoing, Transport
+from protocols.messages import MAX_PEERS, Included, PartResult, Transfer
+from protocols.transport import Transport
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+_DIGEST, _COUNT, _SIGNATURE = 32, 8, 64
 
 
 @dataclass
@@ -37,50 +42,62 @@ class Wiring:
     now: Callable[[], float]
 
 
-def check_part(codec: RangeCodec, result: PartResult, data: torch.Tensor) -> None:
-    """Raise RemoteProtocolError unless ``data`` is what the result says, and can be applied."""
-    if blake3(as_bytes(data)).digest() != result.digest:
-        raise Malformed("the part does not match its digest")
-    for chunk in codec.chunks(result.start, result.stop):
-        values = torch.empty(chunk.stop - chunk.start)
-        codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], values)
+def trailer_size(contributors: int) -> int:
+    """Bytes of a trailer under a plan with so many contributors."""
+    return _DIGEST + _COUNT * contributors + _SIGNATURE
 
 
-async def pull_part(
-    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float
-) -> torch.Tensor:
-    """The encoded bytes of a merged part, checked. Raises TransportError or RemoteProtocolError."""
-    header = PartRequest(
-        wiring.run, result.fragment, result.round, result.start, result.stop, result.digest
+MAX_TRAILER = trailer_size(MAX_PEERS)
+
+
+def trailer_of(result: PartResult, contributors: int) -> bytes:
+    """What is sent behind a part."""
+    counts = [0] * contributors
+    for included in result.included:
+        counts[included.contributor] = included.elements
+    numbers = b"".join(count.to_bytes(_COUNT, "big") for count in counts)
+    return result.digest + numbers + result.signature
+
+
+def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
+    """The owner's statement, not verified yet; raises :class:`Malformed` for none at all."""
+    numbers = trailer[_DIGEST:-_SIGNATURE]
+    counts = [
+        int.from_bytes(numbers[at : at + _COUNT], "big") for at in range(0, len(numbers), _COUNT)
+    ]
+    if any(count > header.stop - header.start for count in counts):
+        raise Malformed("more elements than the part has")
+    return PartResult(
+        header.fragment,
+        header.round,
+        header.start,
+        header.stop,
+        owner,
+        header.codec,
+        trailer[:_DIGEST],
+        included_of(counts),
+        header.basis,
+        trailer[-_SIGNATURE:],
     )
-    size = wiring.codec.encoded_size(result.start, result.stop)
-    async with wiring.transport.pull(
-        peer, "part", header.encode(), max_length=size, timeout=timeout
-    ) as incoming:
-        data = await read_exactly(incoming, size, lambda: None)
-    await wiring.offload(lambda: check_part(wiring.codec, result, data))
-    return data
 
 
-async def read_exactly(incoming: Incoming, size: int, moved: Callable[[], None]) -> torch.Tensor:
-    """A body of exactly ``size`` bytes as a uint8 tensor; raises :class:`Malformed`."""
-    if incoming.length != size:
-        raise Malformed(f"{incoming.length} bytes where {size} belong")
-    data = torch.empty(size, dtype=torch.uint8)
-    view, at = as_bytes(data), 0
-    async for chunk in incoming:
-        view[at : at + len(chunk)] = chunk
-        at += len(chunk)
-        moved()
-    return data
+def included_of(counts: Sequence[int]) -> tuple[Included, ...]:
+    """Who is in a part, by the elements of each contributor of the plan."""
+    return tuple(Included(index, count) for index, count in enumerate(counts) if count)
 
 
-def outgoing(data: torch.Tensor) -> Outgoing:
-    """A uint8 tensor as a body, in chunks that share its memory."""
-    view = as_bytes(data)
+def chunk_at(codec: RangeCodec, header: Transfer) -> int:
+    """The number of the chunk a transfer begins with; Malformed if none begins there."""
+    at = header.start + header.done
+    chunks = codec.chunks(header.start, header.stop)
+    for index, chunk in enumerate(chunks):
+        if chunk.start == at:
+            return index
+    if at == header.stop:
+        return len(chunks)
+    raise Malformed("no chunk begins there")
 
-    async def chunks() -> AsyncIterator[Buffer]:
-        for at in range(0, len(view), CHUNK_BYTES):
-            yield view[at : at + CHUNK_BYTES]
 
-    return Outgoing(len(view), chunks())
+def as_bytes(data: torch.Tensor) -> memoryview:
+    """A uint8 tensor's memory."""
+    return memoryview(data.numpy())  # type: ignore[arg-type]  # numpy's stubs lack Buffer on 3.11

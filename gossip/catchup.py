@@ -13,8 +13,9 @@ from enum import Enum
 
 import torch
 
-from gossip.bodies import Wiring, pull_part
+from gossip.bodies import Wiring
 from gossip.certificate import check_certificate, outcome_hash
+from gossip.receiving import pull_part
 from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import PeerId

@@ -62,8 +62,8 @@ class Replica(Protocol):
     @property
     def roster(self) -> tuple[PeerId, ...]: ...
 
-    def delta(self, start: int, stop: int) -> torch.Tensor:
-        """This island's pseudo-gradient, fp32 [stop − start]."""
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """This island's pseudo-gradient (:class:`gossip.slicing.Source`)."""
         ...
 
     async def apply(
@@ -159,6 +159,8 @@ class Swarm:
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once."""
         self.presence.note(**changes)
+        if changes.get("ready"):
+            self.exchange.prepare()
         self._kick.set()
         self.presence.tell()
 
@@ -175,7 +177,7 @@ class Swarm:
             self.ledger.clear()
             if certificate is not None:
                 self.ledger.add(certificate, {})
-            self.exchange.stop()
+            await self.exchange.stop()
             self._open_round()
         await self._announce_move()
 
@@ -289,8 +291,8 @@ class Swarm:
             if certificate.outcome.previous != self.replica.place.previous:
                 return  # somebody was quicker
             self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
+            await self.exchange.stop()
             await self.replica.apply(certificate, parts)
-            self.exchange.stop()
             now = self.now()
             if self._last_commit is not None:
                 gap = now - self._last_commit

@@ -1,116 +1,314 @@
-"""An owner's work on one part: collect slices, merge them once, sign what came out.
+"""An owner's work on one part: add chunks as they arrive, pass each on as soon as it is merged.
 
-Slices are kept encoded until all that are expected are in, or the plan gives up on the rest, and
-are then summed in the order of the plan's contributors. So the merged bytes depend on who
-contributed and not on whose bytes arrived first, and a slice that breaks off half-way has left
-no trace.
+A part is merged chunk by chunk (:data:`protocols.codecs.CHUNK` elements). Every contributor's
+chunks arrive in order, so what of a contributor is in the part is a prefix of it. A chunk is
+complete when everybody who is still expected has brought it; then my own values are added, the
+mean is encoded once, and whoever streams the part on is woken. A contributor that is given up on
+stays in the chunks that it brought and is in no later one.
+
+The sums are Σ share·x in fp32, each share being of the whole planned weight, so that they cannot
+overflow whatever arrives when; where somebody is missing the chunk is divided by the sum of the
+shares that are in it. Addends follow the order of arrival, mine last: the last bits differ from
+run to run, which is why only the owner's bytes count. Codec fp32 is summed up in the result itself.
+
+Nothing here waits or locks: all of it runs where the transport handles data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from blake3 import blake3
 
-from protocols.codecs import RangeCodec
-from protocols.errors import Malformed, NonFinite
+from gossip.bodies import as_bytes
+from gossip.slicing import FINITE, Source, largest, within
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Contributor, Included, Plan
+from protocols.transport import Buffer
+
+AT_A_TIME = 4  # chunks merged without letting others have their turn
 
 
-@dataclass
-class Collecting:
-    """The slices of one part as they come in at its owner."""
+class PartMerge:
+    """One part being merged. ``shares`` are those of all who may count, mine (``me``) included.
 
-    start: int
-    stop: int
-    plan: Plan
-    slices: dict[PeerId, torch.Tensor] = field(default_factory=dict)  # uint8, encoded
-    refused: set[PeerId] = field(default_factory=set)
-    closed: bool = False  # merged, or being merged: later slices come too late
-
-    def renew(self, plan: Plan) -> None:
-        """A later plan for the same part: it may expect fewer contributors."""
-        self.plan = plan
-
-    def waits_for(self) -> list[PeerId]:
-        """Active contributors whose slice is not in yet."""
-        return [
-            c.peer
-            for c in self.plan.contributors
-            if c.active and c.peer not in self.slices and c.peer not in self.refused
-        ]
-
-
-def merge(
-    codec: RangeCodec, contributors: Sequence[Contributor], collecting: Collecting
-) -> tuple[torch.Tensor, bytes, tuple[Included, ...]]:
-    """The weighted mean of the slices: encoded bytes (uint8), their digest, who is in it.
-
-    Σ w·x / Σ w over what arrived, accumulated in fp32 in the order of ``contributors``. A slice
-    that does not decode to finite numbers is left out and its sender listed in
-    ``collecting.refused``; so is the loudest, should the mean be beyond what the codec carries.
-    Who has no weight is not in it, and without any weight the mean is zero.
+    ``expected`` are those to wait for; ``post`` runs a callback later on the same thread;
+    ``finished`` is called once, when the last chunk is merged.
     """
-    start, stop = collecting.start, collecting.stop
-    encoded = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
-    while True:
-        counted = [
-            (index, c)
-            for index, c in enumerate(contributors)
-            if c.peer in collecting.slices and c.peer not in collecting.refused and c.weight > 0
-        ]
-        total = sum(c.weight for _, c in counted)
-        mean = torch.zeros(stop - start, dtype=torch.float32)
-        at_fault = None
-        for _, contributor in counted:
-            try:
-                _add(
-                    codec,
-                    collecting.slices[contributor.peer],
-                    start,
-                    contributor.weight / total,
-                    mean,
-                )
-            except (NonFinite, Malformed):
-                at_fault = contributor.peer
+
+    def __init__(
+        self,
+        codec: RangeCodec,
+        start: int,
+        stop: int,
+        *,
+        shares: Mapping[PeerId, float],
+        expected: Iterable[PeerId],
+        me: PeerId,
+        post: Callable[[Callable[[], None]], None],
+        begun: Callable[[], None],
+        finished: Callable[[], None],
+    ) -> None:
+        self.codec, self.start, self.stop = codec, start, stop
+        self.chunks = codec.chunks(start, stop)
+        self.result = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
+        self.merged = 0  # chunks
+        self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
+        self.trailer = b""  # what is sent behind the last chunk, once it is known
+        self.wakes: list[Callable[[], None]] = []  # of who streams the part on
+        self._shares, self._me = shares, me
+        self._post, self._begun, self._finished = post, begun, finished
+        self._expected = {peer for peer in expected if peer != me and peer in shares}
+        self._reached = dict.fromkeys(self._expected, 0)  # chunks that each has brought
+        number = len(self.chunks)
+        self._missing = [len(self._expected)] * number  # of those expected
+        self._counts = [0] * number  # slices in the sum
+        self._weights = [0.0] * number  # and their shares
+        self._sums: dict[int, torch.Tensor] = {}
+        self._spare: list[torch.Tensor] = []
+        self._plain = self.result.view(torch.float32) if codec.name == "fp32" else None
+        self._source: Source | None = None
+        self._settled = False  # it is known whether I contribute
+        self._hasher = blake3()
+        self._busy = self._closed = False
+
+    # --- what may be asked from any thread -------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """All chunks are merged."""
+        return self.merged == len(self.chunks)
+
+    @property
+    def ready_bytes(self) -> int:
+        """So much of :attr:`result` is final."""
+        return self.chunks[self.merged].offset if not self.done else len(self.result)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of anybody's is in, and I have nothing either."""
+        return self._source is None and not self._counts[0]
+
+    def waits_for(self) -> set[PeerId]:
+        """Who has yet to bring something."""
+        number = len(self.chunks)
+        return {peer for peer in tuple(self._expected) if self._reached[peer] < number}
+
+    def reached(self, peer: PeerId) -> int:
+        """How many chunks of a contributor are in."""
+        if peer == self._me:
+            return self.merged if self._source is not None else 0
+        return self._reached.get(peer, 0)
+
+    def elements(self, peer: PeerId) -> int:
+        """How many elements of a contributor are in: the first so many of the part."""
+        number = self.reached(peer)
+        return self.chunks[number - 1].stop - self.start if number else 0
+
+    def digest(self) -> bytes:
+        """BLAKE3 of the merged part, once it is done."""
+        return self._hasher.digest()
+
+    # --- where data is handled -------------------------------------------------------------------
+
+    def settle(self, source: Source | None) -> None:
+        """My own contribution can be had from ``source``, or there is none: merging may begin."""
+        if not self._settled and not self._closed:
+            self._settled = True
+            self._source = source if self._me in self._shares else None
+            self._advance()
+
+    def add(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
+        """A contributor's chunk, encoded (uint8); one that is in already is ignored.
+
+        Raises RemoteRefused ``late`` when it is not expected any more. A chunk that does not
+        decode to finite numbers raises RemoteProtocolError, and its sender is given up on.
+        """
+        if peer not in self._expected:
+            raise RemoteRefused("late", "merged without it")
+        if index != self._reached[peer]:
+            if index < self._reached[peer]:
+                return
+            raise Malformed("a chunk before its turn")
+        try:
+            self._sum_up(index, data, self._shares[peer])
+        except (NonFinite, Malformed):
+            self.give_up(peer)
+            raise
+        self._reached[peer] += 1
+        self._missing[index] -= 1
+        self._advance()
+
+    def moved(self, peer: PeerId, count: int) -> None:
+        """So many more bytes of a contributor have come."""
+        self.arrived[peer] = self.arrived.get(peer, 0) + count
+
+    def give_up(self, peer: PeerId) -> None:
+        """Wait no more for a contributor; what it has brought stays in."""
+        if peer in self._expected:
+            self._expected.discard(peer)
+            for index in range(self._reached[peer], len(self.chunks)):
+                self._missing[index] -= 1
+            self._advance()
+
+    def close(self) -> None:
+        """The round is over here: take nothing more, touch no source any more."""
+        self._expected.clear()
+        if not self.done:
+            self._closed, self._source = True, None
+
+    def seal(self, trailer: bytes) -> None:
+        """The trailer is known: the last bytes may be sent."""
+        self.trailer = trailer
+        self._wake()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _sum_up(self, index: int, data: torch.Tensor, share: float) -> None:
+        chunk, total = self.chunks[index], self._sum(index)
+        first = not self._counts[index]
+        if self._plain is not None:  # straight from where it was received
+            values = data.view(torch.float32)
+            if not within(values, FINITE):
+                raise NonFinite("fp32: a value is not finite")
+            if first:
+                torch.mul(values, share, out=total)
+            else:
+                total.add_(values, alpha=share)
+        elif first:
+            self.codec.decode_chunk(chunk, data, total)
+            total.mul_(share)
+        else:
+            self.codec.decode_add_chunk(chunk, data, share, total)
+        self._counts[index] += 1
+        self._weights[index] += share
+
+    def _sum(self, index: int) -> torch.Tensor:
+        chunk = self.chunks[index]
+        if self._plain is not None:
+            return self._plain[chunk.start - self.start : chunk.stop - self.start]
+        if index not in self._sums:
+            self._sums[index] = self._spare.pop() if self._spare else torch.empty(CHUNK)
+        return self._sums[index][: chunk.stop - chunk.start]
+
+    def _advance(self) -> None:
+        """Merge what is complete, a few chunks at a time."""
+        if self._busy:
+            return
+        before = self.merged
+        while self._next_is_complete():
+            if self.merged - before == AT_A_TIME:
+                self._busy = True
+                self._post(self._go_on)
                 break
-        if at_fault is None:
+            self._merge(self.merged)
+            self.merged += 1
+        if self.merged > before:
+            if not before:
+                self._begun()
+            if self.done:
+                self._finished()
+            self._wake()
+
+    def _go_on(self) -> None:
+        self._busy = False
+        self._advance()
+
+    def _next_is_complete(self) -> bool:
+        open_ = self._settled and not self._closed and not self.done
+        return open_ and not self._missing[self.merged]
+
+    def _merge(self, index: int) -> None:
+        chunk, total = self.chunks[index], self._sum(index)
+        count, weight = self._counts[index], self._weights[index]
+        if self._source is not None:
+            share = self._shares[self._me]
+            scratch = self._spare.pop() if self._spare else torch.empty(CHUNK)
+            mine = self._source.delta(chunk.start, chunk.stop, scratch[: len(total)])
+            if count:
+                total.add_(mine, alpha=share)
+            else:
+                torch.mul(mine, share, out=total)
+            self._spare.append(scratch)
+            count, weight = count + 1, weight + share
+        if not count:
+            total.zero_()
+        elif count < len(self._shares):
+            total.mul_(1.0 / weight)
+        target = self.result[chunk.offset : chunk.offset + chunk.size]
+        if self._plain is None:
             try:
-                codec.encode(start, mean, encoded)
-                break
-            except ValueError:
-                at_fault = _loudest(codec, [c.peer for _, c in counted], collecting)
-        collecting.refused.add(at_fault)  # the shares change: sum again without it
-    included = tuple(Included(index, stop - start) for index, _ in counted)
-    return encoded, blake3(as_bytes(encoded)).digest(), included
+                self.codec.encode_chunk(chunk, total, target)
+            except ValueError:  # what a decoder takes is a little more than what an encoder does
+                bound = largest(self.codec)
+                self.codec.encode_chunk(chunk, total.clamp_(-bound, bound), target)
+            self._spare.append(self._sums.pop(index))
+        elif not within(total, FINITE):
+            total.clamp_(-largest(self.codec), largest(self.codec))
+        self._hasher.update(as_bytes(target))
+
+    def _wake(self) -> None:
+        for wake in self.wakes:
+            wake()
 
 
-def _loudest(codec: RangeCodec, peers: Sequence[PeerId], collecting: Collecting) -> PeerId:
-    """Whose slice has the element of largest magnitude."""
+class SliceDrain:
+    """A contributor's slice on its way into a merge, from the ``first`` chunk of the part on.
 
-    def loudness(peer: PeerId) -> float:
-        values = torch.zeros(collecting.stop - collecting.start)
-        _add(codec, collecting.slices[peer], collecting.start, 1.0, values)
-        return float(values.abs().max())
+    Each chunk is added when its last byte is in; memory: one encoded chunk.
+    """
 
-    return max(peers, key=loudness)
+    def __init__(self, merge: PartMerge, peer: PeerId, first: int) -> None:
+        self._merge, self._peer, self._index = merge, peer, first
+        self._buffer = torch.empty(max(c.size for c in merge.chunks), dtype=torch.uint8)
+        self._view = as_bytes(self._buffer)
+        self._at = 0
+        self.length = len(merge.result) - _offset(merge, first)
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is always room."""
+
+    def room(self) -> memoryview:
+        """The rest of the chunk that is on its way."""
+        return self._view[self._at : self._merge.chunks[self._index].size]
+
+    def took(self, count: int) -> None:
+        """Raises as :meth:`PartMerge.add` does."""
+        self._at += count
+        self._merge.moved(self._peer, count)
+        size = self._merge.chunks[self._index].size
+        if self._at == size:
+            self._merge.add(self._peer, self._index, self._buffer[:size])
+            self._index, self._at = self._index + 1, 0
 
 
-def _add(
-    codec: RangeCodec, data: torch.Tensor, start: int, share: float, into: torch.Tensor
-) -> None:
-    for chunk in codec.chunks(start, start + len(into)):
-        codec.decode_add_chunk(
-            chunk,
-            data[chunk.offset : chunk.offset + chunk.size],
-            share,
-            into[chunk.start - start : chunk.stop - start],
-        )
+class MergedFeed:
+    """A part on its way to a member while it is merged, from the ``first`` chunk on; then the
+    trailer of :mod:`gossip.bodies`, ``trailer`` bytes long."""
+
+    def __init__(self, merge: PartMerge, first: int, trailer: int) -> None:
+        self._merge = merge
+        self._view = as_bytes(merge.result)
+        self._at = _offset(merge, first)
+        self.length = len(self._view) - self._at + trailer
+        self.given = 0  # bytes handed out
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """To be woken when a chunk is merged."""
+        self._merge.wakes.append(wake)
+
+    def next(self) -> Buffer | None:
+        """All that is final and not sent yet; None while there is nothing."""
+        begin, self._at = self._at, max(self._at, self._merge.ready_bytes)
+        found: Buffer = self._view[begin : self._at]
+        if not found and self._at == len(self._view) and self.given < self.length:
+            found = self._merge.trailer
+        self.given += len(found)
+        return found or None
 
 
-def as_bytes(data: torch.Tensor) -> memoryview:
-    """A uint8 tensor's memory."""
-    return memoryview(data.numpy())  # type: ignore[arg-type]  # numpy's stubs lack Buffer on 3.11
+def _offset(merge: PartMerge, chunk: int) -> int:
+    """Where a chunk begins, in bytes; behind the last one, where the part ends."""
+    return merge.chunks[chunk].offset if chunk < len(merge.chunks) else len(merge.result)

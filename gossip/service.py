@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
-from gossip.bodies import outgoing
+from gossip.bodies import MAX_TRAILER, as_bytes
 from gossip.exchange import Exchange
+from protocols.bodies import BufferFeed
 from protocols.errors import RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
     Certificate,
     CertificateRequest,
     Certificates,
-    Contribution,
     PartRequest,
-    PartResult,
     Plan,
     Prepare,
     Suspect,
+    Transfer,
     Vote,
 )
-from protocols.transport import Incoming, Outgoing
+from protocols.transport import Feed, Incoming
 from protocols.wire import decode_any
 
 if TYPE_CHECKING:
@@ -52,13 +52,21 @@ class Service:
         async def on_merged(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
             return await self._counted(sender, self._on_merged(sender, header, incoming))
 
-        async def on_part(sender: PeerId, header: bytes) -> Outgoing:
+        async def slice_reached(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._slice_reached(sender, body))
+
+        async def merged_reached(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._merged_reached(sender, body))
+
+        async def on_part(sender: PeerId, header: bytes) -> Feed:
             return await self._counted(sender, self._on_part(header))
 
         transport.on_call("round", on_round, max_body=Plan.MAX_BYTES)
         transport.on_call("certificates", on_certificates)
         transport.on_push("slice", on_slice, max_length=largest)
-        transport.on_push("merged", on_merged, max_length=largest)
+        transport.on_push("merged", on_merged, max_length=largest + MAX_TRAILER)
+        transport.on_call("slice", slice_reached)
+        transport.on_call("merged", merged_reached)
         transport.on_pull("part", on_part)
 
     async def _counted(self, sender: PeerId, answer: Awaitable[T]) -> T:
@@ -94,24 +102,32 @@ class Service:
         return Certificates(tuple(found)).encode()
 
     async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        contribution = Contribution.decode(header)
-        self._check_run(contribution.run)
-        exchange = await self._exchange_of(contribution.round, sender)
-        return await exchange.on_slice(sender, contribution, incoming)
+        transfer, exchange = await self._transfer(sender, header)
+        return await exchange.on_slice(sender, transfer, incoming)
+
+    async def _slice_reached(self, sender: PeerId, body: bytes) -> bytes:
+        transfer, exchange = await self._transfer(sender, body)
+        return await exchange.slice_reached(sender, transfer)
 
     async def _on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        result = PartResult.decode(header)
-        exchange = await self._exchange_of(result.round, sender)
-        return await exchange.on_merged(sender, result, incoming)
+        transfer, exchange = await self._transfer(sender, header)
+        return await exchange.on_merged(sender, transfer, incoming)
 
-    async def _exchange_of(self, round_: int, sender: PeerId) -> Exchange:
-        await self._come_to(round_, sender)
+    async def _merged_reached(self, sender: PeerId, body: bytes) -> bytes:
+        transfer, exchange = await self._transfer(sender, body)
+        return await exchange.merged_reached(sender, transfer)
+
+    async def _transfer(self, sender: PeerId, header: bytes) -> tuple[Transfer, Exchange]:
+        """What is to be transferred, and the exchange that it belongs to."""
+        transfer = Transfer.decode(header)
+        self._check_run(transfer.run)
+        await self._come_to(transfer.round, sender)
         exchange = self.swarm.exchange
-        if round_ != exchange.round:
-            raise RemoteRefused("late", f"round {round_} is over here")
+        if transfer.round != exchange.round:
+            raise RemoteRefused("late", f"round {transfer.round} is over here")
         if sender not in self.swarm.replica.roster:
             raise RemoteRefused("stranger", "not a member of this round")
-        return exchange
+        return transfer, exchange
 
     async def _come_to(self, round_: int, sender: PeerId) -> None:
         """Make sure that this node has come to ``round_``, if a peer can know that there is one."""
@@ -122,7 +138,7 @@ class Service:
                 raise RemoteRefused("stranger", "announce yourself first")
             await swarm.reach(round_, sender)
 
-    async def _on_part(self, header: bytes) -> Outgoing:
+    async def _on_part(self, header: bytes) -> Feed:
         request = PartRequest.decode(header)
         self._check_run(request.run)
         wanted = (request.start, request.stop, request.digest)
@@ -133,7 +149,7 @@ class Service:
                     data = held
         if data is None:
             raise RemoteRefused("gone", "this part is not kept here")
-        return outgoing(data)
+        return BufferFeed(as_bytes(data))
 
     def _check_run(self, run: bytes) -> None:
         if run != self.swarm.wiring.run:

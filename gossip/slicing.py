@@ -1,31 +1,79 @@
-"""This island's own contribution, cut into slices: encoded on demand, withheld if it diverged."""
+"""This island's own contribution: looked at once, then encoded chunk by chunk while it is sent.
+
+A pseudo-gradient that diverged helps nobody, so all of it is checked before any of it leaves
+(:class:`OwnContribution`). What is sent then is made on demand (:class:`SliceFeed`): a slice never
+lies in memory as a whole.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring
+from gossip.bodies import Wiring, as_bytes
 from gossip.validity import Shape
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.identity import PeerId
+from protocols.messages import Contributor
+from protocols.transport import Buffer
 
-PIECE = 2**22  # elements looked at in one go
+NEGLIGIBLE = 2.0**-64  # of the whole weight: in float32 nothing would be left of such a share
+FINITE = torch.finfo(torch.float32).max
+BOUNDS = (2.0**126, 65504.0)  # what block codecs and bf16 carry for certain, and what fp16 does
 
 
 class Source(Protocol):
     """Where this member's own contribution comes from."""
 
-    def delta(self, start: int, stop: int) -> torch.Tensor:
-        """The pseudo-gradient of elements ``[start, stop)``, fp32 [stop − start]."""
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """The pseudo-gradient of elements ``[start, stop)``, fp32 [stop − start].
+
+        Either written to ``out``, which has that shape, or a view of where it lies. Called from
+        several threads, on ranges of at most ``CHUNK`` elements; what it reads must not change
+        while the round is on.
+        """
         ...
 
 
+def shares(contributors: Iterable[Contributor]) -> dict[PeerId, float]:
+    """Which share of the planned weight each contributor has, without those that count nothing."""
+    contributors = tuple(contributors)
+    total = sum(c.weight for c in contributors)
+    return {
+        c.peer: c.weight / total for c in contributors if c.weight and c.weight / total > NEGLIGIBLE
+    }
+
+
+def largest(codec: RangeCodec) -> float:
+    """A magnitude up to which every mean of values can be encoded."""
+    for bound in BOUNDS:
+        try:
+            codec.encode(0, torch.tensor([bound]), bytearray(codec.encoded_size(0, 1)))
+        except ValueError:
+            continue
+        return bound
+    raise ValueError(f"{codec.name} carries less than {BOUNDS[-1]}")
+
+
+def within(values: torch.Tensor, bound: float) -> bool:
+    """Whether all values are finite and of a magnitude up to ``bound``.
+
+    A small sum of squares proves it in one pass at the speed of memory.
+    """
+    square = torch.dot(values, values).item()
+    if square <= min(bound * bound, 1e38):
+        return True
+    return not math.isnan(square) and bool(values.abs().amax() <= bound)
+
+
 @dataclass
-class OwnSlices:
-    """The slices of one round. ``refused`` is told once why there are none."""
+class OwnContribution:
+    """What this island has for one round; ``refused`` is told once why there is nothing."""
 
     wiring: Wiring
     shape: Shape
@@ -34,38 +82,63 @@ class OwnSlices:
     _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sound: bool | None = None
 
-    async def encoded(self, start: int, stop: int) -> torch.Tensor | None:
-        """My slice of a part (uint8); None where I have nothing that could be merged."""
-        if not await self._is_sound():
-            return None
-        found: torch.Tensor | None = await self.wiring.offload(lambda: self._encode(start, stop))
-        if found is None and self._sound:
-            self._sound = False  # what was sent already is sound; nothing more is sent
-            self.refused(f"own pseudo-gradient is beyond what {self.shape.codec} can carry")
-        return found
-
-    async def _is_sound(self) -> bool:
-        """Whether all of my pseudo-gradient is finite: a part of a diverged one helps nobody."""
+    async def is_sound(self) -> bool:
+        """Whether all of my pseudo-gradient can be merged: parts of a diverged one help nobody."""
         async with self._judging:
             if self._sound is None:
-                self._sound = bool(await self.wiring.offload(self._all_finite))
-                if not self._sound:
-                    self.refused("own pseudo-gradient is not finite")
+                why: str = await self.wiring.offload(self._flaw)
+                self._sound = not why
+                if why:
+                    self.refused(f"own pseudo-gradient is {why}")
         return self._sound
 
-    def _all_finite(self) -> bool:
-        for at in range(0, self.shape.size, PIECE):
-            values = self.source.delta(at, min(at + PIECE, self.shape.size))
-            # a small sum of squares proves it in one pass
-            if not torch.dot(values, values).isfinite() and not values.isfinite().all():
-                return False
-        return True
+    def _flaw(self) -> str:
+        bound = largest(self.wiring.codec)
+        scratch = torch.empty(min(CHUNK, self.shape.size))
+        for at in range(0, self.shape.size, CHUNK):
+            stop = min(at + CHUNK, self.shape.size)
+            values = self.source.delta(at, stop, scratch[: stop - at])
+            if not within(values, bound):
+                if values.isfinite().all():
+                    return f"beyond what {self.shape.codec} can carry"
+                return "not finite"
+        return ""
 
-    def _encode(self, start: int, stop: int) -> torch.Tensor | None:
-        codec = self.wiring.codec
-        out = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
-        try:
-            codec.encode(start, self.source.delta(start, stop), out)
-        except ValueError:
-            return None
-        return out
+
+class SliceFeed:
+    """My slice of a part on its way to the owner, from the ``first`` chunk of the part on.
+
+    Without ``first`` it is empty, which says that nothing (more) will come. Memory: one chunk in
+    fp32 and one encoded; with codec fp32 only the former.
+    """
+
+    def __init__(
+        self, codec: RangeCodec, source: Source, start: int, stop: int, first: int | None
+    ) -> None:
+        self._codec = codec
+        self._source = source
+        chunks = codec.chunks(start, stop) if first is not None else []
+        self._left = chunks[first:][::-1]
+        self.length = sum(chunk.size for chunk in self._left)
+        self.given = 0  # bytes handed out
+        self._values = torch.empty(0)
+        self._encoded = torch.empty(0, dtype=torch.uint8)
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is always something to send."""
+
+    def next(self) -> Buffer:
+        """The next chunk; raises :class:`ValueError` where it cannot be encoded."""
+        chunk = self._left.pop()
+        count = chunk.stop - chunk.start
+        if len(self._values) < count:
+            self._values = torch.empty(count)
+        values = self._source.delta(chunk.start, chunk.stop, self._values[:count])
+        self.given += chunk.size
+        if self._codec.name == "fp32":
+            return as_bytes(values.view(torch.uint8))
+        if len(self._encoded) < chunk.size:
+            self._encoded = torch.empty(chunk.size, dtype=torch.uint8)
+        encoded = self._encoded[: chunk.size]
+        self._codec.encode_chunk(chunk, values, encoded)
+        return as_bytes(encoded)

@@ -17,6 +17,7 @@ import torch
 from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest
 from diloco import outer
+from diloco.pseudo_gradient import pseudo_gradient
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from node.trainer.shared import SharedVectors
@@ -87,9 +88,9 @@ class OuterReplica:
         """The place with its certificate, for a checkpoint."""
         return OuterState(self._place, self._roster, self.certificate)
 
-    def delta(self, start: int, stop: int) -> torch.Tensor:
-        """Δ = base − sent of elements [start, stop), fp32."""
-        return self.base[start:stop] - self.sent[start:stop]
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """Δ = base − sent of elements [start, stop), fp32, into ``out``; returns it."""
+        return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
     async def settle(self, state: OuterState | None = None) -> None:
         """Take ``base`` and ``momentum`` as they are now for the state at a place of the chain.

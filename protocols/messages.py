@@ -279,11 +279,16 @@ class Suspect(Message, kind=17):
     peers: Peers
 
 
-# --- headers of long bodies (that of a merged part is its PartResult) --------------------------
+# --- headers of long bodies --------------------------------------------------------------------
 
 
-class Contribution(Message, kind=20):
-    """Header of a slice on its way to a part's owner. An empty body: this island declines."""
+class Transfer(Message, kind=20):
+    """Header of a slice on its way to a part's owner, or of the merged part from there to all.
+
+    The body of a slice is the encoded range; that of a merged part goes on with the trailer of
+    :mod:`gossip.bodies`. A slice with an empty body: this island declines. As a call it asks for
+    itself with the true :attr:`done`.
+    """
 
     run: Digest
     fragment: int
@@ -292,6 +297,7 @@ class Contribution(Message, kind=20):
     stop: int
     codec: Name
     basis: Digest  # as in PartResult
+    done: int  # so many of its elements are there already: the body begins behind them
 
 
 class PartRequest(Message, kind=22):

@@ -57,7 +57,7 @@ class ToyReplica:
         generator = torch.Generator().manual_seed(seed)
         self.sent = self.theta - torch.randn(len(self.theta), generator=generator)
 
-    def delta(self, start: int, stop: int) -> torch.Tensor:
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return self.theta[start:stop] - self.sent[start:stop]
 
     async def apply(

@@ -15,18 +15,19 @@ import torch
 from blake3 import blake3
 from gossip_kit import PLACE, RUN, leader, plan_of
 
-from gossip.bodies import Wiring, outgoing, pull_part
+from gossip.bodies import Wiring, as_bytes, trailer_of
 from gossip.certificate import basis_of, sign_result
 from gossip.exchange import PLAN_WAIT_S, Exchange
-from gossip.merging import as_bytes
+from gossip.receiving import pull_part
 from gossip.validity import Shape, key_of
 from protocols import virtual_time
+from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Contribution, Included, Part, PartRequest, PartResult, Plan
-from protocols.transport import Incoming, Outgoing
+from protocols.messages import Included, Part, PartRequest, PartResult, Plan, Transfer
+from protocols.transport import Feed, Incoming
 
 SIZE = 120_000
 CODEC = RangeCodec("int8", dense=SIZE - 1000)
@@ -53,13 +54,15 @@ class Peer:
         transport = self.wiring.transport
         transport.on_push("slice", self.on_slice, max_length=10**7)
         transport.on_push("merged", self.on_merged, max_length=10**7)
+        transport.on_call("slice", self.slice_reached)
+        transport.on_call("merged", self.merged_reached)
         transport.on_pull("part", self.on_part)
 
     @property
     def me(self) -> PeerId:
         return self.identity.peer_id
 
-    def delta(self, start: int, stop: int) -> torch.Tensor:
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return self.values[start:stop]
 
     def held(self, result: PartResult) -> None:
@@ -82,18 +85,24 @@ class Peer:
             raise
 
     async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = Contribution.decode(header)
+        message = Transfer.decode(header)
         return await self.counted(sender, self.exchange.on_slice(sender, message, incoming))
 
     async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = PartResult.decode(header)
+        message = Transfer.decode(header)
         return await self.counted(sender, self.exchange.on_merged(sender, message, incoming))
 
-    async def on_part(self, sender: PeerId, header: bytes) -> Outgoing:
+    async def slice_reached(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.slice_reached(sender, Transfer.decode(body))
+
+    async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.merged_reached(sender, Transfer.decode(body))
+
+    async def on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)
         for result, data in self.exchange.parts.values():
             if result.digest == request.digest:
-                return outgoing(data)
+                return BufferFeed(as_bytes(data))
         raise RemoteRefused("gone")
 
     def result(self, part: Part) -> PartResult:
@@ -157,7 +166,7 @@ async def world(
         found = World(network, sorted(peers, key=lambda peer: peer.me))
         yield found
         for peer in found.peers:
-            peer.exchange.stop()
+            await peer.exchange.stop()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
@@ -202,22 +211,27 @@ def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
     run(scene)
 
 
-def test_a_contributor_that_dies_in_the_middle_of_its_slice_leaves_no_trace() -> None:
+def test_what_a_contributor_sent_before_it_died_is_merged() -> None:
+    """It counts in the chunks that arrived whole, and its result says which these are."""
+
     async def scene() -> None:
         async with world(upload=1e5) as here:
             dead = here.peers[1]
             plan = plan_of(LEADER, MEMBERS, shape=SHAPE, owners=[here.peers[0].identity])
             for peer in here.peers:
                 peer.exchange.work(plan)
-            await asyncio.sleep(0.5)
             owner = here.peers[0]
-            assert dead.me not in next(iter(owner.exchange._collecting.values())).slices
+            (part,) = owner.exchange._owning._parts.values()
+            # its matrices are there, its vectors on the way
+            await until(lambda: part.merge.elements(dead.me) > 0)
             here.network.kill(dead.me)
             await until(lambda: all(p.exchange.parts for p in here.peers if p is not dead))
             ((result, _),) = owner.exchange.parts.values()
-            counted = {plan.contributors[i.contributor].peer for i in result.included}
-            assert counted == {p.me for p in here.peers if p is not dead}
-            wanted = sum(p.values for p in here.peers if p is not dead) / 3
+            counted = {plan.contributors[i.contributor].peer: i.elements for i in result.included}
+            assert counted == {p.me: SIZE - 1000 if p is dead else SIZE for p in here.peers}
+            alive = sum(p.values for p in here.peers if p is not dead)
+            wanted = (alive + dead.values) / 4
+            wanted[SIZE - 1000 :] = alive[SIZE - 1000 :] / 3
             assert (owner.mean() - wanted).norm() / wanted.norm() < 0.02
 
     run(scene)
@@ -327,20 +341,26 @@ def test_the_same_things_twice_are_taken_once() -> None:
             result, data = owner.exchange.parts[key_of(owner.result(part))]
             push = owner.wiring.transport.push
             with pytest.raises(RemoteRefused, match="late"):
-                await push(here.peers[0].me, "merged", result.encode(), outgoing(data), timeout=1.0)
-            header = slice_header(part)
+                await push(
+                    here.peers[0].me,
+                    "merged",
+                    header_of(part).encode(),
+                    BufferFeed(as_bytes(data), trailer_of(result, 4)),
+                    timeout=1.0,
+                )
+            header = header_of(part)
             with pytest.raises(RemoteRefused, match="late"):
                 await here.peers[0].wiring.transport.push(
-                    owner.me, "slice", header.encode(), outgoing(data), timeout=1.0
+                    owner.me, "slice", header.encode(), BufferFeed(as_bytes(data)), timeout=1.0
                 )
             assert {id(data) for _, data in here.peers[0].exchange.parts.values()} == before
 
     run(scene)
 
 
-def slice_header(part: Part, **changes: Any) -> Contribution:
+def header_of(part: Part, **changes: Any) -> Transfer:
     basis = basis_of(PLAN.contributors)
-    header = Contribution(RUN, 0, 3, part.start, part.stop, "int8", basis)
+    header = Transfer(RUN, 0, 3, part.start, part.stop, "int8", basis, 0)
     return dataclasses.replace(header, **changes)
 
 
@@ -359,19 +379,23 @@ def test_slices_that_are_refused(how: str, code: str, counted: bool) -> None:
             part = PLAN.parts[0]
             owner, liar = here.of(part.owner), here.of(PLAN.parts[1].owner)
             owner.exchange.work(PLAN)
-            header = slice_header(part)
+            header = header_of(part)
             data = torch.zeros(CODEC.encoded_size(part.start, part.stop), dtype=torch.uint8)
             if how == "too short":
                 data = data[:-1].clone()
             elif how == "another codec":
-                header = slice_header(part, codec="fp32")
+                header = header_of(part, codec="fp32")
             elif how == "another range":
-                header = slice_header(part, stop=2**62)
+                header = header_of(part, stop=2**62)
             else:
-                header = slice_header(part, basis=b"x" * 32)
+                header = header_of(part, basis=b"x" * 32)
             with pytest.raises(RemoteRefused) as refusal:
                 await liar.wiring.transport.push(
-                    owner.me, "slice", header.encode(), outgoing(data), timeout=2 * PLAN_WAIT_S
+                    owner.me,
+                    "slice",
+                    header.encode(),
+                    BufferFeed(as_bytes(data)),
+                    timeout=2 * PLAN_WAIT_S,
                 )
             assert refusal.value.code == code
             assert [peer for peer, why in owner.refusals if "late" not in why] == (
@@ -395,8 +419,8 @@ def test_one_peer_has_no_more_than_two_transfers_of_one_slice_under_way() -> Non
                     await greedy.wiring.transport.push(
                         owner.me,
                         "slice",
-                        slice_header(part).encode(),
-                        outgoing(torch.zeros(size, dtype=torch.uint8)),
+                        header_of(part).encode(),
+                        BufferFeed(bytes(size)),
                         timeout=5.0,
                     )
                 except RemoteRefused as error:
@@ -412,8 +436,9 @@ def test_one_peer_has_no_more_than_two_transfers_of_one_slice_under_way() -> Non
 
 @pytest.mark.parametrize(
     "how",
-    ["nan", "another digest", "unknown contributor", "unsigned", "another owner", "no digest"],
-)
+    ["nan", "another digest", "too many elements", "unsigned", "too short", "another codec",
+     "no such chunk"],
+)  # fmt: skip
 def test_merged_parts_that_are_refused(how: str) -> None:
     async def scene() -> None:
         async with world() as here:
@@ -421,30 +446,43 @@ def test_merged_parts_that_are_refused(how: str) -> None:
             liar, other = here.of(part.owner), here.of(PLAN.parts[1].owner)
             other.exchange.work(PLAN)
             data = torch.zeros(CODEC.encoded_size(part.start, part.stop), dtype=torch.uint8)
+            header = header_of(part)
             if how == "nan":
                 data[:2] = torch.tensor([math.nan]).to(torch.bfloat16).view(torch.uint8)
-            result = PartResult(
-                0, 3, part.start, part.stop, liar.me, "int8", blake3(as_bytes(data)).digest(),
-                (Included(0, 5),), basis_of(PLAN.contributors), b"",
-            )  # fmt: skip
+            elif how == "another codec":
+                header = header_of(part, codec="fp32")
+            elif how == "no such chunk":
+                header = header_of(part, done=5)
+            result = merged_as(part, data)
             if how == "another digest":
                 result = dataclasses.replace(result, digest=b"d" * 32)
-            elif how == "no digest":
-                result = dataclasses.replace(result, digest=b"", included=())
-            elif how == "unknown contributor":
-                result = dataclasses.replace(result, included=(Included(4, 5),))
-            elif how == "another owner":
-                result = dataclasses.replace(result, owner=here.peers[3].me)
-            if how != "unsigned":
+            elif how == "too many elements":
+                result = dataclasses.replace(result, included=(Included(3, 40_000),))
+            if how == "unsigned":
+                result = dataclasses.replace(result, signature=bytes(64))
+            else:
                 result = sign_result(liar.identity, RUN, result)
+            body = as_bytes(data)[how == "too short" :]
             with pytest.raises(RemoteRefused, match="protocol"):
                 await liar.wiring.transport.push(
-                    other.me, "merged", result.encode(), outgoing(data), timeout=5.0
+                    other.me,
+                    "merged",
+                    header.encode(),
+                    BufferFeed(body, trailer_of(result, 4)),
+                    timeout=5.0,
                 )
             assert other.exchange.parts == {}
             assert [peer for peer, _ in other.refusals] == [liar.me]
 
     run(scene)
+
+
+def merged_as(part: Part, data: torch.Tensor) -> PartResult:
+    """What an owner says of a part that looks like this."""
+    return PartResult(
+        0, 3, part.start, part.stop, part.owner, "int8", blake3(as_bytes(data)).digest(),
+        (Included(0, 5),), basis_of(PLAN.contributors), b"",
+    )  # fmt: skip
 
 
 def test_parts_that_no_plan_has_take_no_memory() -> None:
@@ -453,16 +491,14 @@ def test_parts_that_no_plan_has_take_no_memory() -> None:
             liar, other = here.of(PLAN.parts[0].owner), here.of(PLAN.parts[1].owner)
             other.exchange.work(PLAN)
             data = torch.zeros(CODEC.encoded_size(0, SIZE), dtype=torch.uint8)
-            result = PartResult(
-                0, 3, 0, SIZE, liar.me, "int8", blake3(as_bytes(data)).digest(), (),
-                basis_of(PLAN.contributors), b"",
-            )  # fmt: skip
+            whole = Part(0, SIZE, liar.me, None)
+            result = sign_result(liar.identity, RUN, merged_as(whole, data))
             with pytest.raises(RemoteRefused, match="late"):
                 await liar.wiring.transport.push(
                     other.me,
                     "merged",
-                    sign_result(liar.identity, RUN, result).encode(),
-                    outgoing(data),
+                    header_of(whole).encode(),
+                    BufferFeed(as_bytes(data), trailer_of(result, 4)),
                     timeout=2 * PLAN_WAIT_S,
                 )
             assert key_of(result) not in other.exchange.parts
@@ -619,15 +655,15 @@ def test_when_the_round_is_over_nothing_goes_on() -> None:
             owner = here.of(PLAN.parts[0].owner)
             owner.exchange.work(PLAN)  # nobody else does: it would wait for four seconds
             await asyncio.sleep(0.2)
-            owner.exchange.stop()
-            await until(lambda: not owner.exchange._tasks, PLAN_WAIT_S + 1.0)
+            await owner.exchange.stop()
+            await until(lambda: not owner.exchange._transfers.tasks, PLAN_WAIT_S + 1.0)
             assert (owner.held_, owner.refusals, owner.faults) == ([], [], [])
             with pytest.raises(RemoteRefused, match="late"):
                 await here.of(PLAN.parts[1].owner).wiring.transport.push(
                     owner.me,
                     "slice",
-                    slice_header(PLAN.parts[0]).encode(),
-                    outgoing(torch.zeros(10, dtype=torch.uint8)),
+                    header_of(PLAN.parts[0]).encode(),
+                    BufferFeed(bytes(10)),
                     timeout=5.0,
                 )
 

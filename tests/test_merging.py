@@ -1,175 +1,435 @@
-"""One part merged from encoded slices: weights, bits, and slices that are not fit to be merged."""
+"""One part merged chunk by chunk: weights, prefixes, arrivals in any order, unfit chunks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from blake3 import blake3
 from gossip_kit import leader, plan_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gossip.merging import Collecting, as_bytes, merge
-from protocols.codecs import RangeCodec
+from gossip.bodies import as_bytes
+from gossip.merging import AT_A_TIME, MergedFeed, PartMerge, SliceDrain
+from gossip.slicing import NEGLIGIBLE, SliceFeed, largest, shares, within
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import Identity
 from protocols.messages import Contributor
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
-PLAN = plan_of(leader(MEMBERS), MEMBERS)
-START, STOP = 1024, 1024 + 5000
+PEERS = [c.peer for c in plan_of(leader(MEMBERS), MEMBERS).contributors]
+ME = PEERS[0]
+START, STOP = 1024, 1024 + 5 * CHUNK // 2  # three chunks of matrices, one of vectors
+DENSE = STOP - 777
+ERRORS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "int4": 0.2}
+
+
+class Values:
+    """A contribution in memory."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        return self.values[start - START : stop - START]
+
+
+@dataclass
+class Owner:
+    """A merge whose contributors and members are driven by hand."""
+
+    codec: RangeCodec
+    weights: Sequence[float] = (1.0, 2.0, 5.0)
+    start: int = START
+    stop: int = STOP
+    posted: list[Callable[[], None]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    merge: PartMerge = field(init=False)
+    values: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        size = self.stop - self.start
+        self.values = [torch.randn(size, generator=generator) for _ in self.weights]
+        self.merge = PartMerge(
+            self.codec,
+            self.start,
+            self.stop,
+            shares=shares(contributors(*self.weights)),
+            expected=PEERS[: len(self.weights)],
+            me=ME,
+            post=self.posted.append,
+            begun=lambda: self.told.append("begun"),
+            finished=lambda: self.told.append("finished"),
+        )
+
+    def feed(self, number: int, first: int = 0) -> SliceFeed:
+        return SliceFeed(self.codec, Values(self.values[number]), self.start, self.stop, first)
+
+    def bring(
+        self, number: int, chunks: int = 99, change: Callable[[bytes], bytes] = bytes
+    ) -> None:
+        """The next chunks of one contributor arrive."""
+        first = self.merge.reached(PEERS[number])
+        feed, drain = self.feed(number, first), SliceDrain(self.merge, PEERS[number], first)
+        for _ in range(min(chunks, len(self.merge.chunks) - first)):
+            data = change(bytes(feed.next()))
+            room = drain.room()
+            room[:] = data
+            drain.took(len(data))
+
+    def settle(self) -> None:
+        self.merge.settle(Values(self.values[0]))
+        self.turn()
+
+    def turn(self) -> None:
+        """Whatever was posted runs."""
+        while self.posted:
+            self.posted.pop(0)()
+
+    def mean(self) -> torch.Tensor:
+        assert self.merge.done
+        assert self.told == ["begun", "finished"]
+        assert blake3(as_bytes(self.merge.result)).digest() == self.merge.digest()
+        out = torch.empty(self.stop - self.start)
+        self.codec.decode(self.start, self.merge.result, out)
+        return out
+
+    def reference(self) -> torch.Tensor:
+        """What ought to come out, in double, by what is said to be in it."""
+        total = torch.zeros(self.stop - self.start, dtype=torch.float64)
+        weight = torch.zeros_like(total)
+        for peer, value, w in zip(PEERS, self.values, self.weights, strict=False):
+            until = self.merge.elements(peer)
+            total[:until] += w * value[:until].double()
+            weight[:until] += w
+        return torch.where(weight > 0, total / weight.clamp(min=1e-300), 0.0)
 
 
 def contributors(*weights: float) -> list[Contributor]:
-    peers = [c.peer for c in PLAN.contributors]
-    return [
-        Contributor(peer, weight, 100, True) for peer, weight in zip(peers, weights, strict=False)
-    ]
+    return [Contributor(peer, w, 100, True) for peer, w in zip(PEERS, weights, strict=False)]
 
 
-def slices(codec: RangeCodec, values: list[torch.Tensor]) -> Collecting:
-    """A part whose slices are all in."""
-    collecting = Collecting(START, STOP, PLAN)
-    for contributor, value in zip(PLAN.contributors, values, strict=False):
-        data = torch.empty(codec.encoded_size(START, STOP), dtype=torch.uint8)
-        codec.encode(START, value, data)
-        collecting.slices[contributor.peer] = data
-    return collecting
+def close(found: torch.Tensor, wanted: torch.Tensor, codec: str) -> bool:
+    return bool((found.double() - wanted).norm() <= ERRORS[codec] * wanted.norm())
 
 
-def random_values(count: int, scale: float = 1.0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    return [scale * torch.randn(STOP - START, generator=generator) for _ in range(count)]
-
-
-def merged(
-    codec: RangeCodec, who: list[Contributor], collecting: Collecting
-) -> tuple[torch.Tensor, list[int]]:
-    """The decoded mean and the indices of those in it."""
-    encoded, digest, included = merge(codec, who, collecting)
-    assert blake3(as_bytes(encoded)).digest() == digest
-    assert {i.elements for i in included} <= {STOP - START}
-    mean = torch.empty(STOP - START)
-    codec.decode(START, encoded, mean)
-    return mean, [i.contributor for i in included]
-
-
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("name", list(ERRORS))
 def test_the_weighted_mean(name: str) -> None:
-    codec = RangeCodec(name, dense=4000)
-    values = random_values(3)
-    mean, counted = merged(codec, contributors(1.0, 2.0, 5.0), slices(codec, values))
-    wanted = (values[0] + 2 * values[1] + 5 * values[2]) / 8
-    assert counted == [0, 1, 2]
-    error = (mean - wanted).norm() / wanted.norm()
-    assert error < {"fp32": 1e-6, "bf16": 1e-2, "int8": 2e-2, "int4": 0.2}[name]
+    owner = Owner(RangeCodec(name, DENSE))
+    owner.bring(1)
+    owner.settle()
+    assert not owner.merge.merged
+    owner.bring(2)
+    owner.turn()
+    assert [owner.merge.elements(peer) for peer in PEERS] == [STOP - START] * 3 + [0]
+    assert close(owner.mean(), owner.reference(), name)
 
 
-def test_bits_do_not_depend_on_the_order_of_arrival() -> None:
-    codec = RangeCodec("int4", dense=4000)
-    values = random_values(4)
-    first = slices(codec, values)
-    second = Collecting(START, STOP, PLAN)
-    for peer in reversed(first.slices):
-        second.slices[peer] = first.slices[peer]
-    who = contributors(3.0, 1.0, 2.0, 7.0)
-    assert torch.equal(merge(codec, who, first)[0], merge(codec, who, second)[0])
+def test_a_chunk_is_merged_as_soon_as_all_have_brought_it() -> None:
+    owner = Owner(RangeCodec("int8", DENSE))
+    owner.settle()
+    feed = MergedFeed(owner.merge, 0, 0)
+    woken: list[int] = []
+    feed.attach(lambda: woken.append(owner.merge.merged))
+    owner.bring(1, 2)
+    assert feed.next() is None
+    owner.bring(2, 1)
+    assert owner.merge.merged == 1
+    assert len(feed.next() or b"") == owner.merge.chunks[1].offset
+    assert feed.next() is None
+    owner.bring(2)
+    assert owner.merge.merged == 2
+    owner.bring(1)
+    owner.turn()
+    assert woken[0] == 1
+    assert woken[-1] == len(owner.merge.chunks)
 
 
-def test_who_has_no_weight_is_not_in_it() -> None:
+def test_my_own_values_are_added_as_they_are() -> None:
+    """With codec int4 a member that merges alone loses nothing on the way in."""
+    codec = RangeCodec("int4", DENSE)
+    owner = Owner(codec, weights=(1.0,))
+    owner.settle()
+    direct = torch.empty(codec.encoded_size(START, STOP), dtype=torch.uint8)
+    codec.encode(START, owner.values[0], direct)
+    assert torch.equal(owner.merge.result, direct)
+
+
+def test_a_long_part_leaves_room_for_others() -> None:
+    owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0,), stop=START + 3 * AT_A_TIME * CHUNK)
+    owner.merge.settle(Values(owner.values[0]))
+    assert owner.merge.merged == AT_A_TIME
+    owner.turn()
+    assert owner.merge.done
+
+
+@pytest.mark.parametrize("name", ["fp32", "int4"])
+def test_who_is_given_up_on_stays_in_what_it_has_brought(name: str) -> None:
+    owner = Owner(RangeCodec(name, DENSE))
+    owner.settle()
+    owner.bring(1)
+    owner.bring(2, 2)
+    assert owner.merge.waits_for() == {PEERS[2]}
+    owner.merge.give_up(PEERS[2])
+    owner.turn()
+    assert owner.merge.elements(PEERS[2]) == 2 * CHUNK
+    assert close(owner.mean(), owner.reference(), name)
+    with pytest.raises(RemoteRefused, match="late"):
+        owner.bring(2, 1)
+
+
+def test_who_has_no_weight_is_not_in_it_and_not_waited_for() -> None:
     """Its work is not in the mean, so it must not be taken for merged."""
-    codec = RangeCodec("fp32", dense=4000)
-    values = random_values(3)
-    mean, counted = merged(codec, contributors(1.0, 0.0, 1.0), slices(codec, values))
-    assert counted == [0, 2]
-    assert torch.allclose(mean, (values[0] + values[2]) / 2, atol=1e-6)
+    owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0, 0.0, 1.0))
+    owner.settle()
+    assert owner.merge.waits_for() == {PEERS[2]}
+    owner.bring(2)
+    owner.turn()
+    assert owner.merge.elements(PEERS[1]) == 0
+    assert close(owner.mean(), owner.reference(), "fp32")
 
 
-def test_nobody_has_weight() -> None:
-    codec = RangeCodec("int4", dense=4000)
-    mean, counted = merged(codec, contributors(0.0, 0.0), slices(codec, random_values(2)))
-    assert counted == []
-    assert not mean.any()
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (1.0, 1.0)])
+def test_nobody_has_anything(weights: tuple[float, float]) -> None:
+    owner = Owner(RangeCodec("int4", DENSE), weights=weights)
+    owner.merge.settle(None)
+    owner.merge.give_up(PEERS[1])
+    owner.turn()
+    assert not owner.mean().any()
+    assert [owner.merge.elements(peer) for peer in PEERS] == [0] * 4
 
 
 @pytest.mark.parametrize("weights", [(1e-30, 1e-30), (2.0**40, 1.0), (1e-300, 2.0**40)])
 def test_extreme_weights(weights: tuple[float, float]) -> None:
-    codec = RangeCodec("fp32", dense=4000)
-    values = random_values(2)
-    mean, _ = merged(codec, contributors(*weights), slices(codec, values))
-    total = sum(weights)
-    wanted = sum((w / total) * v for w, v in zip(weights, values, strict=True))
-    assert torch.allclose(mean, wanted, atol=1e-6)
+    owner = Owner(RangeCodec("fp32", DENSE), weights=weights)
+    owner.settle()
+    owner.bring(1)
+    owner.turn()
+    assert close(owner.mean(), owner.reference(), "fp32")
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+def test_shares_of_what_is_left_when_the_heaviest_is_gone() -> None:
+    owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0, 2.0**40, 3.0))
+    owner.settle()
+    owner.bring(2)
+    owner.merge.give_up(PEERS[1])
+    owner.turn()
+    assert close(owner.mean(), owner.reference(), "fp32")
+
+
+def test_shares() -> None:
+    assert shares(contributors(0.0, 0.0)) == {}
+    assert shares(contributors(1.0, 0.0, 3.0)) == {PEERS[0]: 0.25, PEERS[2]: 0.75}
+    assert shares(contributors(NEGLIGIBLE / 2, 1.0)) == {PEERS[1]: 1.0}
+
+
+@pytest.mark.parametrize("name", list(ERRORS))
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_slice_that_is_not_finite_is_left_out_and_the_rest_weighs_more(
-    name: str, poison: float
-) -> None:
-    codec = RangeCodec(name, dense=4000)
-    values = random_values(3)
-    collecting = slices(codec, values)
-    liar = PLAN.contributors[1].peer
-    size = torch.float32.itemsize if name == "fp32" else torch.bfloat16.itemsize
-    kind = torch.float32 if name == "fp32" else torch.bfloat16
-    poisoned = torch.full((1,), poison, dtype=kind).view(torch.uint8)
-    data = collecting.slices[liar].clone()
-    data[:size] = poisoned  # the first value, or the first block's scale
-    collecting.slices[liar] = data
-    clean = slices(codec, values)
-    del clean.slices[liar]
-    who = contributors(1.0, 100.0, 3.0)
-    mean, counted = merged(codec, who, collecting)
-    wanted, _ = merged(codec, who, clean)
-    assert counted == [0, 2]
-    assert collecting.refused == {liar}
-    assert torch.equal(mean, wanted)
-
-
-def test_a_slice_that_does_not_decode_is_left_out() -> None:
-    codec = RangeCodec("int8", dense=4000)
-    collecting = slices(codec, random_values(2))
-    liar = PLAN.contributors[0].peer
-    collecting.slices[liar] = collecting.slices[liar][:-7]
-    _, counted = merged(codec, contributors(1.0, 1.0), collecting)
-    assert counted == [1]
-    assert collecting.refused == {liar}
-
-
-def test_all_slices_are_unfit() -> None:
-    codec = RangeCodec("fp32", dense=4000)
-    collecting = slices(codec, random_values(2))
-    for data in collecting.slices.values():
-        data.view(torch.float32)[17] = math.nan
-    mean, counted = merged(codec, contributors(1.0, 1.0), collecting)
-    assert counted == []
-    assert not mean.any()
+def test_a_chunk_that_is_not_finite_ends_its_sender_there(name: str, poison: float) -> None:
+    owner = Owner(RangeCodec(name, DENSE))
+    owner.settle()
+    owner.bring(1)
+    owner.bring(2, 1)
+    kind = {"fp32": torch.float32, "fp16": torch.float16}.get(name, torch.bfloat16)
+    bad = bytes(torch.full((1,), poison, dtype=kind).view(torch.uint8).tolist())
+    with pytest.raises(NonFinite):  # the first value, or the first block's scale
+        owner.bring(2, 1, lambda data: bad + data[len(bad) :])
+    owner.turn()
+    assert owner.merge.elements(PEERS[2]) == CHUNK
+    assert close(owner.mean(), owner.reference(), name)
 
 
 @pytest.mark.parametrize(
     ("name", "block", "levels", "code"), [("int4", 64, 8.0, 0), ("int8", 256, 127.0, 127)]
 )
-def test_a_mean_beyond_what_the_codec_carries_costs_the_loudest_its_place(
+def test_a_mean_beyond_what_the_codec_carries_is_cut_to_what_it_carries(
     name: str, block: int, levels: float, code: int
 ) -> None:
     """What a decoder takes is a little more than what an encoder makes."""
-    codec = RangeCodec(name, dense=STOP)
-    collecting = slices(codec, random_values(3))
-    liar = PLAN.contributors[2].peer
-    data = collecting.slices[liar]
-    scale = torch.tensor([1.005 * 2.0**127 / levels]).to(torch.bfloat16)
-    data[:2] = scale.view(torch.uint8)
-    data[2 * math.ceil((STOP - START) / block)] = code
-    mean, counted = merged(codec, contributors(1e-9, 1e-9, 1.0), collecting)
-    assert mean.isfinite().all()
-    assert counted == [0, 1]
-    assert collecting.refused == {liar}
+    owner = Owner(RangeCodec(name, DENSE), weights=(1e-9, 1e-9, 1.0))
+    owner.settle()
+    owner.bring(1)
+    scale = torch.tensor([1.005 * 2.0**127 / levels]).to(torch.bfloat16).view(torch.uint8)
+
+    def loud(data: bytes) -> bytes:
+        changed = bytearray(data)
+        changed[:2] = bytes(scale.tolist())
+        changed[2 * CHUNK // block] = code
+        return bytes(changed)
+
+    owner.bring(2, 1, loud)
+    owner.bring(2)
+    owner.turn()
+    assert owner.mean().isfinite().all()
+    assert owner.mean().abs().max() >= 2.0**125
 
 
-def test_whom_a_part_waits_for() -> None:
-    collecting = Collecting(START, STOP, PLAN)
-    peers = [c.peer for c in PLAN.contributors]
-    assert collecting.waits_for() == peers
-    collecting.slices[peers[0]] = torch.empty(0, dtype=torch.uint8)
-    collecting.refused.add(peers[1])
-    assert collecting.waits_for() == peers[2:]
+def test_fp32_sums_that_overflow_are_cut() -> None:
+    owner = Owner(RangeCodec("fp32", DENSE), weights=(1.0, 1.0, 1.0))
+    owner.values = [torch.full((STOP - START,), 3.4e38) for _ in range(3)]
+    owner.settle()
+    owner.bring(1)
+    owner.bring(2)
+    owner.turn()
+    assert owner.mean().isfinite().all()
+
+
+def test_chunks_again_and_chunks_before_their_turn() -> None:
+    owner = Owner(RangeCodec("int8", DENSE))
+    owner.settle()
+    size = owner.merge.chunks[0].size
+    data = torch.frombuffer(bytearray(owner.feed(1).next() or b""), dtype=torch.uint8)
+    owner.merge.add(PEERS[1], 0, data)
+    owner.merge.add(PEERS[1], 0, torch.zeros(size, dtype=torch.uint8))  # ignored
+    with pytest.raises(Malformed):
+        owner.merge.add(PEERS[1], 2, data)
+    owner.bring(1)
+    owner.bring(2)
+    owner.turn()
+    assert close(owner.mean(), owner.reference(), "int8")
+
+
+def test_when_it_is_closed_nothing_more_is_taken_or_read() -> None:
+    owner = Owner(RangeCodec("fp32", DENSE))
+    owner.settle()
+    owner.bring(1)
+    owner.merge.close()
+    with pytest.raises(RemoteRefused, match="late"):
+        owner.bring(2)
+    owner.turn()
+    assert not owner.merge.merged
+
+
+@pytest.mark.parametrize("name", list(ERRORS))
+def test_how_large_a_contribution_may_be(name: str) -> None:
+    codec = RangeCodec(name, DENSE)
+    bound = largest(codec)
+    assert bound == (65504.0 if name == "fp16" else 2.0**126)
+    values = torch.full((1000,), 1.0)
+    assert within(values, bound)
+    values[-1] = -bound
+    assert within(values, bound)
+    values[-1] = -bound * 1.01
+    assert not within(values, bound)
+    values[-1] = math.nan
+    assert not within(values, bound)
+
+
+# --- any order of arrivals ------------------------------------------------------------------------
+
+
+class Link:
+    """One direction of a connection: bytes arrive in pieces; it can break and be taken up again."""
+
+    def __init__(self, owner: Owner, number: int, first: int) -> None:
+        self.feed = owner.feed(number, first)
+        self.drain = SliceDrain(owner.merge, PEERS[number], first)
+        self.bytes = b""
+        self.left = self.feed.length
+
+    def move(self, count: int) -> None:
+        while count and self.left:
+            if not self.bytes:
+                self.bytes = bytes(self.feed.next())
+            room = self.drain.room()
+            step = min(count, len(room), len(self.bytes))
+            room[:step] = self.bytes[:step]
+            self.bytes = self.bytes[step:]
+            self.left -= step
+            count -= step
+            self.drain.took(step)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("move"), st.integers(1, 3), st.integers(1, 600_000)),
+    st.tuples(st.just("break"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("double"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("give up"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("settle"), st.booleans(), st.just(0)),
+    st.tuples(st.just("turn"), st.just(0), st.just(0)),
+    st.tuples(st.just("read"), st.integers(0, 1), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["fp32", "bf16", "int8", "int4"]),
+    st.lists(ACTIONS, max_size=40),
+    st.lists(st.floats(0, 100), min_size=4, max_size=4),
+)
+def test_whatever_happens_each_element_is_the_mean_of_those_said_to_be_in_it(
+    name: str, actions: list[tuple[str, int, int]], weights: list[float]
+) -> None:
+    """No work lost, none counted twice: what `elements` says is what is in the bytes."""
+    owner = Owner(RangeCodec(name, DENSE), weights=weights)
+    merge = owner.merge
+    links = {number: [Link(owner, number, 0)] for number in (1, 2, 3)}
+    readers = [(MergedFeed(merge, 0, 3), bytearray()) for _ in range(2)]
+
+    def move(number: int, count: int) -> None:
+        for link in links[number]:
+            if PEERS[number] in merge.waits_for():
+                link.move(count)
+
+    for what, number, count in actions:
+        match what:
+            case "move":
+                move(number, count)
+            case "break":
+                links[number] = [Link(owner, number, merge.reached(PEERS[number]))]
+            case "double":
+                links[number] = [*links[number], Link(owner, number, merge.reached(PEERS[number]))][
+                    -2:
+                ]
+            case "give up":
+                merge.give_up(PEERS[number])
+            case "settle":
+                merge.settle(Values(owner.values[0]) if number else None)
+            case "turn":
+                owner.turn()
+            case "read":
+                readers[number][1].extend(readers[number][0].next() or b"")
+    merge.settle(Values(owner.values[0]))
+    for number in (1, 2, 3):
+        move(number, 10**9)
+    owner.turn()
+    assert close(owner.mean(), owner.reference(), name)
+    merge.seal(b"end")
+    for feed, read in readers:
+        while piece := feed.next():
+            read.extend(piece)
+        assert bytes(read) == bytes(as_bytes(merge.result)) + b"end"
+        assert feed.given == feed.length
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+def test_memory_of_a_merge(name: str) -> None:
+    """The result, and of sums and slices a few chunks: contributors that keep step need no more."""
+    tensors: list[int] = []
+    empty = torch.empty
+
+    def counted(size: int, **options: torch.dtype) -> torch.Tensor:
+        made = empty(size, **options)
+        tensors.append(made.numel() * made.element_size())
+        return made
+
+    stop = START + 16 * CHUNK
+    codec = RangeCodec(name, stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", counted)
+        owner = Owner(codec, stop=stop)
+        links = [Link(owner, number, 0) for number in (1, 2)]
+        owner.settle()
+        for _ in range(16):
+            for link in links:
+                link.move(owner.merge.chunks[0].size)
+        owner.turn()
+        assert owner.merge.done
+    few = 8 * CHUNK * 4
+    assert sum(tensors) <= codec.encoded_size(START, stop) + few

@@ -1,0 +1,233 @@
+"""The parts that this member merges: slices in, merged chunks out to everybody, as they come.
+
+The work on the numbers is :class:`gossip.merging.PartMerge`, which lives where the transport
+handles data. Here, on the event loop, is what happens once a part and not once a chunk: who may
+bring a slice, who is given up on and when, who gets the result.
+
+A contributor is given up on when its slice has begun and stands still for the plan's patience, and
+when it is not in by the time ``patience + 3 · expected`` after the plan came, ``expected`` being
+the seconds that the bytes need on the links as they were measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
+from gossip.certificate import sign_result
+from gossip.merging import MergedFeed, PartMerge, SliceDrain
+from gossip.slicing import OwnContribution, shares
+from gossip.transfers import Transfers
+from gossip.validity import PartKey
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
+from protocols.identity import PeerId
+from protocols.messages import PartResult, Plan, Transfer
+from protocols.transport import Incoming
+
+
+class Refused(Protocol):
+    """Who is told of a contributor that is given up on."""
+
+    def refused(self, peer: PeerId, why: str) -> None: ...
+
+
+@dataclass
+class OwnedPart:
+    """One part that this member merges."""
+
+    key: PartKey
+    header: Transfer
+    plan: Plan
+    merge: PartMerge
+    overseer: asyncio.Task[None] | None = None
+    sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
+
+
+@dataclass
+class Owning:
+    """All parts of one round that this member merges; ``held`` gets each when it is merged."""
+
+    wiring: Wiring
+    transfers: Transfers
+    own: OwnContribution
+    listener: Refused
+    held: Callable[[PartResult, torch.Tensor], None]
+    _parts: dict[PartKey, OwnedPart] = field(default_factory=dict)
+
+    @property
+    def me(self) -> PeerId:
+        return self.wiring.identity.peer_id
+
+    def work(self, key: PartKey, header: Transfer, plan: Plan) -> None:
+        """Merge this part by the plan, or go on with it; it may expect fewer contributors now."""
+        expected = {c.peer for c in plan.contributors if c.active}
+        part = self._parts.get(key)
+        if part is None:
+            self._parts[key] = self._begin(key, header, plan, expected)
+            return
+        part.plan = plan
+        for peer in part.merge.waits_for() - expected:
+            self._give_up(part, peer)
+        if part.merge.merged:
+            self._spread(part)  # not everybody has it, it seems
+
+    def stop(self) -> None:
+        """Merge no more; what is merged already is still sent to whoever is receiving it."""
+        for part in self._parts.values():
+            if part.overseer is not None:
+                part.overseer.cancel()
+            if not part.merge.done:
+                for task in part.sending.values():
+                    task.cancel()
+            self.wiring.transport.post(part.merge.close)
+
+    async def stopped(self) -> None:
+        """After :meth:`stop`: wait until nothing reads the source any more."""
+        loop = asyncio.get_running_loop()
+        passed = asyncio.Event()
+        self.wiring.transport.post(lambda: _tell(loop, passed.set))
+        await passed.wait()
+
+    # --- slices ----------------------------------------------------------------------------------
+
+    def reached(self, sender: PeerId, header: Transfer) -> Transfer:
+        """How much of a contributor's slice is in. Raises RemoteRefused ``late``."""
+        merge = self._open_to(sender, header).merge
+        return dataclasses.replace(header, done=merge.elements(sender))
+
+    async def take(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+        """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
+        part = self._open_to(sender, header)
+        if header.codec != part.plan.codec:
+            raise Malformed("a slice in another codec than planned")
+        if incoming.length == 0:
+            self._give_up(part, sender)
+            return
+        drain = SliceDrain(part.merge, sender, chunk_at(self.wiring.codec, header))
+        await self.transfers.receive(sender, header, incoming, drain)
+
+    def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
+        part = self._parts.get((header.start, header.stop, self.me, header.basis))
+        if part is None or sender not in part.merge.waits_for():
+            raise RemoteRefused("late", "this slice is not expected any more")
+        if header.done > part.merge.elements(sender):
+            raise Malformed("a slice that begins behind what is here")
+        return part
+
+    def _begin(
+        self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId]
+    ) -> OwnedPart:
+        loop = asyncio.get_running_loop()
+        merge = PartMerge(
+            self.wiring.codec,
+            key[0],
+            key[1],
+            shares=shares(plan.contributors),
+            expected=expected,
+            me=self.me,
+            post=self.wiring.transport.post,
+            begun=lambda: _tell(loop, lambda: self._spread(part)),
+            finished=lambda: self._seal(part, loop),
+        )
+        part = OwnedPart(key, header, plan, merge)
+        self.transfers.start(self._contribute(part, self.me in expected))
+        part.overseer = self.transfers.start(self._oversee(part))
+        return part
+
+    async def _contribute(self, part: OwnedPart, active: bool) -> None:
+        """Add my own values, if they are fit to be added."""
+        sound = active and await self.own.is_sound()
+        source = self.own.source if sound else None
+        self.wiring.transport.post(lambda: part.merge.settle(source))
+
+    async def _oversee(self, part: OwnedPart) -> None:
+        """Give up on who is too late or stands still."""
+        now, merge, plan = self.wiring.now, part.merge, part.plan
+        deadline = now() + plan.patience_s + 3 * plan.expected_s
+        seen: dict[PeerId, tuple[int, float]] = {}
+        while waiting := merge.waits_for():
+            for peer in waiting:
+                count = merge.arrived.get(peer, 0)
+                if peer not in seen or seen[peer][0] != count:
+                    seen[peer] = (count, now())
+            over = now() >= deadline
+            if over and merge.empty:
+                del self._parts[part.key]
+                self.wiring.transport.post(merge.close)
+                return  # nothing came in from anybody: the others find me at fault, rightly
+            for peer in waiting:
+                count, since = seen[peer]
+                if over:
+                    self._give_up(part, peer, "its slice came too late")
+                elif count and now() >= since + plan.patience_s:
+                    self._give_up(part, peer, "its slice stands still")
+            left = deadline - now()
+            await asyncio.sleep(min(plan.patience_s / 4, left) if left > 0 else plan.patience_s)
+
+    def _give_up(self, part: OwnedPart, peer: PeerId, why: str = "") -> None:
+        self.wiring.transport.post(lambda: part.merge.give_up(peer))
+        if why:
+            self.listener.refused(peer, why)
+
+    # --- the merged part -------------------------------------------------------------------------
+
+    def _seal(self, part: OwnedPart, loop: asyncio.AbstractEventLoop) -> None:
+        """The last chunk is merged: state what came out. Runs where data is handled."""
+        header, merge = part.header, part.merge
+        contributors = part.plan.contributors
+        unsigned = PartResult(
+            header.fragment,
+            header.round,
+            header.start,
+            header.stop,
+            self.me,
+            header.codec,
+            merge.digest(),
+            included_of([merge.elements(c.peer) for c in contributors]),
+            header.basis,
+            b"",
+        )
+        result = sign_result(self.wiring.identity, header.run, unsigned)
+        merge.seal(trailer_of(result, len(contributors)))
+        _tell(loop, lambda: self.held(result, merge.result))
+
+    def _spread(self, part: OwnedPart) -> None:
+        """Stream a part to everybody whom it is not on its way to, starting behind myself."""
+        if self.transfers.closed:
+            return
+        roster = part.plan.roster
+        at = roster.index(self.me) if self.me in roster else 0
+        for peer in roster[at + 1 :] + roster[:at]:
+            running = part.sending.get(peer)
+            if peer != self.me and (running is None or running.done()):
+                part.sending[peer] = self.transfers.start(
+                    self._send(part, peer, again=running is not None)
+                )
+
+    async def _send(self, part: OwnedPart, peer: PeerId, *, again: bool) -> None:
+        plan, merge = part.plan, part.merge
+        trailer = trailer_size(len(plan.contributors))
+        patience = 2 * plan.patience_s + 3 * plan.expected_s  # others may keep me waiting so long
+        # if it lives, it fetches the part from anybody
+        with contextlib.suppress(TransportError, RemoteProtocolError):
+            await self.transfers.push(
+                peer,
+                "merged",
+                part.header,
+                lambda first: MergedFeed(merge, first, trailer),
+                patience,
+                ask=again,
+            )
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run something on the event loop, from where data is handled."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and the node with it
+        loop.call_soon_threadsafe(callback)

@@ -1,0 +1,129 @@
+"""Merged parts on their way in, checked while they arrive.
+
+A part counts as held only when its bytes match the digest *and* decode: what a majority has voted
+for must be applicable everywhere. Bytes go straight to where the part will be kept; each chunk is
+hashed and tried as soon as it is whole, while it is in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from blake3 import blake3
+
+from gossip.bodies import Wiring, as_bytes
+from gossip.slicing import FINITE, within
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.errors import Malformed, NonFinite, RemoteRefused
+from protocols.identity import PeerId
+from protocols.messages import PartRequest, PartResult
+
+
+class Inflow:
+    """So much of a part as is here; a broken transfer is taken up where it ended."""
+
+    def __init__(self, codec: RangeCodec, start: int, stop: int) -> None:
+        self.codec, self.start, self.stop = codec, start, stop
+        self.chunks = codec.chunks(start, stop)
+        self.data = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
+        self.checked = 0  # chunks that are here, whole and sound
+        self.moved = 0  # bytes that have come, in all transfers together
+        self.writer: object = None  # the newest transfer: an older one has no more to say
+        self._hasher = blake3()
+        self._values = torch.empty(0)
+
+    @property
+    def elements(self) -> int:
+        """How many of the part's first elements are here."""
+        return self.chunks[self.checked - 1].stop - self.start if self.checked else 0
+
+    def check(self) -> None:
+        """Another chunk is whole: hash it, try it. Raises NonFinite or Malformed."""
+        chunk = self.chunks[self.checked]
+        data = self.data[chunk.offset : chunk.offset + chunk.size]
+        self._hasher.update(as_bytes(data))
+        if self.codec.name == "fp32":
+            if not within(data.view(torch.float32), FINITE):
+                raise NonFinite("fp32: a value is not finite")
+        else:
+            if not len(self._values):
+                self._values = torch.empty(CHUNK)
+            self.codec.decode_chunk(chunk, data, self._values[: chunk.stop - chunk.start])
+        self.checked += 1
+
+    def check_digest(self, digest: bytes) -> None:
+        """Raise Malformed unless the whole part is what ``digest`` says."""
+        if self._hasher.digest() != digest:
+            raise Malformed("the part does not match its digest")
+
+
+class PartDrain:
+    """One transfer of a part, from the ``first`` chunk on, and then of ``trailer`` bytes.
+
+    ``finish`` gets the trailer when all is in, and raises if it is not right.
+    """
+
+    def __init__(
+        self, inflow: Inflow, first: int, trailer: int, finish: Callable[[bytes], None]
+    ) -> None:
+        self._inflow, self._first, self._finish = inflow, first, finish
+        self._view = as_bytes(inflow.data)
+        self._trailer = memoryview(bytearray(trailer))
+        at = inflow.chunks[first].offset if first < len(inflow.chunks) else len(self._view)
+        self._at = at
+        self.length = len(self._view) - at + trailer
+        self._left = self.length
+        self._begun = False
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is always room."""
+
+    def room(self) -> memoryview:
+        """The rest of a chunk, or of the trailer.
+
+        Raises RemoteRefused ``again`` where the part has grown since it was asked how much of it
+        is here, and ``late`` once a newer transfer of it has begun.
+        """
+        if not self._begun:
+            if self._first != self._inflow.checked:
+                raise RemoteRefused("again", "it stands elsewhere by now")
+            self._begun, self._inflow.writer = True, self
+        elif self._inflow.writer is not self:
+            raise RemoteRefused("late", "another transfer of it has begun")
+        if self._at < len(self._view):
+            return self._view[self._at : self._chunk_end()]
+        return self._trailer[len(self._trailer) - self._left :]
+
+    def took(self, count: int) -> None:
+        """Raises RemoteProtocolError for what cannot be held."""
+        self._inflow.moved += count
+        self._left -= count
+        if self._at < len(self._view):
+            self._at += count
+            if self._at == self._chunk_end():
+                self._inflow.check()
+        if not self._left:
+            self._finish(bytes(self._trailer))
+
+    def _chunk_end(self) -> int:
+        chunk = self._inflow.chunks[self._inflow.checked]
+        return chunk.offset + chunk.size
+
+
+async def pull_part(
+    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float
+) -> torch.Tensor:
+    """The encoded bytes of a merged part, checked. Raises TransportError or RemoteProtocolError."""
+    header = PartRequest(
+        wiring.run, result.fragment, result.round, result.start, result.stop, result.digest
+    )
+    inflow = Inflow(wiring.codec, result.start, result.stop)
+    drain = PartDrain(inflow, 0, 0, lambda _: inflow.check_digest(result.digest))
+    async with wiring.transport.pull(
+        peer, "part", header.encode(), max_length=drain.length, timeout=timeout
+    ) as incoming:
+        if incoming.length != drain.length:
+            raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
+        await incoming.into(drain)
+    return inflow.data

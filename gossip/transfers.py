@@ -1,0 +1,116 @@
+"""What all transfers of one exchange share: retries that resume, bounds, counts, tasks.
+
+A push whose connection broke is taken up where the receiver stands: it is asked by a call of the
+same name how much it has, and only the rest is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gossip.bodies import Wiring, chunk_at
+from protocols.errors import Malformed, RemoteRefused, Unreachable, Why
+from protocols.identity import PeerId
+from protocols.messages import Transfer
+from protocols.transport import Drain, Feed, Incoming
+
+TRIES = 5  # of a push whose connection breaks
+AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next try
+ASK_S = 5.0  # for the answer of where to resume
+
+
+class CountingFeed(Feed, Protocol):
+    """A feed that knows how many bytes it has handed out."""
+
+    given: int
+
+
+class SizedDrain(Drain, Protocol):
+    """A drain for a body of one length only."""
+
+    length: int
+
+
+@dataclass
+class Transfers:
+    """The transfers of one exchange."""
+
+    wiring: Wiring
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    closed: bool = False  # the round is over here
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _receiving: Counter[tuple[object, ...]] = field(default_factory=Counter)
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that nobody waits for, owned by the node."""
+        task = self.wiring.spawn(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def push(
+        self,
+        peer: PeerId,
+        name: str,
+        header: Transfer,
+        feed_from: Callable[[int], CountingFeed],
+        timeout: float,
+        *,
+        ask: bool = False,
+    ) -> None:
+        """Push the rest of something, ``feed_from(chunk)``, and again if the connection breaks.
+
+        ``ask``: it may be there already. Raises TransportError, RemoteProtocolError for an answer
+        that makes no sense, and whatever the feed raises.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                if ask:
+                    header = await self._reached(peer, name, header)
+                    if name == "slice" and header.done == header.stop - header.start:
+                        return
+                feed = feed_from(chunk_at(self.wiring.codec, header))
+                try:
+                    await self.wiring.transport.push(
+                        peer, name, header.encode(), feed, timeout=timeout
+                    )
+                finally:
+                    self.bytes_sent += feed.given
+            except Unreachable as error:
+                if error.why is not Why.RESET or not left or self.closed:
+                    raise
+            except RemoteRefused as error:
+                if error.code != "again" or not left:
+                    raise
+            else:
+                return
+            ask = True
+
+    async def _reached(self, peer: PeerId, name: str, header: Transfer) -> Transfer:
+        reply = await self.wiring.transport.call(peer, name, header.encode(), timeout=ASK_S)
+        done = Transfer.decode(reply).done
+        if done > header.stop - header.start:
+            raise Malformed("it has more than there is")
+        return dataclasses.replace(header, done=done)
+
+    async def receive(
+        self, sender: PeerId, header: Transfer, incoming: Incoming, drain: SizedDrain
+    ) -> None:
+        """Take a body into ``drain``; raises what that raises, and RemoteRefused ``busy``."""
+        if incoming.length != drain.length:
+            raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
+        what = (sender, header.start, header.stop, header.basis)
+        if self._receiving[what] >= AT_ONCE:
+            raise RemoteRefused("busy", "it is on its way already")
+        self._receiving[what] += 1
+        try:
+            await incoming.into(drain)
+        finally:
+            self._receiving[what] -= 1
+        self.bytes_received += drain.length
