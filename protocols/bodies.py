@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from protocols.errors import LocalProtocolError, Malformed
-from protocols.transport import Buffer, Drain, Feed, Incoming, Outgoing
+from protocols.transport import CHUNK_BYTES, Buffer, Drain, Feed, Incoming, Outgoing
+
+_MIN_PIECE = 16 * 1024
 
 
 class BufferFeed:
@@ -122,3 +124,40 @@ class Waker:
         """Until somebody wakes us."""
         await self._event.wait()
         self._event.clear()
+
+
+async def send_body(
+    body: Outgoing,
+    write: Callable[[memoryview], Awaitable[None]],
+    on_sent: Callable[[int], None],
+) -> None:
+    """Write exactly ``body.length`` bytes in pieces, each at most ``CHUNK_BYTES``.
+
+    On a slow link the pieces shrink, so that progress shows. Raises
+    :class:`LocalProtocolError` if the chunks do not add up; closes the chunks' generator.
+    """
+    clock = asyncio.get_running_loop().time
+    left, size = body.length, CHUNK_BYTES // 4
+    try:
+        async for chunk in body.chunks:
+            view = memoryview(chunk).cast("B")
+            if len(view) > left:
+                raise LocalProtocolError(f"body longer than the announced {body.length} bytes")
+            while view:
+                piece = view[:size]
+                started = clock()
+                await write(piece)
+                took = clock() - started
+                on_sent(len(piece))
+                left -= len(piece)
+                view = view[len(piece) :]
+                if took < 0.05:
+                    size = min(size * 2, CHUNK_BYTES)
+                elif took > 0.5:
+                    size = max(size // 2, _MIN_PIECE)
+    finally:
+        close = getattr(body.chunks, "aclose", None)
+        if close is not None:
+            await close()
+    if left:
+        raise LocalProtocolError(f"body {left} bytes shorter than announced")

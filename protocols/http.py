@@ -1,11 +1,12 @@
-"""The real transport: HTTP/1.1 over mutual TLS 1.3, one port, proven peers.
+"""The real transport: one port, proven peers, HTTP for messages and lanes for long bodies.
 
 >>> async with HttpTransport(identity, listen="0.0.0.0:4390") as transport:
 ...     peer = await transport.dial("203.0.113.7:4390")
 ...     await transport.call(peer, "greet", b"hello", timeout=5)
 
-Three routes carry the three verbs of :mod:`protocols.transport`: ``POST /call/NAME``,
-``POST /push/NAME`` and ``POST /pull/NAME``. Identity is TLS's (:mod:`protocols.tls`).
+``call`` is ``POST /call/NAME`` over HTTP/1.1, on the event loop; ``push`` and ``pull`` have TCP
+connections of their own (:mod:`protocols.lane_wire` says how they look), served by one thread
+(:mod:`protocols.reactor`). Both are mutual TLS 1.3, which is the identity (:mod:`protocols.tls`).
 ``tls=False`` sends everything in the clear and believes the identity the other end claims: for
 benchmarks on one's own machines only. The two kinds cannot talk to each other.
 
@@ -14,7 +15,6 @@ aiohttp takes a third of a second to import, so command-line code imports this m
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -23,13 +23,16 @@ from typing import Self
 
 from protocols import tls as tls_links
 from protocols.addresses import AddressBook, parse_address
-from protocols.bodies import outgoing
 from protocols.errors import LocalProtocolError, Unreachable, Why
-from protocols.http_body import Limits
+from protocols.handlers import Handlers
 from protocols.http_client import HttpClient
 from protocols.http_server import HttpServer
 from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
+from protocols.lane_client import LaneClient
+from protocols.lane_server import LaneServer
+from protocols.limits import Limits
+from protocols.reactor import Reactor
 from protocols.sockets import open_listener
 from protocols.transport import (
     MAX_CALL_BYTES,
@@ -49,7 +52,8 @@ class HttpTransport:
 
     ``listen`` is ``HOST:PORT`` (port 0: any), or None for a node that only dials. A handler is
     cancelled when its caller goes away. The bytes an :class:`Outgoing` yields must not be changed
-    before the transfer has ended.
+    before the transfer has ended. ``max_upload`` in bytes a second bounds what all bodies together
+    send; messages do not wait for it, but what they take the bodies do without.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class HttpTransport:
         book: AddressBook | None = None,
         tls: bool = True,
         limits: Limits | None = None,
+        max_upload: float | None = None,
     ) -> None:
         self.identity = identity
         self.book = book if book is not None else AddressBook()
@@ -67,15 +72,28 @@ class HttpTransport:
         self.limits = limits or Limits()
         self._listen = listen
         self._listening: tuple[str, int] | None = None
+        self._handlers = Handlers()
+        self._reactor = Reactor(max_upload)
         self._client_context = tls_links.client_context(identity) if tls else None
+        server_context = tls_links.server_context(identity) if tls else None
         self._server = HttpServer(
             identity.peer_id,
-            context=tls_links.server_context(identity) if tls else None,
+            handlers=self._handlers,
+            lanes=LaneServer(
+                identity.peer_id,
+                self._reactor,
+                self._handlers,
+                context=server_context,
+                stats=self.stats,
+                limits=self.limits,
+            ),
+            context=server_context,
             stats=self.stats,
             limits=self.limits,
+            on_sent=self._reactor.bucket.spend,
         )
         self._client: HttpClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lanes: LaneClient | None = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -90,14 +108,23 @@ class HttpTransport:
         """Open the port; raises :class:`~protocols.errors.OperatorError` E303 if it is taken."""
         if self._client is not None:
             raise LocalProtocolError("the transport was started twice")
-        self._loop = asyncio.get_running_loop()
         if self._listen is not None:
             listener = await open_listener(self._listen)
             host, port = listener.getsockname()[:2]
             self._listening = host, port
             self._server.start(listener)
+        self._reactor.start()
         self._client = HttpClient(
             self.peer_id,
+            book=self.book,
+            context=self._client_context,
+            stats=self.stats,
+            limits=self.limits,
+            on_sent=self._reactor.bucket.spend,
+        )
+        self._lanes = LaneClient(
+            self.peer_id,
+            self._reactor,
             book=self.book,
             context=self._client_context,
             stats=self.stats,
@@ -120,7 +147,10 @@ class HttpTransport:
         """Stop listening, cut all links, wait for handlers to end; within two seconds."""
         if self._client is not None:
             await self._client.aclose()
+        if self._lanes is not None:
+            self._lanes.close()
         await self._server.aclose()
+        await self._reactor.aclose()
         self._listening = None
 
     def admit(self, rule: Callable[[PeerId, str], bool]) -> None:
@@ -128,23 +158,24 @@ class HttpTransport:
 
         ``name`` is what they ask for: greeting must stay possible for strangers.
         """
-        self._server.admits = rule
+        self._handlers.admits = rule
 
     def drop(self, peer: PeerId) -> int:
         """Cut every link with ``peer``, either way; returns how many there were."""
         dialled = self._client.drop(peer) if self._client else 0
+        dialled += self._lanes.drop(peer) if self._lanes else 0
         return dialled + self._server.drop(peer)
 
     # --- answering ----------------------------------------------------------------------------
 
     def on_call(self, name: str, handler: CallHandler, *, max_body: int = MAX_CALL_BYTES) -> None:
-        self._server.on_call(_checked(name), handler, max_body)
+        self._handlers.calls[_checked(name)] = (handler, max_body)
 
     def on_push(self, name: str, handler: PushHandler, *, max_length: int) -> None:
-        self._server.on_push(_checked(name), handler, max_length)
+        self._handlers.pushes[_checked(name)] = (handler, max_length)
 
     def on_pull(self, name: str, handler: PullHandler) -> None:
-        self._server.on_pull(_checked(name), handler)
+        self._handlers.pulls[_checked(name)] = handler
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -162,13 +193,13 @@ class HttpTransport:
     async def push(
         self, peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
     ) -> bytes:
-        client = self._started(peer)
-        return await client.push(peer, _checked(name), header, outgoing(body), timeout)
+        lanes = self._laned(peer)
+        return await lanes.push(peer, _checked(name), header, body, timeout)
 
     def pull(
         self, peer: PeerId, name: str, header: bytes, *, max_length: int, timeout: float
     ) -> AbstractAsyncContextManager[Incoming]:
-        return self._started(peer).pull(peer, _checked(name), header, max_length, timeout)
+        return self._laned(peer).pull(peer, _checked(name), header, max_length, timeout)
 
     async def dial(self, address: str, expected: PeerId | None = None) -> PeerId:
         """Connect to ``HOST:PORT[/PEERID]``, learn who answers, and remember the address.
@@ -185,10 +216,8 @@ class HttpTransport:
         return peer
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` soon where feeds and drains are called."""
-        if self._loop is None:
-            raise LocalProtocolError("the transport was not started")
-        self._loop.call_soon_threadsafe(callback)
+        """Run ``callback`` soon on the thread that calls feeds and drains; not after the end."""
+        self._reactor.post(callback)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
         if self._client is None:
@@ -196,6 +225,11 @@ class HttpTransport:
         if peer == self.peer_id:
             raise Unreachable(self.peer_id, Why.SELF)
         return self._client
+
+    def _laned(self, peer: PeerId) -> LaneClient:
+        self._started(peer)
+        assert self._lanes is not None
+        return self._lanes
 
 
 def _checked(name: str) -> str:

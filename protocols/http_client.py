@@ -1,19 +1,19 @@
-"""The dialling side of the HTTP transport: pooled connections per peer, and the three verbs.
+"""The dialling side of the HTTP transport: calls over pooled connections.
 
 The pool is aiohttp's, keyed by host; the host of every URL here is the peer's TLS server name, so
-a pooled connection can only ever serve the peer it was proven for. Calls and long bodies have
-pools of their own, so that a small message never waits behind a tensor.
+a pooled connection can only ever serve the peer it was proven for. Long bodies travel on
+connections of their own (:mod:`protocols.lane_client`): no message waits behind a tensor.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
 
 import aiohttp
 from aiohttp import payload
@@ -38,37 +38,30 @@ from protocols.http_body import (
     PROTOCOL,
     TOOK_HEADER,
     VERSION_HEADER,
-    BodyReader,
-    Limits,
-    checked_header,
-    frame,
-    send_body,
+    read_body,
 )
-from protocols.http_connector import Dial, PeerConnector, tls_reason
+from protocols.http_connector import Dial, PeerConnector
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId, public_key
-from protocols.transport import MAX_CALL_BYTES, Outgoing
+from protocols.limits import Limits
 
 
 class _Body(payload.Payload):
-    """A request body that knows its length, reports progress, and remembers what went wrong."""
+    """A request body that remembers on which connection it went, and when."""
 
     _default_content_type = "application/octet-stream"
 
-    def __init__(self, head: bytes, body: Outgoing | None, on_sent: Callable[[int], None]) -> None:
-        super().__init__(head)
-        self._size = len(head) + (body.length if body else 0)
-        self._head = head
-        self._body = body
+    def __init__(self, data: bytes, on_sent: Callable[[int], None]) -> None:
+        super().__init__(data)
+        self._size = len(data)
+        self._data = data
         self._on_sent = on_sent
         self.transport: asyncio.WriteTransport | None = None
-        self.error: BaseException | None = None
-        self.ended = asyncio.Event()
-        self.started = False
         self.began = 0.0
+        self.ended = asyncio.Event()
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return self._head.decode(encoding, errors)
+        return self._data.decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         await self.write_with_length(writer, None)
@@ -76,35 +69,25 @@ class _Body(payload.Payload):
     async def write_with_length(
         self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
-        self.started = True
         self.began = asyncio.get_running_loop().time()
         self.transport = writer.transport
         try:
-            if self._head:
-                await writer.write(self._head)
-                self._on_sent(len(self._head))
-            if self._body is not None:
-                await send_body(self._body, writer.write, self._on_sent)
-        except Exception as error:
-            self.error = error
-            raise
+            if self._data:
+                await writer.write(self._data)
+                self._on_sent(len(self._data))
         finally:
             self.ended.set()
 
     async def finish(self, *, abort: bool) -> None:
         """Leave nothing behind: cut the connection if told to, and wait for the writer."""
-        if abort and self.transport is not None:
-            self.transport.abort()
-        if self.started:
+        if self.transport is not None:
+            if abort:
+                self.transport.abort()
             await self.ended.wait()
-        elif self._body is not None:
-            close = getattr(self._body.chunks, "aclose", None)
-            if close is not None:
-                await close()
 
 
 class HttpClient:
-    """Calls, pushes and pulls; :class:`protocols.http.HttpTransport` owns it."""
+    """Calls; :class:`protocols.http.HttpTransport` owns it."""
 
     def __init__(
         self,
@@ -114,12 +97,14 @@ class HttpClient:
         context: ssl.SSLContext | None,
         stats: TransportStats,
         limits: Limits,
+        on_sent: Callable[[int], None],
     ) -> None:
         self._peer_id = peer_id
         self._book = book
         self._secure = context is not None
         self._stats = stats
         self._limits = limits
+        self._on_sent = on_sent
         self._proven: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._dropped: dict[PeerId, int] = {}
         self._dial_numbers = itertools.count()
@@ -146,15 +131,14 @@ class HttpClient:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         for last in (False, True):
-            sent = _Body(body, None, lambda count: self._stats.sent(peer, name, count))
+            sent = _Body(body, partial(self._count, peer, name))
             dropped = self._dropped.get(peer, 0)
             try:
                 async with (
                     asyncio.timeout_at(deadline),
                     self._exchange(peer, f"call/{name}", sent) as response,
                 ):
-                    reader = self._reader(response, peer, name, max_reply, timeout)
-                    reply = await reader.everything()
+                    reply = await self._read(response, peer, name, max_reply, timeout)
                     self._stats.measured_call(peer, clock() - sent.began - _took(response))
                     return reply
             except TimeoutError as error:
@@ -170,50 +154,6 @@ class HttpClient:
                 if last or not stale:
                     raise
         raise AssertionError("unreachable")
-
-    async def push(
-        self, peer: PeerId, name: str, header: bytes, body: Outgoing, timeout: float
-    ) -> bytes:
-        """See :class:`~protocols.transport.Transport`."""
-        loop = asyncio.get_running_loop()
-        deadline = asyncio.timeout(timeout)
-
-        def progress(count: int) -> None:
-            self._stats.sent(peer, name, count)
-            if not deadline.expired():
-                deadline.reschedule(loop.time() + timeout)
-
-        sent = _Body(frame(header), body, progress)
-        try:
-            async with deadline, self._exchange(peer, f"push/{name}", sent, bulk=True) as response:
-                reader = self._reader(response, peer, name, MAX_CALL_BYTES, timeout)
-                reply = await reader.everything()
-        except TimeoutError as error:
-            raise _timed_out(peer, sent, timeout) from error
-        self._stats.measured_upload(peer, body.length, loop.time() - sent.began)
-        return reply
-
-    @asynccontextmanager
-    async def pull(
-        self, peer: PeerId, name: str, header: bytes, max_length: int, timeout: float
-    ) -> AsyncIterator[BodyReader]:
-        """See :class:`~protocols.transport.Transport`."""
-        clock = asyncio.get_running_loop().time
-        sent = _Body(
-            checked_header(header), None, lambda count: self._stats.sent(peer, name, count)
-        )
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(timeout):
-                    response = await stack.enter_async_context(
-                        self._exchange(peer, f"pull/{name}", sent, bulk=True)
-                    )
-            except TimeoutError as error:
-                raise _timed_out(peer, sent, timeout) from error
-            reader = self._reader(response, peer, name, max_length, timeout)
-            yield reader
-            if reader.complete:
-                self._stats.measured_download(peer, reader.length, clock() - sent.began)
 
     async def dial(self, address: str, expected: PeerId | None, timeout: float) -> PeerId:
         """Learn who answers at ``HOST:PORT``; the connection is used for nothing else."""
@@ -261,11 +201,10 @@ class HttpClient:
 
     @asynccontextmanager
     async def _exchange(
-        self, peer: PeerId, path: str, body: _Body, *, bulk: bool = False
+        self, peer: PeerId, path: str, body: _Body
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request up to the head of its answer; ends with the connection reusable or cut."""
-        name = tls.server_name(peer)
-        host = name.replace(".", ".bulk.") if bulk else name
+        host = tls.server_name(peer)
         response: aiohttp.ClientResponse | None = None
         try:
             try:
@@ -280,8 +219,6 @@ class HttpClient:
             except TransportError:
                 raise
             except Exception as error:
-                if body.error is not None and not isinstance(body.error, OSError):
-                    raise body.error from None
                 raise _translate(error, peer, self._session.closed) from error
             yield response
         finally:
@@ -304,26 +241,30 @@ class HttpClient:
         code = response.headers[ERROR_HEADER][:64]
         if (response.content_length or 0) > MAX_ERROR_BYTES:
             return RemoteRefused(code)
-        text = await self._reader(response, peer, "", MAX_ERROR_BYTES, 5.0).everything()
+        text = await self._read(response, peer, "", MAX_ERROR_BYTES, 5.0)
         return RemoteRefused(code, text.decode(errors="replace"))
 
-    def _reader(
+    async def _read(
         self, response: aiohttp.ClientResponse, peer: PeerId, name: str, limit: int, stall: float
-    ) -> BodyReader:
+    ) -> bytes:
         length = response.content_length or 0
         if length > limit:
             raise RemoteRefused("too_large", f"an answer of {length} bytes exceeds {limit}")
-        return BodyReader(
+        return await read_body(
             response.content,
             length,
             peer,
             stall=stall,
             min_rate=self._limits.min_rate,
-            on_bytes=lambda count: self._stats.received(peer, name, count),
+            on_bytes=partial(self._stats.received, peer, name),
         )
 
+    def _count(self, peer: PeerId, name: str, count: int) -> None:
+        self._stats.sent(peer, name, count)
+        self._on_sent(count)
 
-@functools.lru_cache(maxsize=4096)
+
+@lru_cache(maxsize=4096)
 def _url(host: str, path: str) -> URL:
     return URL.build(scheme="http", host=host, path=f"/{path}")
 
@@ -348,7 +289,7 @@ def _translate(error: Exception, target: str, closed: bool) -> TransportError:
     if isinstance(
         cause, ssl.SSLError
     ):  # an alert: with TLS 1.3 a refusal comes after the handshake
-        return Unreachable(target, Why.TLS, tls_reason(cause))
+        return Unreachable(target, Why.TLS, tls.tls_reason(cause))
     if isinstance(error, aiohttp.ClientResponseError):
         return Unreachable(target, Why.NOT_ATOLL, "its answer is not HTTP")
     if isinstance(error, TimeoutError):

@@ -1,5 +1,6 @@
-"""Accepting connections for the HTTP transport: counted, bounded, and proven or refused.
+"""Accepting connections on the one port: counted, bounded, and proven or refused.
 
+The first byte tells a lane (:mod:`protocols.lane_wire`) from HTTP; who sends none in time is cut.
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
 and each has a task of its own from its first byte to its last.
@@ -8,6 +9,7 @@ and each has a task of its own from its first byte to its last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -17,9 +19,13 @@ from typing import Any
 
 from aiohttp import web
 
-from protocols.http_body import PROTOCOL, VERSION_HEADER, Limits
+from protocols.errors import Malformed
+from protocols.http_body import PROTOCOL, VERSION_HEADER
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
+from protocols.lane_server import LaneServer
+from protocols.lane_wire import MARK
+from protocols.limits import Limits
 from protocols.sockets import prefer_small_queue
 
 logger = logging.getLogger(__name__)
@@ -69,9 +75,14 @@ class Listener:
     """Accepts on one socket; ``links`` maps the open connections to their proven peers."""
 
     def __init__(
-        self, context: ssl.SSLContext | None, stats: TransportStats, limits: Limits
+        self,
+        lanes: LaneServer,
+        context: ssl.SSLContext | None,
+        stats: TransportStats,
+        limits: Limits,
     ) -> None:
         self.links: dict[asyncio.Transport, PeerId | None] = {}
+        self._lanes = lanes
         self._context = context
         self._stats = stats
         self._limits = limits
@@ -115,30 +126,21 @@ class Listener:
 
     async def _serve(self, sock: socket.socket, source: str, server: web.Server) -> None:
         """One connection from accept to end."""
-        loop = asyncio.get_running_loop()
         try:
-            transport, connection = await loop.connect_accepted_socket(
-                lambda: self._connection(server),
-                sock,
-                ssl=self._context,
-                ssl_handshake_timeout=self._limits.handshake if self._context else None,
-                ssl_shutdown_timeout=self._limits.grace if self._context else None,
-            )
-            self._stats.connections += 1
-            self.links[transport] = proven_peer(transport)
-            prefer_small_queue(transport)
-            try:
-                await asyncio.shield(connection.lost)
-            finally:
-                transport.abort()
-                del self.links[transport]
+            mark = await self._mark(sock)
+            if mark == MARK:
+                await self._lanes.serve(sock, source)
+            elif mark:
+                await self._serve_http(sock, server)
+            else:
+                self._stats.garbage_connections += 1
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _REFUSED_REASONS:
                 self._stats.refused_handshakes += 1
             else:
                 self._stats.garbage_connections += 1
             logger.debug("handshake of %s: %s", source, error)
-        except OSError as error:  # left or stalled in the middle of the handshake
+        except (OSError, Malformed) as error:  # left or stalled in the middle of the handshake
             self._stats.garbage_connections += 1
             logger.debug("handshake of %s: %s", source, error)
         except Exception:  # whatever one stranger's connection does must not end the server
@@ -147,6 +149,35 @@ class Listener:
             self._per_source[source] -= 1
             if not self._per_source[source]:
                 del self._per_source[source]
+
+    async def _mark(self, sock: socket.socket) -> bytes:
+        """The first byte, within the time for a handshake; the socket is closed if none comes."""
+        mark = b""
+        try:
+            async with asyncio.timeout(self._limits.handshake):
+                mark = await _first_byte(sock)
+        finally:
+            if not mark:
+                sock.close()
+        return mark
+
+    async def _serve_http(self, sock: socket.socket, server: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        transport, connection = await loop.connect_accepted_socket(
+            lambda: self._connection(server),
+            sock,
+            ssl=self._context,
+            ssl_handshake_timeout=self._limits.handshake if self._context else None,
+            ssl_shutdown_timeout=self._limits.grace if self._context else None,
+        )
+        self._stats.connections += 1
+        self.links[transport] = proven_peer(transport)
+        prefer_small_queue(transport)
+        try:
+            await asyncio.shield(connection.lost)
+        finally:
+            transport.abort()
+            del self.links[transport]
 
     def _connection(self, server: web.Server) -> _Connection:
         return _Connection(
@@ -160,6 +191,25 @@ class Listener:
             lingering_time=_LINGER,
             access_log=None,
         )
+
+
+async def _first_byte(sock: socket.socket) -> bytes:
+    """The first byte, left where it is; empty if the connection ends without one."""
+    loop = asyncio.get_running_loop()
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return sock.recv(1, socket.MSG_PEEK)
+        readable: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(sock, _resolve, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(sock)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _source(ip: str) -> str:

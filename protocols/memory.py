@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from protocols.bodies import outgoing
 from protocols.errors import (
@@ -30,6 +30,7 @@ from protocols.errors import (
     Unreachable,
     Why,
 )
+from protocols.handlers import Handlers
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.memory_exchange import Exchange
@@ -49,8 +50,6 @@ __all__ = ["Link", "MemoryNetwork", "MemoryTransport", "TraceEvent"]
 
 DIAL_TIMEOUT = 5.0  # seconds
 
-_H = TypeVar("_H")
-
 
 class MemoryTransport:
     """One peer's end, made by :meth:`MemoryNetwork.join`; see
@@ -60,9 +59,7 @@ class MemoryTransport:
         self.network = network
         self.node = node
         self.stats = TransportStats()
-        self._calls: dict[str, tuple[CallHandler, int]] = {}
-        self._pushes: dict[str, tuple[PushHandler, int]] = {}
-        self._pulls: dict[str, PullHandler] = {}
+        self._handlers = Handlers()
         self._linked: dict[PeerId, Node] = {}  # open connections; a restart makes another Node
         # dicts, not sets: their order is the same in every run
         self.exchanges: dict[Exchange, None] = {}
@@ -80,15 +77,15 @@ class MemoryTransport:
 
     def on_call(self, name: str, handler: CallHandler, *, max_body: int = MAX_CALL_BYTES) -> None:
         """Answer calls of ``name``."""
-        self._calls[name] = (handler, max_body)
+        self._handlers.calls[name] = (handler, max_body)
 
     def on_push(self, name: str, handler: PushHandler, *, max_length: int) -> None:
         """Take bodies of ``name``."""
-        self._pushes[name] = (handler, max_length)
+        self._handlers.pushes[name] = (handler, max_length)
 
     def on_pull(self, name: str, handler: PullHandler) -> None:
         """Serve bodies of ``name``."""
-        self._pulls[name] = handler
+        self._handlers.pulls[name] = handler
 
     # --- asking ---------------------------------------------------------------------------------
 
@@ -197,7 +194,7 @@ class MemoryTransport:
 
     async def _serve_call(self, exchange: Exchange, body: bytes) -> None:
         async def serve() -> bytes:
-            handler, max_body = _registered(self._calls, exchange.name)
+            handler, max_body = self._handlers.call(exchange.caller.peer_id, exchange.name)
             if len(body) > max_body:
                 raise RemoteRefused("too_large", f"at most {max_body} bytes")
             return await handler(exchange.caller.peer_id, body)
@@ -206,7 +203,7 @@ class MemoryTransport:
 
     async def _serve_push(self, exchange: Exchange, header: bytes) -> None:
         async def serve() -> bytes:
-            handler, max_length = _registered(self._pushes, exchange.name)
+            handler, max_length = self._handlers.push(exchange.caller.peer_id, exchange.name)
             assert exchange.body is not None
             if exchange.body.length > max_length:
                 raise RemoteRefused("too_large", f"at most {max_length} bytes")
@@ -216,7 +213,7 @@ class MemoryTransport:
 
     async def _serve_pull(self, exchange: Exchange, max_length: int, header: bytes) -> None:
         async def serve() -> Outgoing:
-            handler = _registered(self._pulls, exchange.name)
+            handler = self._handlers.pull(exchange.caller.peer_id, exchange.name)
             return outgoing(await handler(exchange.caller.peer_id, header))
 
         await exchange.answer_pull(serve(), max_length)
@@ -249,10 +246,3 @@ class MemoryTransport:
 def _check_header(header: bytes) -> None:
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(f"header of {len(header)} bytes exceeds {MAX_HEADER_BYTES}")
-
-
-def _registered(table: dict[str, _H], name: str) -> _H:
-    try:
-        return table[name]
-    except KeyError:
-        raise RemoteRefused("unknown", "nothing here answers to that name") from None

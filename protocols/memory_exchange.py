@@ -13,15 +13,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from protocols.bodies import send_body
 from protocols.errors import (
-    RemoteProtocolError,
     RemoteRefused,
     TransferStalled,
-    TransportError,
     Unreachable,
     Why,
 )
-from protocols.http_body import Limits, send_body
+from protocols.handlers import refusal
+from protocols.limits import Limits
 from protocols.memory_body import Body, patiently
 from protocols.memory_network import Pipe
 from protocols.transport import Outgoing
@@ -335,17 +335,3 @@ class Exchange:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def refusal(error: Exception, name: str) -> RemoteRefused:
-    """What a caller is told about an error of the handler of ``name``."""
-    if isinstance(error, RemoteRefused):
-        return error
-    if isinstance(error, RemoteProtocolError):
-        return RemoteRefused("protocol", str(error))
-    if isinstance(error, TransferStalled):
-        return RemoteRefused("stalled", str(error))
-    if isinstance(error, TransportError):
-        return RemoteRefused("unreachable")
-    log.error("the handler of %r failed", name, exc_info=error)
-    return RemoteRefused("internal")

@@ -51,9 +51,22 @@ async def open_listener(listen: str, option: str = "--listen") -> socket.socket:
 
 def prefer_small_queue(transport: asyncio.BaseTransport) -> None:
     """Keep what the kernel holds unsent short, so that progress of a body is seen in time."""
-    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     sock = transport.get_extra_info("socket")
-    if option is not None and sock is not None:
+    if sock is not None:
+        _small_queue(sock)
+
+
+def prepare_lane(sock: socket.socket) -> None:
+    """The options of a connection that carries long bodies and short replies."""
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):  # the connection may have ended already
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _small_queue(sock)
+
+
+def _small_queue(sock: socket.socket) -> None:
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None:
         with contextlib.suppress(OSError):  # the connection may have ended already
             sock.setsockopt(socket.IPPROTO_TCP, option, _UNSENT_BYTES)
 

@@ -63,12 +63,32 @@ class PeerSSLObject(ssl.SSLObject):
         ed25519 key. asyncio drops the connection on any ``ssl.SSLError`` from here.
         """
         super().do_handshake()  # raises SSLWantReadError until the last flight
-        self.peer_id = _peer_of(self.getpeercert(binary_form=True))
-        if self.server_side:
-            return
-        expected = self.server_hostname or ""
-        if expected not in (ANYONE, server_name(self.peer_id)):
-            raise WrongPeer(expected, self.peer_id)
+        self.peer_id = _proven(self)
+
+
+class PeerSSLSocket(ssl.SSLSocket):
+    """The same on a socket of one's own, for lanes: what it reads and writes is not copied."""
+
+    peer_id: PeerId
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As :meth:`PeerSSLObject.do_handshake`."""
+        super().do_handshake(block)
+        self.peer_id = _proven(self)
+
+
+def _proven(link: ssl.SSLObject | ssl.SSLSocket) -> PeerId:
+    """Whose key the handshake proved; raises :class:`WrongPeer` if it is not the expected one."""
+    peer = _peer_of(link.getpeercert(binary_form=True))
+    expected = link.server_hostname or ""
+    if not link.server_side and expected not in (ANYONE, server_name(peer)):
+        raise WrongPeer(expected, peer)
+    return peer
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """What OpenSSL says, in small letters."""
+    return (getattr(error, "reason", None) or "").lower().replace("_", " ")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -164,6 +184,7 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
         cadata=authority().public_bytes(serialization.Encoding.PEM).decode()
     )
     context.sslobject_class = PeerSSLObject
+    context.sslsocket_class = PeerSSLSocket
     load_chain(context, certificate(identity), identity.key)
     return context
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from protocols.http import HttpTransport
-from protocols.http_body import Limits
 from protocols.identity import Identity, PeerId
+from protocols.limits import Limits
 from protocols.transport import Buffer
 
 A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))

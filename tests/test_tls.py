@@ -17,8 +17,8 @@ from cryptography.x509.oid import NameOID
 from protocols import tls
 from protocols.errors import IdentityMismatch, Malformed, TransportError, Unreachable
 from protocols.http import HttpTransport
-from protocols.http_body import Limits
 from protocols.identity import Identity, PeerId
+from protocols.limits import Limits
 
 A, B, M = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 

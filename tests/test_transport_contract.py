@@ -28,8 +28,8 @@ from protocols.errors import (
     Why,
 )
 from protocols.http import HttpTransport
-from protocols.http_body import Limits
 from protocols.identity import Identity, PeerId
+from protocols.limits import Limits
 from protocols.memory import MemoryNetwork
 from protocols.memory_network import Link
 from protocols.transport import (

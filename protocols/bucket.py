@@ -1,0 +1,60 @@
+"""A limit of bytes a second that is smooth: small steps, never a burst worth more than 50 ms."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+_SAVED_S = 0.02  # what may be saved up while nothing is sent
+_PIECE_S = 0.02  # one grant; with what was saved up a burst stays below 50 ms
+_MIN_PIECE = 1400  # about one packet
+_MAX_PIECE = 1 << 20
+
+
+class Bucket:
+    """Grants of bytes at ``rate`` bytes a second; None: no limit. Safe to use from any thread.
+
+    A grant may be larger than what there is; the next one then waits until the debt is paid.
+    """
+
+    def __init__(self, rate: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if rate is not None and rate <= 0:
+            raise ValueError(f"a limit of {rate} bytes a second")
+        self.limited = rate is not None
+        self._rate = rate or 1.0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._saved = 0.0
+        self._at = clock()
+        self._piece = int(min(max(self._rate * _PIECE_S, _MIN_PIECE), _MAX_PIECE))
+
+    def take(self, want: int) -> int:
+        """How many bytes may be sent now, at most ``want``; 0: none before :meth:`wait` is over."""
+        if not self.limited:
+            return want
+        with self._lock:
+            self._refill()
+            if self._saved < 0:
+                return 0
+            granted = min(want, self._piece)
+            self._saved -= granted
+            return granted
+
+    def spend(self, count: int) -> None:
+        """``count`` bytes went out that do not wait for a grant; the others pay for them."""
+        if self.limited:
+            with self._lock:
+                self._refill()
+                self._saved -= count
+
+    def wait(self) -> float:
+        """Seconds until something can be taken again."""
+        with self._lock:
+            self._refill()
+            return max(0.0, -self._saved / self._rate) if self.limited else 0.0
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._saved = min(self._saved + (now - self._at) * self._rate, self._rate * _SAVED_S)
+        self._at = now

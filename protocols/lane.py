@@ -1,0 +1,559 @@
+"""One lane on the reactor's thread: a socket that feeds are sent from and drains are filled from.
+
+Everything here runs on the thread of :mod:`protocols.reactor`. A lane does at most one thing in
+each direction at a time, and tells the ends of both by a callback. It never waits: a feed without
+bytes or a drain without room is left alone until it wakes the lane, and a socket that would block
+until the selector says that it does not.
+
+Progress is any byte either way. A receiver gives up when nothing comes for ``stall`` seconds, and
+when over ``stall`` seconds of waiting less than ``min_rate`` bytes a second came; time in which we
+ourselves had no room does not count. A sender gives up when nothing goes for ``stall`` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import selectors
+import socket
+import ssl
+import struct
+import termios
+import time
+from collections.abc import Callable
+
+from protocols.errors import (
+    AtollError,
+    LocalProtocolError,
+    TransferStalled,
+    Unreachable,
+    Why,
+)
+from protocols.identity import PeerId
+from protocols.lane_wire import Frame
+from protocols.reactor import Reactor
+from protocols.tls import PeerSSLSocket, tls_reason
+from protocols.transport import Drain, Feed
+
+_TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
+_PLAIN_PIECE = 1 << 20
+_TLS_PIECE = 1 << 16  # OpenSSL takes all of a piece or says nothing of how much it took
+_BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
+_CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+Done = Callable[[BaseException | None], None]
+
+
+class _SocketError(Exception):
+    """The socket failed: told from what a feed or drain raises."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Receiving:
+    """A drain that is being filled with ``length`` bytes.
+
+    With ``last`` the other end has nothing to say behind them.
+    """
+
+    def __init__(
+        self, drain: Drain, length: int, *, stall: float, min_rate: float, last: bool, done: Done
+    ) -> None:
+        self.drain = drain
+        self.left = length
+        self.moved = 0
+        self.stall = stall
+        self.min_rate = min_rate
+        self.last = last
+        self.done = done
+        self.room: memoryview | None = None
+        self.paused = False  # the drain has no room
+        self.held = 0.0  # seconds it had none, all in all
+        self.since = self.begun = time.monotonic()  # when the pause or the wait for bytes began
+        self._waited = 0.0
+        self._window = 0
+
+    @property
+    def age(self) -> float:
+        """Seconds from the start to the last byte."""
+        return self.since - self.begun
+
+    def took(self, count: int) -> None:
+        """Tell the drain; raises what it raises."""
+        self.moved += count
+        self.left -= count
+        self._window += count
+        self.drain.took(count)
+        if isinstance(self.drain, Frame):  # which learns its own length on the way
+            self.left = self.drain.length - self.moved
+
+    def waited(self, now: float, who: str) -> None:
+        """Bytes came; raises :class:`TransferStalled` if they keep coming too slowly."""
+        if self.moved or not isinstance(self.drain, Frame):  # a message may be long in coming
+            self._waited += now - self.since
+        self.since = now
+        if self._waited >= self.stall:
+            if self._window < self.min_rate * self._waited:
+                raise TransferStalled(f"{who}: {self._window / self._waited:.0f} bytes a second")
+            self._waited, self._window = 0.0, 0
+
+
+class Sending:
+    """A few bytes, and behind them a feed."""
+
+    def __init__(self, head: bytes, feed: Feed | None, *, stall: float, done: Done) -> None:
+        self.view = memoryview(head)
+        self.feed = feed
+        self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
+        self.moved = 0
+        self.piece = memoryview(b"")  # handed to the socket, which has not taken it yet
+        self.stall = stall
+        self.done = done
+        self.starved = False  # the feed has nothing
+        self.held = 0.0  # seconds it had nothing, all in all
+        self.since = 0.0
+        self.blocked = False  # the socket takes no more
+        self.queued = False  # waits for its turn under the upload limit
+
+    def more(self) -> bool:
+        """Have something in ``view``; False: the feed has nothing now, or it is done."""
+        if self.view or not self.left or self.feed is None:
+            return bool(self.view)
+        chunk = self.feed.next()
+        if chunk is None:
+            self.starved, self.since = True, time.monotonic()
+            return False
+        self.view = memoryview(chunk).cast("B")
+        if not self.view:
+            raise LocalProtocolError(f"body {self.left} bytes shorter than announced")
+        if len(self.view) > self.left:
+            raise LocalProtocolError(f"body longer than the announced {self.length} bytes")
+        self.left -= len(self.view)
+        return True
+
+
+class Lane:
+    """One connection. ``on_end`` is told once, last, when it has been cut."""
+
+    def __init__(
+        self, reactor: Reactor, sock: socket.socket, who: str, on_end: Callable[[], None]
+    ) -> None:
+        self.who = who  # for messages: the peer or its address
+        self._reactor = reactor
+        self._sock = sock
+        self._on_end = on_end
+        self._receiving: Receiving | None = None
+        self._sending: Sending | None = None
+        self._shaking: Callable[[PeerId | None, BaseException | None], None] | None = None
+        self._shake_events = 0
+        self.blind = True  # bytes may have come that nobody wants yet: the socket is not read
+        self._watchful = False
+        self._rest_until = math.inf  # an idle lane is cut then
+        self._events = 0
+        self._again = False
+        self._alive = True
+        self._progress = time.monotonic()
+        self._unacknowledged = 0
+        self._secure = False
+
+    def begin(self) -> None:
+        """From now on the reactor looks after it."""
+        self._reactor.add(self)
+
+    # --- what a lane is told to do ------------------------------------------------------------
+
+    def secure(
+        self,
+        context: ssl.SSLContext,
+        server_name: str | None,
+        done: Callable[[PeerId | None, BaseException | None], None],
+    ) -> None:
+        """Shake hands, as the server if ``server_name`` is None; ``done(peer, error)``."""
+        if not self._alive:
+            done(None, self._reset())
+            return
+        self._watch(0)
+        try:
+            self._sock = context.wrap_socket(
+                self._sock,
+                server_side=server_name is None,
+                server_hostname=server_name,
+                do_handshake_on_connect=False,
+            )
+        except (OSError, ValueError) as error:
+            self.cut()
+            done(None, error)
+            return
+        self._secure = True
+        self._shaking = done
+        self._shake()
+
+    def receive(self, receiving: Receiving) -> None:
+        """Fill a drain."""
+        if not self._alive:
+            receiving.done(self._reset())
+            return
+        self.blind = False
+        self._receiving = receiving
+        self._rest_until = math.inf
+        self._progress = receiving.since = time.monotonic()
+        self._reactor.look(self._progress + receiving.stall)
+        try:
+            receiving.drain.attach(lambda: self._woken(receiving))
+        except Exception as error:  # noqa: BLE001  # the drain's own: the receiver gets it
+            self._received(error)
+            return
+        self._turn()
+
+    def send(self, sending: Sending) -> None:
+        """Send bytes and a feed."""
+        if not self._alive:
+            sending.done(self._reset())
+            return
+        self._sending = sending
+        self._rest_until = math.inf
+        self._progress = time.monotonic()
+        self._reactor.look(self._progress + sending.stall)
+        if sending.feed is not None:
+            try:
+                sending.feed.attach(lambda: self._woken(sending))
+            except Exception as error:  # noqa: BLE001  # the feed's own: the sender gets it
+                self._sent(error)
+                return
+        self._turn()
+
+    def stop(self, receiving: Receiving) -> None:
+        """Leave a drain alone from now on; the rest of the body stays where it is."""
+        if self._receiving is receiving:
+            self._received(self._reset())
+
+    def rest(self, seconds: float) -> None:
+        """Nothing is to happen; after ``seconds`` of it the lane is cut."""
+        self._rest_until = time.monotonic() + seconds
+        self._reactor.look(self._rest_until)
+        self.listen()
+
+    def listen(self) -> None:
+        """The other end is to say nothing: cut the lane if it does, or leaves."""
+        self.blind = False
+        self._wish()
+
+    def look_away(self, *, watchful: bool) -> None:
+        """Whether and when to read what comes next is our user's decision: leave it.
+
+        With ``watchful`` the lane is cut if the other end leaves meanwhile.
+        """
+        self.blind, self._watchful = True, watchful
+        self._reactor.look(time.monotonic() + _BLIND_S)
+        self._wish()
+
+    def cut(self, error: BaseException | None = None) -> None:
+        """Close; what is under way ends with ``error``, or with that the connection broke."""
+        if not self._alive:
+            return
+        self._alive = False
+        self._watch(0)
+        self._reactor.remove(self)
+        self._sock.close()
+        failure = error or self._reset()
+        if self._shaking is not None:
+            shaken, self._shaking = self._shaking, None
+            shaken(None, failure)
+        self._received(failure)
+        self._sent(failure)
+        self._on_end()
+
+    # --- what the reactor calls ---------------------------------------------------------------
+
+    def ready(self, readable: bool, writable: bool) -> None:
+        """The socket can be read or written, or there was more to do when the turn ended."""
+        self._again = False
+        if self._shaking is not None:
+            self._shake()
+            return
+        if writable and self._sending is not None:
+            self._sending.blocked = False
+        if readable and self._receiving is None and not self.blind:
+            self._listen()
+        self._turn()
+
+    def granted(self) -> None:
+        """It is our turn to send under the upload limit."""
+        if self._sending is not None:
+            self._sending.queued = False
+            self._progress = time.monotonic()
+            self._turn()
+
+    def due(self, now: float) -> float:
+        """Look at what ran out of time; returns when to look again."""
+        if now >= self._rest_until:
+            self.cut()
+            return math.inf
+        if self._blinded() and self._left():
+            self.cut()
+            return math.inf
+        until = self._deadline()
+        if until <= now and self._moved():
+            self._progress = now
+            until = self._deadline()
+        if until <= now:
+            error = TransferStalled(f"{self.who}: no progress for {now - self._progress:.3g} s")
+            self._received(error)
+            self._sent(error)
+            until = self._deadline()
+        if self._blinded():
+            until = min(until, now + _BLIND_S)
+        return min(until, self._rest_until)
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        receiving, sending = self._receiving, self._sending
+        until = math.inf
+        if sending is not None:
+            if sending.queued:
+                return math.inf  # the limit is ours
+            until = self._progress + sending.stall
+        if receiving is not None and not receiving.paused:
+            until = min(until, self._progress + receiving.stall)
+        return until
+
+    def _moved(self) -> bool:
+        """Whether the peer has acknowledged some of what the kernel had still to send."""
+        before, self._unacknowledged = self._unacknowledged, self._queue()
+        return self._unacknowledged < before
+
+    def _queue(self) -> int:
+        """Bytes that the kernel holds because they were not sent or not acknowledged."""
+        try:
+            raw = fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0")
+        except OSError:
+            return 0
+        size: int = struct.unpack("i", raw)[0]
+        return size
+
+    def _blinded(self) -> bool:
+        return self.blind and self._watchful and self._receiving is None
+
+    def _left(self) -> bool:
+        """Whether the other end has closed, as far as that shows without reading."""
+        option = getattr(socket, "TCP_INFO", None)
+        if option is None:
+            return False
+        try:
+            return self._sock.getsockopt(socket.IPPROTO_TCP, option, 1)[0] in (_CLOSE_WAIT, _CLOSED)
+        except OSError:
+            return True
+
+    # --- the turn of a lane -------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Do what can be done now in both directions, and say what to wait for."""
+        if self._alive and self._sending is not None:
+            self._guard(self._send_some, self._sent)
+        if self._alive and self._receiving is not None:
+            self._guard(self._receive_some, self._received)
+        self._wish()
+
+    def _guard(self, move: Callable[[], None], end: Done) -> None:
+        try:
+            move()
+        except _SocketError as failed:
+            self._broken(failed.error)
+        except Exception as error:  # noqa: BLE001  # of a feed or drain: its owner gets it
+            end(error)
+
+    def _broken(self, error: OSError) -> None:
+        """The socket failed; what has come before that is still read."""
+        receiving = self._receiving
+        if receiving is not None and isinstance(receiving.drain, Frame) and not self._secure:
+            with contextlib.suppress(_SocketError, AtollError):
+                self._receive_some()
+        self.cut(broken(error, self.who))
+
+    def _wish(self) -> None:
+        if not self._alive or self._shaking is not None:
+            return
+        receiving, sending = self._receiving, self._sending
+        events = 0
+        if not receiving.paused if receiving is not None else not self.blind:
+            events |= _READ
+        if sending is not None and sending.blocked:
+            events |= _WRITE
+        self._watch(events)
+
+    def _watch(self, events: int) -> None:
+        if events != self._events:
+            self._reactor.watch(self, self._sock, self._events, events)
+            self._events = events
+
+    def _more_later(self) -> None:
+        if not self._again:
+            self._again = True
+            self._reactor.again(self)
+
+    def _woken(self, what: Receiving | Sending) -> None:
+        """A feed or drain woke us, from any thread."""
+        self._reactor.post(lambda: self._resume(what))
+
+    def _resume(self, what: Receiving | Sending) -> None:
+        now = time.monotonic()
+        if what is self._receiving and what.paused:
+            what.paused = False
+        elif what is self._sending and what.starved:
+            what.starved = False
+        else:
+            return
+        what.held += now - what.since
+        what.since = now
+        if isinstance(what, Receiving):
+            self._progress = now
+            self._reactor.look(now + what.stall)
+        self._turn()
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _send_some(self) -> None:
+        sending = self._sending
+        assert sending is not None
+        if sending.blocked or sending.starved or sending.queued:
+            return
+        budget = _TURN_BYTES
+        largest = _TLS_PIECE if self._secure else _PLAIN_PIECE
+        while sending.piece or sending.more():
+            if budget <= 0:
+                self._more_later()
+                return
+            if not sending.piece:
+                allowed = self._reactor.allow(self, min(len(sending.view), largest))
+                if not allowed:
+                    sending.queued = True
+                    return
+                sending.piece = sending.view[:allowed]
+                sending.view = sending.view[allowed:]
+            try:
+                count = self._sock.send(sending.piece)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                sending.blocked = True
+                self._unacknowledged = self._queue()
+                return
+            except OSError as error:
+                raise _SocketError(error) from error
+            budget -= count
+            sending.moved += count
+            sending.piece = sending.piece[count:]
+            self._progress = time.monotonic()
+        if not sending.starved:
+            self._unacknowledged = self._queue()
+            self._sent(None)
+
+    def _sent(self, error: BaseException | None) -> None:
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            sending.view = sending.piece = memoryview(b"")
+            if self._receiving is None:
+                self.blind = True  # the other end may speak next
+            sending.done(error)
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def _receive_some(self) -> None:
+        receiving = self._receiving
+        assert receiving is not None
+        if receiving.paused:
+            return
+        budget = _TURN_BYTES
+        while receiving.left:
+            if budget <= 0:
+                self._more_later()
+                return
+            room = receiving.room or receiving.drain.room()
+            if room is None:
+                receiving.paused, receiving.since = True, time.monotonic()
+                return
+            count, dry = self._read(room[: receiving.left])
+            if count:
+                budget -= count
+                receiving.room = None
+                self._progress = time.monotonic()
+                receiving.waited(self._progress, self.who)
+                receiving.took(count)
+            else:
+                receiving.room = room
+            if dry and receiving.left:
+                return
+        self._received(None)
+
+    def _read(self, room: memoryview) -> tuple[int, bool]:
+        """Fill as much of ``room`` as there is; also whether the socket has no more."""
+        if not room:
+            raise LocalProtocolError("a drain gave room of no bytes")
+        at = 0
+        try:
+            while at < len(room):
+                count = self._sock.recv_into(room[at:] if at else room)
+                if count == 0:
+                    if at:
+                        break  # what came before the end is handed over first
+                    raise _SocketError(ConnectionResetError("closed by the other end"))
+                at += count
+                if not self._secure and at < len(room):
+                    return at, True
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return at, True
+        except OSError as error:
+            if not at:
+                raise _SocketError(error) from error
+        return at, False
+
+    def _received(self, error: BaseException | None) -> None:
+        if self._receiving is not None:
+            receiving, self._receiving = self._receiving, None
+            receiving.room = None
+            self.blind = not receiving.last or receiving.left > 0
+            receiving.done(error)
+
+    def _listen(self) -> None:
+        """Nothing is to come here: bytes are a breach, and the end is the end."""
+        try:
+            self._sock.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError as error:
+            self.cut(broken(error, self.who))
+            return
+        self.cut()
+
+    # --- the handshake ------------------------------------------------------------------------
+
+    def _shake(self) -> None:
+        done, sock = self._shaking, self._sock
+        assert done is not None
+        assert isinstance(sock, PeerSSLSocket)
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self._watch(_READ)
+        except ssl.SSLWantWriteError:
+            self._watch(_WRITE)
+        except (OSError, ValueError) as error:  # a ValueError: the peer was gone before
+            self.cut(error)
+        else:
+            self._shaking = None
+            self._wish()
+            done(sock.peer_id, None)
+
+    def _reset(self) -> Unreachable:
+        return Unreachable(self.who, Why.RESET)
+
+
+def broken(error: OSError, who: str) -> Unreachable:
+    """What a failed socket is called."""
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        # an alert: with TLS 1.3 a refusal comes after the handshake
+        return Unreachable(who, Why.TLS, tls_reason(error))
+    return Unreachable(who, Why.RESET)

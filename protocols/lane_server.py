@@ -1,0 +1,214 @@
+"""The listening side of lanes: pushes and pulls of proven peers, served one after the other.
+
+The handler runs in the task of its connection, and is cancelled when its caller leaves. Nothing
+of a push's body is read before the handler asks for it, so that whoever cannot take it yet holds
+the sender back by TCP alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from functools import partial
+
+from protocols.errors import (
+    Malformed,
+    RemoteRefused,
+    TransferStalled,
+    TransportError,
+)
+from protocols.handlers import Handlers, refusal
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId
+from protocols.lane_bodies import feeding
+from protocols.lane_link import LaneBody, Link
+from protocols.lane_wire import PUSH, Reply, Request, request_frame
+from protocols.limits import Limits
+from protocols.reactor import Reactor
+from protocols.sockets import prepare_lane
+from protocols.transport import Drain
+
+logger = logging.getLogger(__name__)
+
+_SCRATCH_BYTES = 64 * 1024
+
+
+class LaneServer:
+    """Serves lanes that :class:`~protocols.http_listener.Listener` has accepted."""
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        reactor: Reactor,
+        handlers: Handlers,
+        *,
+        context: ssl.SSLContext | None,
+        stats: TransportStats,
+        limits: Limits,
+    ) -> None:
+        self._peer_id = peer_id
+        self._reactor = reactor
+        self._handlers = handlers
+        self._context = context
+        self._stats = stats
+        self._limits = limits
+        self._links: dict[Link, PeerId] = {}
+        self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
+
+    def drop(self, peer: PeerId) -> int:
+        """Cut every lane of ``peer``; the number of them."""
+        found = [link for link, owner in self._links.items() if owner == peer]
+        for link in found:
+            link.abort()
+        return len(found)
+
+    async def serve(self, sock: socket.socket, source: str) -> None:
+        """One lane to its end. Raises ``OSError`` or Malformed if the stranger is not a peer."""
+        prepare_lane(sock)
+        link = Link(self._reactor, sock, source, min_rate=self._limits.min_rate)
+        try:
+            async with asyncio.timeout(self._limits.handshake):
+                try:
+                    peer = await link.accept(self._context, self._peer_id)
+                except TransportError as error:
+                    raise ConnectionResetError("left in the handshake") from error
+            self._stats.connections += 1
+            self._links[link] = peer
+            while await self._exchange(link, peer):
+                pass
+        finally:
+            self._links.pop(link, None)
+            link.abort()
+
+    async def _exchange(self, link: Link, peer: PeerId) -> bool:
+        """One request and its answer; whether another may follow."""
+        try:
+            message = await link.message(request_frame(), stall=self._limits.idle_server)
+            request = Request.decode(message)
+        except TransportError:
+            return False
+        except Malformed as error:
+            logger.debug("a lane of %s: %s", peer, error)
+            self._stats.garbage_connections += 1
+            return False
+        task = asyncio.current_task()
+        assert task is not None
+        link.on_lost = partial(_cancel, task)
+        self.serving.add(task)
+        try:
+            self._stats.received(peer, request.name, len(request.header))
+            if request.verb == PUSH:
+                return await self._push(link, peer, request)
+            return await self._pull(link, peer, request)
+        finally:
+            link.on_lost = _nothing
+            self.serving.discard(task)
+
+    async def _push(self, link: Link, peer: PeerId, request: Request) -> bool:
+        body = LaneBody(
+            link,
+            request.length,
+            stall=self._limits.stall,
+            on_bytes=partial(self._stats.received, peer, request.name),
+        )
+        if request.length:
+            link.look_away(watchful=True)
+        else:
+            link.listen()
+        started = time.perf_counter()
+        try:
+            handler, max_length = self._handlers.push(peer, request.name)
+            if request.length > max_length:
+                raise RemoteRefused("too_large", f"at most {max_length} bytes")
+            answer = await handler(peer, request.header, body)
+        except Exception as error:  # noqa: BLE001  # whatever a handler raises is its answer
+            reply = self._refused(error, request.name)
+        else:
+            took = time.perf_counter() - started
+            reply = Reply("", took, len(answer), answer)
+            self._stats.requests_by_name[request.name] += 1
+            self._stats.measured_download(peer, request.length - body.left, body.took)
+        await body.stop()
+        self._stats.sent(peer, request.name, len(reply.detail))
+        try:
+            await link.send(reply.encode(), None, stall=self._limits.stall)
+            return not body.left or await self._discard(link, body.left)
+        except TransportError:
+            return False
+
+    async def _discard(self, link: Link, length: int) -> bool:
+        """Let the rest of a body that nobody wants pass by, for a moment; whether it is over."""
+        try:
+            async with asyncio.timeout(self._limits.linger):
+                transfer = link.start_receiving(_Sink(), length, stall=self._limits.linger)
+                await link.finish(transfer)
+        except (TimeoutError, TransportError):
+            return False
+        return True
+
+    async def _pull(self, link: Link, peer: PeerId, request: Request) -> bool:
+        link.listen()
+        started = time.perf_counter()
+        try:
+            handler = self._handlers.pull(peer, request.name)
+            body = await handler(peer, request.header)
+            if body.length > request.length:
+                raise RemoteRefused("too_large", f"a body of {body.length} bytes")
+        except Exception as error:  # noqa: BLE001  # whatever a handler raises is its answer
+            refused = self._refused(error, request.name)
+            self._stats.sent(peer, request.name, len(refused.detail))
+            try:
+                await link.send(refused.encode(), None, stall=self._limits.stall)
+            except TransportError:
+                return False
+            return True
+        self._stats.requests_by_name[request.name] += 1
+        head = Reply("", time.perf_counter() - started, body.length).encode()
+        async with feeding(body) as feed:
+            transfer = link.start_sending(head, feed, stall=self._limits.stall)
+            try:
+                await link.finish(transfer)
+            except TransferStalled:
+                self._stats.stalled_bodies += 1
+                return False
+            except TransportError:
+                return False
+            except Exception:  # the source is the handler's code: its error is logged here
+                logger.exception("the body of %s failed", request.name)
+                return False
+            finally:
+                self._stats.sent(peer, request.name, max(transfer.what.moved - len(head), 0))
+        return True
+
+    def _refused(self, error: Exception, name: str) -> Reply:
+        refused = refusal(error, name)
+        self._stats.refused_requests += 1
+        self._stats.stalled_bodies += refused.code == "stalled"
+        return Reply.refusal(refused.code, refused.detail)
+
+
+class _Sink(Drain):
+    """Where bytes go that nobody wants."""
+
+    def __init__(self) -> None:
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    def attach(self, wake: object) -> None:
+        """There is always room."""
+
+    def room(self) -> memoryview:
+        return self._scratch
+
+    def took(self, count: int) -> None:
+        """They are gone."""
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _nothing() -> None:
+    """What there is to do when a lane is lost that is not serving."""

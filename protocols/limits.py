@@ -1,0 +1,22 @@
+"""The bounds of a transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one transport. Seconds, bytes, bytes a second, connections."""
+
+    connect: float = 5.0  # for one address, TLS handshake included
+    handshake: float = 10.0  # for a stranger's TLS handshake
+    stall: float = 15.0  # without progress of a body
+    min_rate: float = 1024.0
+    idle_server: float = 90.0  # an unused connection, and the time for a request's head
+    idle_client: float = 30.0  # less than the server's, so that the server never closes first
+    per_ip: int = 256
+    total: int = 2048
+    per_peer: int = 16  # connections to one peer for calls, and as many lanes
+    grace: float = 0.5  # for handlers at the end
+    linger: float = 2.0  # so that a refusal reaches a peer that is still sending

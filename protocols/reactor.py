@@ -1,0 +1,226 @@
+"""The thread that moves bulk data: non-blocking sockets, watched by one selector.
+
+The event loop is for decisions; gigabytes would starve it, and each hop between threads costs
+more than a chunk takes. So long bodies are sent and received here, straight from and into the
+buffers of their feeds and drains (:mod:`protocols.lane`). Everything that runs on this thread
+runs one after the other, so what only it touches needs no locks; :meth:`Reactor.post` brings a
+function here from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from protocols.bucket import Bucket
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_S = 1.0  # the longest time between two looks at what is due
+_TICK_S = 0.02  # the shortest
+_JOIN_S = 1.0
+
+
+class Watched(Protocol):
+    """Something with a socket that the reactor serves. All of it is called on its thread."""
+
+    def ready(self, readable: bool, writable: bool) -> None:
+        """The socket can be read or written, or there was more to do when the turn ended."""
+        ...
+
+    def due(self, now: float) -> float:
+        """Look at what ran out of time; returns when to look again (``math.inf``: never)."""
+        ...
+
+    def granted(self) -> None:
+        """It is this one's turn to send under the upload limit."""
+        ...
+
+    def cut(self) -> None:
+        """The reactor ends."""
+        ...
+
+
+class Reactor:
+    """One thread, one selector, one upload limit."""
+
+    def __init__(self, max_upload: float | None = None) -> None:
+        self.bucket = Bucket(max_upload)
+        self._selector: selectors.BaseSelector
+        self._wake_in: socket.socket
+        self._wake_out: socket.socket
+        self._lock = threading.Lock()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._awake = False  # a byte is in the pipe already
+        self._stopped = True  # until it is started
+        self._watched: set[Watched] = set()
+        self._again: list[Watched] = []  # had more to do when their turn ended
+        self._line: deque[Watched] = deque()  # wait for their turn under the upload limit
+        self._turn: Watched | None = None
+        self._sweep_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="atoll-lanes", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._stopped = False
+        self._thread.start()
+
+    async def aclose(self) -> None:
+        """Cut everything and wait for the thread to end."""
+        with self._lock:
+            ended, self._stopped = self._stopped, True
+        if ended:
+            return
+        self._poke()
+        await asyncio.to_thread(self._thread.join, _JOIN_S)
+
+    def post(self, callback: Callable[[], None]) -> bool:
+        """Run ``callback`` on the reactor's thread soon; False if that does not run."""
+        with self._lock:
+            if self._stopped:
+                return False
+            self._posted.append(callback)
+            poke, self._awake = not self._awake, True
+        if poke:
+            self._poke()
+        return True
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake up anyhow
+            self._wake_in.send(b"\0")
+
+    # --- for those who are watched, on the thread ---------------------------------------------
+
+    def watch(self, one: Watched, sock: socket.socket, old: int, new: int) -> None:
+        """Change what is waited for on a socket from ``old`` to ``new`` (selector events)."""
+        if old and new:
+            self._selector.modify(sock, new, one)
+        elif new:
+            self._selector.register(sock, new, one)
+        elif old:
+            self._selector.unregister(sock)
+
+    def add(self, one: Watched) -> None:
+        """From now on ask ``one`` what is due."""
+        self._watched.add(one)
+
+    def remove(self, one: Watched) -> None:
+        """Never call ``one`` again."""
+        self._watched.discard(one)
+
+    def again(self, one: Watched) -> None:
+        """Give ``one`` another turn once the others had theirs."""
+        self._again.append(one)
+
+    def look(self, when: float) -> None:
+        """Ask what is due at ``when`` at the latest."""
+        self._sweep_at = min(self._sweep_at, when)
+
+    def allow(self, one: Watched, want: int) -> int:
+        """How many bytes ``one`` may send now; at 0 its turn comes later, by ``granted``."""
+        if not self.bucket.limited:
+            return want
+        if self._turn is one:
+            self._turn = None
+            allowed = self.bucket.take(want)
+            if allowed:
+                return allowed
+        self._line.append(one)
+        return 0
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._once()
+        finally:
+            self._end()
+
+    def _once(self) -> None:
+        for key, events in self._selector.select(self._timeout()):
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    self._wake_out.recv(4096)
+            elif key.data in self._watched:
+                readable, writable = (
+                    bool(events & selectors.EVENT_READ),
+                    bool(events & selectors.EVENT_WRITE),
+                )
+                self._guarded(key.data.ready, readable, writable)
+        self._run_posted()
+        again, self._again = self._again, []
+        for one in again:
+            if one in self._watched:
+                self._guarded(one.ready, False, False)
+        self._serve_line()
+        now = time.monotonic()
+        if now >= self._sweep_at:
+            self._sweep(now)
+
+    def _timeout(self) -> float | None:
+        if self._again or self._posted:
+            return 0.0
+        wait = self._sweep_at - time.monotonic()
+        if self._line:
+            wait = min(wait, self.bucket.wait())
+        return None if wait == math.inf else max(wait, 0.0)
+
+    def _run_posted(self) -> None:
+        with self._lock:
+            posted, self._posted = self._posted, deque()
+            self._awake = False
+        for callback in posted:
+            self._guarded(callback)
+
+    def _serve_line(self) -> None:
+        """Everyone in the line gets one grant after the other for as long as there are any."""
+        while self._line and self.bucket.wait() == 0:
+            one = self._line.popleft()
+            if one in self._watched:
+                self._turn = one
+                self._guarded(one.granted)
+                self._turn = None
+
+    def _sweep(self, now: float) -> None:
+        self._sweep_at = now + _SWEEP_S if self._watched else math.inf
+        for one in list(self._watched):
+            when = self._due(one, now)
+            self._sweep_at = min(self._sweep_at, max(when, now + _TICK_S))
+
+    def _due(self, one: Watched, now: float) -> float:
+        try:
+            return one.due(now)
+        except Exception:  # one lane's bug must not end the others
+            logger.exception("a lane failed")
+            return math.inf
+
+    def _guarded(self, call: Callable[..., None], *args: bool) -> None:
+        try:
+            call(*args)
+        except Exception:  # what one lane or callback does must not end the others
+            logger.exception("a callback of the data thread failed")
+
+    def _end(self) -> None:
+        with self._lock:
+            self._stopped = True
+        self._run_posted()
+        for one in list(self._watched):
+            self._guarded(one.cut)
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
