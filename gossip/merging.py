@@ -6,10 +6,11 @@ complete when everybody who is still expected has brought it; then my own values
 mean is encoded once, and whoever streams the part on is woken. A contributor that is given up on
 stays in the chunks that it brought and is in no later one.
 
-The sums are Σ share·x in fp32, each share being of the whole planned weight, so that they cannot
-overflow whatever arrives when; where somebody is missing the chunk is divided by the sum of the
-shares that are in it. Addends follow the order of arrival, mine last: the last bits differ from
-run to run, which is why only the owner's bytes count. Codec fp32 is summed up in the result itself.
+The sums are Σ share·scale·x in fp32, each share being of the whole planned weight, so that they
+cannot overflow whatever arrives when; where somebody is missing the chunk is divided by the sum of
+the shares that are in it. The scales are the merge rule's (:mod:`gossip.mixing`). Addends follow
+the order of arrival, mine last: the last bits differ from run to run, which is why only the owner's
+bytes count. Codec fp32 is summed up in the result itself.
 
 Nothing here waits or locks: all of it runs where the transport handles data.
 """
@@ -17,12 +18,13 @@ Nothing here waits or locks: all of it runs where the transport handles data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from blake3 import blake3
 
 from gossip.bodies import as_bytes
-from gossip.slicing import FINITE, Source, largest, within
+from gossip.slicing import FINITE, Source, largest, squared_norm, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import PeerId
@@ -34,8 +36,9 @@ AT_A_TIME = 4  # chunks merged without letting others have their turn
 class PartMerge:
     """One part being merged. ``shares`` are those of all who may count, mine (``me``) included.
 
-    ``expected`` are those to wait for; ``post`` runs a callback later on the same thread;
-    ``finished`` is called once, when the last chunk is merged.
+    ``scales`` multiply them, where they are not 1. ``limits`` are norms that a contributor's values
+    must not exceed. ``expected`` are those to wait for; ``post`` runs a callback later on the same
+    thread; ``finished`` is called once, when the last chunk is merged.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class PartMerge:
         stop: int,
         *,
         shares: Mapping[PeerId, float],
+        scales: Mapping[PeerId, float] = MappingProxyType({}),
+        limits: Mapping[PeerId, float] = MappingProxyType({}),
         expected: Iterable[PeerId],
         me: PeerId,
         post: Callable[[Callable[[], None]], None],
@@ -59,6 +64,8 @@ class PartMerge:
         self.trailer = b""  # what is sent behind the last chunk, once it is known
         self.wakes: list[Callable[[], None]] = []  # of who streams the part on
         self._shares, self._me = shares, me
+        self._factors = {peer: share * scales.get(peer, 1.0) for peer, share in shares.items()}
+        self._room = {peer: limit * limit for peer, limit in limits.items()}  # in squared norm
         self._post, self._begun, self._finished = post, begun, finished
         self._expected = {peer for peer in expected if peer != me and peer in shares}
         self._reached = dict.fromkeys(self._expected, 0)  # chunks that each has brought
@@ -107,6 +114,10 @@ class PartMerge:
         number = self.reached(peer)
         return self.chunks[number - 1].stop - self.start if number else 0
 
+    def counted(self, peer: PeerId) -> int:
+        """How many elements of a contributor count in what is merged."""
+        return self.elements(peer)
+
     def digest(self) -> bytes:
         """BLAKE3 of the merged part, once it is done."""
         return self._hasher.digest()
@@ -133,7 +144,7 @@ class PartMerge:
                 return
             raise Malformed("a chunk before its turn")
         try:
-            self._sum_up(index, data, self._shares[peer])
+            self._take(peer, index, data)
         except (NonFinite, Malformed):
             self.give_up(peer)
             raise
@@ -166,31 +177,54 @@ class PartMerge:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _sum_up(self, index: int, data: torch.Tensor, share: float) -> None:
-        chunk, total = self.chunks[index], self._sum(index)
+    def _take(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
+        """Add a chunk of a contributor, or raise NonFinite or Malformed and add nothing."""
+        total, factor = self._sum(index), self._factors[peer]
         first = not self._counts[index]
+        if self._plain is not None or peer in self._room:
+            scratch = self._scratch()
+            values = self._decoded(peer, index, data, scratch)
+            if first:
+                torch.mul(values, factor, out=total)
+            else:
+                total.add_(values, alpha=factor)
+            self._spare.append(scratch)
+        elif first:
+            self.codec.decode_chunk(self.chunks[index], data, total)
+            total.mul_(factor)
+        else:
+            self.codec.decode_add_chunk(self.chunks[index], data, factor, total)
+        self._counts[index] += 1
+        self._weights[index] += self._shares[peer]
+
+    def _decoded(
+        self, peer: PeerId, index: int, data: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """The values of a chunk, in ``out`` or where they are, if they are fit to be merged."""
+        chunk = self.chunks[index]
         if self._plain is not None:  # straight from where it was received
             values = data.view(torch.float32)
             if not within(values, FINITE):
                 raise NonFinite("fp32: a value is not finite")
-            if first:
-                torch.mul(values, share, out=total)
-            else:
-                total.add_(values, alpha=share)
-        elif first:
-            self.codec.decode_chunk(chunk, data, total)
-            total.mul_(share)
         else:
-            self.codec.decode_add_chunk(chunk, data, share, total)
-        self._counts[index] += 1
-        self._weights[index] += share
+            values = out[: chunk.stop - chunk.start]
+            self.codec.decode_chunk(chunk, data, values)
+        if peer in self._room:
+            square = squared_norm(values)
+            if square > self._room[peer]:
+                raise Malformed("a slice that is longer than all of it is said to be")
+            self._room[peer] -= square
+        return values
+
+    def _scratch(self) -> torch.Tensor:
+        return self._spare.pop() if self._spare else torch.empty(CHUNK)
 
     def _sum(self, index: int) -> torch.Tensor:
         chunk = self.chunks[index]
         if self._plain is not None:
             return self._plain[chunk.start - self.start : chunk.stop - self.start]
         if index not in self._sums:
-            self._sums[index] = self._spare.pop() if self._spare else torch.empty(CHUNK)
+            self._sums[index] = self._scratch()
         return self._sums[index][: chunk.stop - chunk.start]
 
     def _advance(self) -> None:
@@ -220,23 +254,28 @@ class PartMerge:
         open_ = self._settled and not self._closed and not self.done
         return open_ and not self._missing[self.merged]
 
-    def _merge(self, index: int) -> None:
+    def _sum_of_all(self, index: int) -> torch.Tensor:
+        """What all who are in a chunk come to, fp32, where :meth:`_sum` has it."""
         chunk, total = self.chunks[index], self._sum(index)
         count, weight = self._counts[index], self._weights[index]
         if self._source is not None:
-            share = self._shares[self._me]
-            scratch = self._spare.pop() if self._spare else torch.empty(CHUNK)
+            factor = self._factors[self._me]
+            scratch = self._scratch()
             mine = self._source.delta(chunk.start, chunk.stop, scratch[: len(total)])
             if count:
-                total.add_(mine, alpha=share)
+                total.add_(mine, alpha=factor)
             else:
-                torch.mul(mine, share, out=total)
+                torch.mul(mine, factor, out=total)
             self._spare.append(scratch)
-            count, weight = count + 1, weight + share
+            count, weight = count + 1, weight + self._shares[self._me]
         if not count:
             total.zero_()
         elif count < len(self._shares):
             total.mul_(1.0 / weight)
+        return total
+
+    def _merge(self, index: int) -> None:
+        chunk, total = self.chunks[index], self._sum_of_all(index)
         target = self.result[chunk.offset : chunk.offset + chunk.size]
         if self._plain is None:
             try:

@@ -190,7 +190,7 @@ class Owning:
             self.me,
             header.codec,
             merge.digest(),
-            included_of([merge.elements(c.peer) for c in contributors]),
+            included_of([merge.counted(c.peer) for c in contributors]),
             header.basis,
             b"",
         )

@@ -42,7 +42,7 @@ class Source(Protocol):
 
 def shares(contributors: Iterable[Contributor]) -> dict[PeerId, float]:
     """Which share of the planned weight each contributor has, without those that count nothing."""
-    contributors = tuple(contributors)
+    contributors = tuple(c for c in contributors if c.scale)
     total = sum(c.weight for c in contributors)
     return {
         c.peer: c.weight / total for c in contributors if c.weight and c.weight / total > NEGLIGIBLE
@@ -58,6 +58,15 @@ def largest(codec: RangeCodec) -> float:
             continue
         return bound
     raise ValueError(f"{codec.name} carries less than {BOUNDS[-1]}")
+
+
+def squared_norm(values: torch.Tensor) -> float:
+    """The sum of squares of finite fp32 [n], whatever their magnitude."""
+    square = torch.dot(values, values).item()
+    if math.isfinite(square):
+        return square
+    wide = values.double()
+    return torch.dot(wide, wide).item()
 
 
 def within(values: torch.Tensor, bound: float) -> bool:

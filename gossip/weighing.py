@@ -75,7 +75,7 @@ def check_gram(gram: Gram, run: bytes, plan: Plan, part: Part, mix: Mix) -> None
         raise Malformed("inner products of unknown contributors")
     products = unpack(gram.products, len(present))
     squares = products.diagonal()
-    bounds = [mix.loudest(plan.contributors[index]) or 0.0 for index in present]
+    bounds = [mix.limit(plan.contributors[index], plan.codec) or 0.0 for index in present]
     most = torch.tensor(bounds, dtype=torch.float64).square_() * _SLACK
     if not bool(((squares >= 0) & (squares <= most)).all()):
         raise Malformed("inner products beyond the announced norms")
