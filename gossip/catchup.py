@@ -14,13 +14,12 @@ from enum import Enum
 import torch
 
 from gossip.bodies import Wiring
-from gossip.certificate import check_certificate, outcome_hash
+from gossip.certificate import check_certificate
 from gossip.receiving import pull_part
 from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import (
-    Announce,
     Certificate,
     CertificateRequest,
     Certificates,
@@ -93,25 +92,6 @@ class CatchUp:
         )
         found: Certificates = Certificates.decode(reply)
         return found.certificates
-
-    async def proves(self, claim: Announce) -> bool:
-        """Whether a peer can show the certificate behind the place it says it stands at."""
-        if claim.round == 0:
-            return False
-        try:
-            found = await self.certificates(claim.peer, claim.round - 1, 1)
-            for certificate in found[:1]:
-                outcome = certificate.outcome
-                check_certificate(
-                    certificate, run=self.wiring.run, previous=outcome.previous, roster=None
-                )
-                said = (claim.round - 1, claim.head, claim.work)
-                return (outcome.round, outcome_hash(outcome), outcome.work) == said
-        except RemoteProtocolError as error:
-            self.rejected(claim.peer, str(error))
-        except TransportError:
-            return False
-        return False
 
     async def _follow(self, source: PeerId) -> Ending:
         first = self.place()[0].round

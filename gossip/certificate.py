@@ -9,6 +9,7 @@ each names its predecessor, and the first builds on :func:`genesis`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -17,6 +18,7 @@ from protocols.identity import Identity, PeerId, verify
 from protocols.messages import (
     Certificate,
     Contributor,
+    Handover,
     Outcome,
     PartResult,
     Plan,
@@ -41,7 +43,42 @@ def genesis(run: bytes) -> bytes:
 
 def outcome_hash(outcome: Outcome) -> bytes:
     """32 bytes that name an outcome; also the identity of its certificate in the chain."""
-    return blake3(_OUTCOME + outcome.encode()).digest()
+    return handover_hash(_unsigned(outcome))
+
+
+def handover_hash(handover: Handover) -> bytes:
+    """The :func:`outcome_hash` of the outcome that a handover is of, from the handover alone."""
+    named = replace(handover, run=b"", epoch=0, ballot=0, roster=(), votes=())
+    return blake3(_OUTCOME + named.encode()).digest()
+
+
+def handover_of(certificate: Certificate) -> Handover:
+    """The part of a certificate that shows who handed office to whom."""
+    return replace(
+        _unsigned(certificate.outcome),
+        run=certificate.run,
+        epoch=certificate.epoch,
+        ballot=certificate.ballot,
+        roster=certificate.roster,
+        votes=certificate.votes[: majority(certificate.roster)],
+    )
+
+
+def _unsigned(outcome: Outcome) -> Handover:
+    content = blake3(outcome.encode()).digest()
+    return Handover(
+        run=b"",
+        fragment=outcome.fragment,
+        round=outcome.round,
+        epoch=0,
+        ballot=0,
+        roster=(),
+        previous=outcome.previous,
+        next_roster=outcome.next_roster,
+        work=outcome.work,
+        content=content,
+        votes=(),
+    )
 
 
 def basis_of(contributors: Iterable[Contributor]) -> bytes:
@@ -128,35 +165,37 @@ def check_certificate(
     Raises :class:`Stale` (another run or place in the chain) or :class:`BadSignature` (too few
     valid votes).
     """
-    outcome = certificate.outcome
-    if certificate.run != run or outcome.previous != previous:
+    if certificate.run != run or certificate.outcome.previous != previous:
         raise Stale("the certificate belongs to another run or another place in the chain")
-    if len(set(certificate.roster)) != len(certificate.roster):
+    whole = replace(_unsigned(certificate.outcome), run=run, roster=certificate.roster)
+    check_handover(
+        replace(whole, epoch=certificate.epoch, ballot=certificate.ballot, votes=certificate.votes),
+        run=run,
+        roster=roster,
+    )
+
+
+def check_handover(handover: Handover, *, run: bytes, roster: tuple[PeerId, ...] | None) -> None:
+    """Verify who decided, and their votes, as :func:`check_certificate` does."""
+    decided = set(handover.roster)
+    if handover.run != run:
+        raise Stale("a handover of another run")
+    if len(decided) != len(handover.roster):
         raise BadSignature("a roster with doubled names")
-    if roster is not None and certificate.epoch == 0 and set(certificate.roster) != set(roster):
+    if roster is not None and handover.epoch == 0 and decided != set(roster):
         raise Stale("the certificate was not made by the roster in office")
-    if roster is not None and not set(certificate.roster) <= set(roster):
+    if roster is not None and not decided <= set(roster):
         raise Stale("the certificate was made by strangers")
-    hash_ = outcome_hash(outcome)
-    allowed, seen = set(certificate.roster), set()
-    for signed in certificate.votes:
-        if signed.voter in seen or signed.voter not in allowed:
+    place = (handover.fragment, handover.round, handover.epoch, handover.ballot)
+    hash_ = handover_hash(handover)
+    seen: set[PeerId] = set()
+    for signed in handover.votes:
+        if signed.voter in seen or signed.voter not in decided:
             raise BadSignature("a vote is doubled or from outside the roster")
-        check_vote(
-            Vote(
-                run,
-                outcome.fragment,
-                outcome.round,
-                certificate.epoch,
-                certificate.ballot,
-                hash_,
-                signed.voter,
-                signed.signature,
-            )
-        )
+        check_vote(Vote(run, *place, hash_, signed.voter, signed.signature))
         seen.add(signed.voter)
-    if len(seen) < majority(certificate.roster):
-        raise BadSignature(f"{len(seen)} votes of a roster of {len(certificate.roster)}")
+    if len(seen) < majority(handover.roster):
+        raise BadSignature(f"{len(seen)} votes of a roster of {len(handover.roster)}")
 
 
 def heavier(mine: tuple[int, bytes], theirs: tuple[int, bytes]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from gossip.catchup import Ending
 from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.ledger import Ledger
+from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
@@ -94,10 +95,12 @@ class Swarm:
     presence: Presence
     hooks: Hooks
     keep_rounds: int = 5
+    known_lineage: InitVar[Lineage | None] = None  # of a state that was fetched or restored
     new_identity: bool = False  # made just now: nobody can have promised anything under it
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
+    lineage: Lineage = field(init=False)
     following: Following = field(init=False)
     round_s: float = 0.0  # usual seconds from commit to commit
     planned_at: float = 0.0  # when the round under way got its first plan
@@ -110,8 +113,9 @@ class Swarm:
     _abstain_until: float = field(init=False)
     _forgotten: int = -1  # in rounds up to this one we may have voted before a restart
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, known_lineage: Lineage | None) -> None:
         self.ledger = Ledger(self.keep_rounds)
+        self.lineage = known_lineage or Lineage(self.wiring.run, self.replica.roster)
         self._started = self.now()
         forgetful = self.status.status == "joining" and not self.new_identity
         self._abstain_until = self._started + AMNESIA_S if forgetful else 0.0
@@ -127,6 +131,7 @@ class Swarm:
             self._advancing.locked,
             self._held,
             lambda certificate, parts: self._advance(certificate, parts, None),
+            self._prove,
             self.hooks.rejected,
             self.hooks.behind,
         )
@@ -164,10 +169,11 @@ class Swarm:
         self._kick.set()
         self.presence.tell()
 
-    async def move(self, certificate: Certificate | None = None) -> None:
+    async def move(self, certificate: Certificate | None, lineage: Lineage) -> None:
         """The replica was put elsewhere in the chain (a state download): start over there.
 
-        ``certificate`` is the newest one there, for those who ask on what we build.
+        ``certificate`` is the newest one there and ``lineage`` leads to it, for those who ask on
+        what we build.
         """
         async with self._advancing:
             before = self.round.place
@@ -175,6 +181,7 @@ class Swarm:
             if (place.round, place.previous) == (before.round, before.previous):
                 self._forgotten = max(self._forgotten, place.round)  # votes count, and are lost
             self.ledger.clear()
+            self.lineage = lineage
             if certificate is not None:
                 self.ledger.add(certificate, {})
             await self.exchange.stop()
@@ -293,6 +300,7 @@ class Swarm:
             self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
             await self.exchange.stop()
             await self.replica.apply(certificate, parts)
+            self.lineage.add(certificate)
             now = self.now()
             if self._last_commit is not None:
                 gap = now - self._last_commit
@@ -315,6 +323,17 @@ class Swarm:
     async def _settled(self) -> None:
         async with self._advancing:
             return
+
+    async def _prove(self, claim: Announce) -> None:
+        """Have a peer prove the place it stands at. Raises RemoteProtocolError, TransportError."""
+        await prove(
+            self.wiring.transport,
+            claim.peer,
+            self.wiring.run,
+            self.lineage.founders,
+            (claim.round, claim.head, claim.work),
+            self.wiring.offload,
+        )
 
     def _announced_place(self) -> Place:
         """Our place; without its state, which would bring us into office, while we abstain."""

@@ -12,6 +12,7 @@ from gossip.catchup import CatchUp, Ending, Held
 from gossip.certificate import heavier
 from gossip.membership import Membership
 from gossip.validity import Place, Shape
+from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate
 
@@ -36,6 +37,7 @@ class Following:
     busy: Callable[[], bool]  # whether one is
     held: Held
     advance: Advance
+    prove: Callable[[Announce], Awaitable[None]]  # raises RemoteProtocolError, TransportError
     rejected: Callable[[PeerId, str], None]
     behind: Callable[[Ending, tuple[PeerId, ...]], None]
     under_way: bool = False
@@ -83,7 +85,7 @@ class Following:
         """Replaying leads nowhere: report it if somebody really is on a heavier chain."""
         for peer in self._ahead()[:MOST_ASKED]:
             claim = self.membership.announcement(peer)
-            if claim is None or not await self._replay.proves(claim):
+            if claim is None or not await self._proves(claim):
                 continue
             here, _ = self.place()
             if self.is_ahead(claim):
@@ -91,6 +93,17 @@ class Following:
                 ending = Ending.FORKED if forked else Ending.GONE
                 self.behind(ending, tuple(self._ahead()))
                 return
+
+    async def _proves(self, claim: Announce) -> bool:
+        """Whether a peer can show how the swarm came to the place it says it stands at."""
+        try:
+            await self.prove(claim)
+        except RemoteProtocolError as error:
+            self.rejected(claim.peer, str(error))
+            return False
+        except TransportError:
+            return False
+        return True
 
     def _ahead(self) -> list[PeerId]:
         """Live islands that are further than we are, or on a heavier chain."""

@@ -14,6 +14,7 @@ from protocols.messages import (
     Certificate,
     CertificateRequest,
     Certificates,
+    HandoverRequest,
     PartRequest,
     Plan,
     Prepare,
@@ -46,6 +47,9 @@ class Service:
         async def on_certificates(sender: PeerId, body: bytes) -> bytes:
             return await self._counted(sender, self._on_certificates(body))
 
+        async def on_handovers(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_handovers(body))
+
         async def on_slice(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
             return await self._counted(sender, self._on_slice(sender, header, incoming))
 
@@ -63,6 +67,7 @@ class Service:
 
         transport.on_call("round", on_round, max_body=Plan.MAX_BYTES)
         transport.on_call("certificates", on_certificates)
+        transport.on_call("handovers", on_handovers)
         transport.on_push("slice", on_slice, max_length=largest)
         transport.on_push("merged", on_merged, max_length=largest + MAX_TRAILER)
         transport.on_call("slice", slice_reached)
@@ -100,6 +105,11 @@ class Service:
                 break
             found.append(certificate)
         return Certificates(tuple(found)).encode()
+
+    async def _on_handovers(self, body: bytes) -> bytes:
+        request = HandoverRequest.decode(body)
+        self._check_run(request.run)
+        return self.swarm.lineage.page(request.first, request.count).encode()
 
     async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         transfer, exchange = await self._transfer(sender, header)

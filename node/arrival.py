@@ -15,17 +15,26 @@ from bootstrap.seeds import backoff
 from bootstrap.state import Progress, download_state
 from gossip.agreement import Place
 from gossip.certificate import genesis
+from gossip.lineage import Lineage, Offload, prove
 from gossip.presence import open_announce
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import standing_after
-from protocols.errors import OperatorError, ProtocolError, TransportError
+from protocols.errors import (
+    OperatorError,
+    ProtocolError,
+    RemoteProtocolError,
+    Stale,
+    TransportError,
+)
 from protocols.identity import PeerId
-from protocols.messages import Announce, CertificateRequest, Certificates, Known
+from protocols.messages import Announce, Known
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
+OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
+MAX_UNTRUE = 3
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,8 @@ class Target:
     sources: tuple[PeerId, ...]
 
 
-def choose(announces: Iterable[Announce]) -> Target | None:
-    """The heaviest state announced; among equals the one most peers hold.
+def targets(announces: Iterable[Announce]) -> list[Target]:
+    """The states announced, the heaviest first; among equals the one most peers hold.
 
     Islands that are joining themselves count only where there are no others, as after a restart
     of the whole swarm.
@@ -50,11 +59,11 @@ def choose(announces: Iterable[Announce]) -> Target | None:
     for a in [a for a in known if a.status == "active"] or known:
         if a.status != "leaving":
             holders[a.work, a.round, a.head, a.state].append(a.peer)
-    if not holders:
-        return None
-    best = max(holders, key=lambda key: (key[0], key[1], len(holders[key]), key[2]))
-    work, round_, head, state = best
-    return Target(round_, head, state, work, tuple(sorted(holders[best])))
+    order = sorted(holders, key=lambda key: (key[0], key[1], len(holders[key]), key[2]))
+    return [
+        Target(round_, head, state, work, tuple(sorted(holders[work, round_, head, state])))
+        for work, round_, head, state in reversed(order)
+    ]
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class Arrival:
     wall: Callable[[], float]
     learned: Callable[[Announce], None]  # told of every announcement on the way
     greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
+    untrue: Callable[[PeerId, str], None]  # told of who shows a history that does not verify
+    offload: Offload
     _greeted: set[PeerId] = field(default_factory=set)
 
     async def fetch(
@@ -84,16 +95,19 @@ class Arrival:
     ) -> Arrived:
         """Fill ``base`` and ``momentum`` (fp32 [N] each) with the swarm's state.
 
-        Raises OperatorError E502 when no state could be had in time.
+        The heaviest state whose history verifies is taken. Raises OperatorError E502 when none
+        could be had in time, E206 when nobody shows a history that holds.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE_S
         reason = "no island has announced a state"
+        untrue = 0  # in a row: looks that brought lies alone
         for pause in backoff(random.Random(), first=0.2, last=5.0):
-            target = choose(await self.look())
-            if target is not None:
+            wrong = ""
+            for target in targets(await self.look()):
                 await self._introduce(target.sources)
                 try:
+                    state = await self._standing(target)
                     download = await download_state(
                         self.transport,
                         target.sources,
@@ -103,11 +117,19 @@ class Arrival:
                         base,
                         momentum,
                         progress=progress,
+                        offer_timeout=OFFER_TIMEOUT_S,
                     )
+                except RemoteProtocolError as error:
+                    wrong = str(error)  # the next best may be true
+                except TransportError as error:
+                    reason, wrong = str(error), ""
+                    break  # it may be had in a moment
+                else:
                     served = {peer: one.bytes for peer, one in download.sources.items()}
-                    return Arrived(await self._standing(target), target, served)
-                except (TransportError, ProtocolError) as error:
-                    reason = str(error)
+                    return Arrived(state, target, served)
+            untrue = untrue + 1 if wrong else 0
+            if untrue >= MAX_UNTRUE:
+                raise operator_error("E206", why=wrong)
             if loop.time() + pause > end:
                 break
             await asyncio.sleep(pause)
@@ -149,25 +171,28 @@ class Arrival:
                     group.create_task(one(peer))
 
     async def _standing(self, target: Target) -> OuterState:
+        """The place in the chain, verified from the creator on.
+
+        Raises RemoteProtocolError where a source answers and none can prove it, TransportError
+        where none answers.
+        """
         if target.round == 0:
             place = Place(self.run, 0, 0, genesis(self.run), target.state, 0)
-            return OuterState(place, (self.creator,), None)
-        failure: Exception | None = None
+            if (target.head, target.work) != (place.previous, place.work):
+                raise Stale("a first round that builds on something")
+            return OuterState(place, (self.creator,), None, Lineage(self.run, (self.creator,)))
+        claim = (target.round, target.head, target.work)
+        wrong: RemoteProtocolError | None = None
+        silent: TransportError | None = None
         for peer in target.sources:
             try:
-                request = CertificateRequest(self.run, 0, target.round - 1, 1)
-                reply = await self.transport.call(
-                    peer,
-                    "certificates",
-                    request.encode(),
-                    timeout=CALL_TIMEOUT_S,
-                    max_reply=Certificates.MAX_BYTES,
+                found = await prove(
+                    self.transport, peer, self.run, (self.creator,), claim, self.offload
                 )
-                found: Certificates = Certificates.decode(reply)
-                if found.certificates:
-                    state = standing_after(found.certificates[0])
-                    if state.place.previous == target.head and state.place.run == self.run:
-                        return state
-            except (TransportError, ProtocolError) as error:
-                failure = error
-        raise TransportError(f"nobody showed the certificate of round {target.round}: {failure}")
+                return standing_after(*found)
+            except RemoteProtocolError as error:
+                wrong = error
+                self.untrue(peer, str(error))
+            except TransportError as error:
+                silent = error
+        raise wrong or silent or Stale("nobody stands there")

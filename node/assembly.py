@@ -12,6 +12,7 @@ from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
+from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
@@ -44,8 +45,12 @@ def make_swarm(
     hooks: Hooks,
     *,
     newcomer: bool,
+    lineage: Lineage | None,
 ) -> Swarm:
-    """This node's membership; ``newcomer``: others have yet to let it take part."""
+    """This node's membership; ``newcomer``: others have yet to let it take part.
+
+    ``lineage`` leads to where the replica stands; None: to the first round.
+    """
     run, rules, size = manifest.run_id, manifest.rounds, len(replica.base)
     wiring = Wiring(
         node.transport,
@@ -83,6 +88,7 @@ def make_swarm(
         keep_rounds=max(
             rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
         ),
+        known_lineage=lineage,
         new_identity=node.new_key,
     )
     node.is_member = lambda peer: peer in swarm.membership.islands

@@ -101,6 +101,13 @@ _ROWS = (
         "ask the run's creator for a join line, and dial that node",
     ),
     Kind(
+        "E206",
+        "the swarm's history does not verify",
+        "no peer could show by whose signatures the swarm came from the run's creator to where it "
+        "says it is: whoever announces that state is not telling the truth, or serves another run",
+        "ask the run's creator for a join line, and give other peers with --peers",
+    ),
+    Kind(
         "E301",
         "the clock is wrong",
         "signed records expire by wall clock, and this machine's differs from its peers' median",

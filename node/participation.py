@@ -16,6 +16,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
 from gossip.driver import Hooks, Swarm
+from gossip.lineage import Lineage
 from gossip.membership import Liveness
 from node import __version__
 from node.arrival import Arrival
@@ -26,7 +27,7 @@ from node.entrance import Entrance, Run
 from node.errors import operator_error
 from node.finding import Finder
 from node.island import Island
-from node.monitor.events import Behind, JoinProgress, Problem, RoundFailed
+from node.monitor.events import Behind, JoinProgress, Problem, Rejected, RoundFailed
 from node.replica import OuterReplica
 from node.reporting import Reporter
 from node.saving import Keeper, Restored, restore
@@ -61,6 +62,7 @@ class Participation:
         self.joined_under_way = False
         self.finishing = False
         self._downloading = False
+        self._lineage: Lineage | None = None  # to where we begin
         self._news = asyncio.Event()  # somebody announced something
         self.swarm: Swarm
         self.replica: OuterReplica
@@ -126,9 +128,17 @@ class Participation:
                 learned=self._on_announced,
             ),
             newcomer=self._newcomer,
+            lineage=self._lineage,
         )
         self.keeper = Keeper(
-            store, run.signed, self.replica, None, self.events, self.swarm.still, self.node.offload
+            store,
+            run.signed,
+            self.replica,
+            None,
+            self.events,
+            self.swarm.still,
+            self.node.offload,
+            lambda: self.swarm.lineage,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -168,6 +178,7 @@ class Participation:
             replica.base.copy_(restored.base)
             replica.momentum.copy_(restored.momentum)
             await replica.settle(restored.state)
+            self._lineage = restored.state.lineage if restored.state else None
             self.joined_under_way = bool(run.peers)
             return
         if run.created:
@@ -184,6 +195,7 @@ class Participation:
         started = time.monotonic()
         arrived = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
         await replica.settle(arrived.state)
+        self._lineage = arrived.state.lineage
         if replica.place.state != arrived.target.state:
             raise operator_error("E502", why="the downloaded state has another digest")
         size = 8 * len(replica.base)
@@ -207,7 +219,12 @@ class Participation:
             lambda: time.time() + self.node.clocks.offset,
             self._on_learned,
             self._greet,
+            self._on_untrue,
+            self.node.offload,
         )
+
+    def _on_untrue(self, peer: PeerId, why: str) -> None:
+        self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
 
     async def _greet(self, peer: PeerId) -> None:
         run, invitation = self.replica.place.run, self.config.invitation
@@ -333,7 +350,7 @@ class Participation:
             keep = "all"
         async with self.swarm.still():
             await self.replica.jump(base, momentum, state, keep=keep)
-        await self.swarm.move()
+        await self.swarm.move(state.certificate, state.lineage)
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         self.reporter.on_peer(peer, what, why)

@@ -20,6 +20,7 @@ from diloco import outer
 from diloco.pseudo_gradient import pseudo_gradient
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
+from gossip.lineage import Lineage
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
@@ -47,6 +48,7 @@ class OuterState:
     place: Place
     roster: tuple[PeerId, ...]
     certificate: Certificate | None  # the newest one
+    lineage: Lineage  # who handed office to whom on the way there
 
 
 class OuterReplica:
@@ -82,11 +84,6 @@ class OuterReplica:
     def roster(self) -> tuple[PeerId, ...]:
         """Who decides the next round."""
         return self._roster
-
-    @property
-    def state(self) -> OuterState:
-        """The place with its certificate, for a checkpoint."""
-        return OuterState(self._place, self._roster, self.certificate)
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """Δ = base − sent of elements [start, stop), fp32, into ``out``; returns it."""

@@ -19,7 +19,8 @@ import torch
 
 from bootstrap.manifest import SignedManifest
 from gossip.agreement import Place
-from gossip.certificate import check_certificate, outcome_hash
+from gossip.certificate import outcome_hash
+from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
 from node.conductor import Conductor
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog, Problem
@@ -29,7 +30,7 @@ from node.trainer.channel import ChannelClosedError
 from protocols.errors import ProtocolError
 from protocols.messages import Certificate
 
-CERTIFICATE = "certificate"
+CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S = 120.0
 
 
@@ -44,6 +45,7 @@ class Keeper:
     events: EventLog
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    lineage: Callable[[], Lineage]
     _busy: bool = False
     _full: bool = False
 
@@ -92,6 +94,7 @@ class Keeper:
         await self.offload(lambda: write_outer(draft, outer))
         if replica.certificate is not None:
             (draft / CERTIFICATE).write_bytes(replica.certificate.encode())
+            (draft / LINEAGE).write_bytes(self.lineage().encode())
 
     def _facts(self) -> Facts:
         place = self.replica.place
@@ -136,19 +139,22 @@ def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
     if facts.round:
         try:
             certificate: Certificate = Certificate.decode((path / CERTIFICATE).read_bytes())
-            state = standing_after(certificate)
+            lineage = Lineage.decode(
+                outer.signed.run_id, (outer.signed.creator,), (path / LINEAGE).read_bytes()
+            )
+            lineage.check(certificate)
+            state = standing_after(certificate, lineage)
         except (OSError, ProtocolError) as error:
             raise CheckpointError(path, str(error), "use an older checkpoint") from error
     return Restored(path, outer.base, outer.momentum, outer.signed, state, facts)
 
 
-def standing_after(certificate: Certificate) -> OuterState:
-    """The place in the chain behind a certificate, which is verified in itself.
+def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:
+    """The place in the chain behind a certificate that ``lineage`` leads to.
 
-    The state's digest is left empty: whoever has the state computes it. Raises ProtocolError.
+    The state's digest is left empty: whoever has the state computes it.
     """
     outcome = certificate.outcome
-    check_certificate(certificate, run=certificate.run, previous=outcome.previous, roster=None)
     place = Place(
         certificate.run,
         outcome.fragment,
@@ -157,4 +163,4 @@ def standing_after(certificate: Certificate) -> OuterState:
         b"",
         outcome.work,
     )
-    return OuterState(place, outcome.next_roster, certificate)
+    return OuterState(place, outcome.next_roster, certificate, lineage)

@@ -18,6 +18,7 @@ from protocols.wire import Max, Message, Struct
 
 PROTOCOL_VERSION = 1
 MAX_PEERS = 512  # members of one round, and islands one island keeps track of
+MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
 
@@ -269,6 +270,25 @@ class Certificate(Message, kind=16, max_bytes=2 * 1024 * 1024):
     votes: Annotated[tuple[Signed, ...], Max(MAX_PEERS)]
 
 
+class Handover(Message, kind=27, max_bytes=128 * 1024):
+    """What of a certificate shows who decided, and who decides the next round.
+
+    The votes sign it: what a round came to is named by a hash of these fields and ``content``.
+    """
+
+    run: Digest
+    fragment: int
+    round: int
+    epoch: int
+    ballot: int
+    roster: Peers  # who decided
+    previous: Digest
+    next_roster: Peers
+    work: int
+    content: Digest  # hash of the whole outcome
+    votes: Annotated[tuple[Signed, ...], Max(MAX_PEERS)]  # a majority of the roster, no more
+
+
 class Suspect(Message, kind=17):
     """To the leader: these peers do not deliver; make a plan without them."""
 
@@ -324,6 +344,21 @@ class Certificates(Message, kind=24, max_bytes=4 * 1024 * 1024):
     """Answer to :class:`CertificateRequest`; empty when the round is not kept any more."""
 
     certificates: Annotated[tuple[Certificate, ...], Max(32)]
+
+
+class HandoverRequest(Message, kind=28):
+    """Handovers in the order of their rounds, from the ``first``-th on."""
+
+    run: Digest
+    first: int
+    count: int
+
+
+class Handovers(Message, kind=29, max_bytes=1024 * 1024):
+    """Answer to :class:`HandoverRequest`; there are ``total`` in all."""
+
+    total: int
+    handovers: Annotated[tuple[Handover, ...], Max(MAX_HANDOVERS_AT_ONCE)]
 
 
 # --- how a newcomer gets in -------------------------------------------------------------------

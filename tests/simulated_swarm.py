@@ -16,6 +16,7 @@ from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
+from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
 from gossip.planning import Rules
 from gossip.presence import Presence
@@ -40,6 +41,7 @@ class ToyReplica:
         self._roster = roster
         self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
         self.counted = 0
+        self.lineage: Lineage | None = None
 
     def digest(self) -> bytes:
         return blake3(self.theta.view(torch.uint8).numpy()).digest()
@@ -188,8 +190,16 @@ class SimulatedSwarm:
             wall=lambda: 1_000_000.0 + loop.time(),
         )
         swarm = Swarm(
-            wiring, replica, self.rules, presence, hooks, keep_rounds=50, new_identity=new_identity
+            wiring,
+            replica,
+            self.rules,
+            presence,
+            hooks,
+            keep_rounds=50,
+            known_lineage=replica.lineage,
+            new_identity=new_identity,
         )
+        replica.lineage = swarm.lineage
 
         async def live() -> None:
             async with asyncio.TaskGroup() as group:

@@ -1,0 +1,176 @@
+"""Who handed office to whom, from the run's creator to now: how a stranger can trust a chain.
+
+The roster of a round is named by the certificate of the round before, so authority goes from
+majority to majority, and only the rounds in which the roster changes matter for it. Of these a
+member keeps a :class:`~protocols.messages.Handover` for good: the certificate without what was
+merged, some hundred bytes for a few islands. Whoever follows the handovers from the creator on
+knows who is in office, and so whose votes make a certificate of any later round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from gossip.certificate import (
+    check_certificate,
+    check_handover,
+    handover_hash,
+    handover_of,
+    outcome_hash,
+)
+from protocols.errors import BadSignature, Malformed, Stale
+from protocols.identity import PeerId
+from protocols.messages import (
+    MAX_HANDOVERS_AT_ONCE,
+    Certificate,
+    CertificateRequest,
+    Certificates,
+    Handover,
+    HandoverRequest,
+    Handovers,
+)
+from protocols.transport import Transport
+
+MAX_BYTES = 64 * 1024 * 1024  # of one lineage: 80,000 changes among four islands
+CALL_TIMEOUT_S = 5.0
+ANSWER_BYTES = 512 * 1024
+
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class Lineage:
+    """The handovers of one run up to some round. ``founders`` decide its first round."""
+
+    def __init__(self, run: bytes, founders: Sequence[PeerId]) -> None:
+        self.run, self.founders = run, tuple(founders)
+        self.roster = self.founders  # in office after the last handover
+        self.reformed: list[int] = []  # rounds that handed over without the old majority
+        self._encoded: list[bytes] = []
+        self._bytes = 0
+        self._round = -1
+        self._work = 0
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def add(self, certificate: Certificate) -> None:
+        """Note a round that was committed and verified here."""
+        if set(certificate.outcome.next_roster) != set(self.roster):
+            self._keep(handover_of(certificate))
+
+    def page(self, first: int, count: int) -> Handovers:
+        """Up to ``count`` handovers from the ``first``-th on, as many as fit into an answer."""
+        found: list[Handover] = []
+        room = ANSWER_BYTES
+        for encoded in self._encoded[max(0, first) :][: min(count, MAX_HANDOVERS_AT_ONCE)]:
+            room -= len(encoded)
+            if found and room < 0:
+                break
+            found.append(Handover.decode(encoded))
+        return Handovers(len(self), tuple(found))
+
+    def encode(self) -> bytes:
+        """For a checkpoint: each handover behind its length, 4 bytes."""
+        return b"".join(len(one).to_bytes(4, "big") + one for one in self._encoded)
+
+    @classmethod
+    def decode(cls, run: bytes, founders: Sequence[PeerId], data: bytes) -> Lineage:
+        """Our own record again. Raises Malformed; signatures were verified before."""
+        lineage, at = cls(run, founders), 0
+        while at < len(data):
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            lineage._keep(Handover.decode(data[at + 4 : end]))
+            at = end
+        return lineage
+
+    def follow(self, handovers: Iterable[Handover]) -> None:
+        """Verify further handovers and keep them. Raises RemoteProtocolError."""
+        for handover in handovers:
+            if handover.round <= self._round or handover.work < self._work:
+                raise Stale("handovers that are not in the order of their rounds")
+            if set(handover.next_roster) == set(self.roster) or not handover.next_roster:
+                raise Malformed("a handover to nobody else")
+            check_handover(handover, run=self.run, roster=self.roster)
+            self._keep(handover)
+
+    def check(self, newest: Certificate) -> None:
+        """Verify that those in office made this certificate. Raises RemoteProtocolError."""
+        outcome = newest.outcome
+        if self._encoded and outcome.round == self._round:
+            last: Handover = Handover.decode(self._encoded[-1])
+            if handover_hash(last) != outcome_hash(outcome):
+                raise BadSignature("the newest certificate is not the one that handed over")
+            return
+        if outcome.round < self._round or outcome.work < self._work:
+            raise Stale("a certificate from before the last handover")
+        if set(outcome.next_roster) != set(self.roster):
+            raise Malformed("the last handover is missing")
+        check_certificate(newest, run=self.run, previous=outcome.previous, roster=self.roster)
+
+    def _keep(self, handover: Handover) -> None:
+        encoded = handover.encode()
+        self._bytes += len(encoded)
+        if self._bytes > MAX_BYTES:
+            raise Malformed(f"handovers of more than {MAX_BYTES} bytes")
+        self._encoded.append(encoded)
+        self._round, self._work = handover.round, handover.work
+        self.roster = handover.next_roster
+        if handover.epoch > 0:
+            self.reformed.append(handover.round)
+
+
+async def prove(
+    transport: Transport,
+    peer: PeerId,
+    run: bytes,
+    founders: Sequence[PeerId],
+    claim: tuple[int, bytes, int],
+    offload: Offload,
+) -> tuple[Certificate, Lineage]:
+    """Have a peer show that the swarm came to ``claim`` = (round, head, work), round > 0.
+
+    Returns the newest certificate and the way to it. Raises RemoteProtocolError where what it
+    shows does not lead there, and what :meth:`Transport.call` raises.
+    """
+    if claim[0] < 1:
+        raise Stale("nothing comes before the first round")
+    request = CertificateRequest(run, 0, claim[0] - 1, 1)
+    shown: Certificates = Certificates.decode(
+        await transport.call(
+            peer,
+            "certificates",
+            request.encode(),
+            timeout=CALL_TIMEOUT_S,
+            max_reply=Certificates.MAX_BYTES,
+        )
+    )
+    if not shown.certificates:
+        raise Stale("it does not show the certificate it stands on")
+    newest = shown.certificates[0]
+    outcome = newest.outcome
+    if (outcome.round + 1, outcome_hash(outcome), outcome.work) != claim:
+        raise Stale("its certificate is of another place than it announces")
+    lineage = Lineage(run, founders)
+    first, total = 0, 1
+    while first < total:
+        ask = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE)
+        reply = await transport.call(
+            peer,
+            "handovers",
+            ask.encode(),
+            timeout=CALL_TIMEOUT_S,
+            max_reply=Handovers.MAX_BYTES,
+        )
+        page: Handovers = Handovers.decode(reply)
+        first, total = first + len(page.handovers), page.total
+        if not page.handovers and first < total:
+            raise Malformed("fewer handovers than it says")
+        # it may have moved on since it showed the certificate
+        wanted = [one for one in page.handovers if one.round <= outcome.round]
+        await offload(partial(lineage.follow, wanted))
+        if len(wanted) < len(page.handovers):
+            break
+    await offload(partial(lineage.check, newest))
+    return newest, lineage

@@ -1,0 +1,212 @@
+"""Which state a newcomer takes, from whom, and for how long it tries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from gossip_kit import RUN, announce_of
+from test_lineage import CREATOR, OTHERS, Chain, changing, offload
+
+from bootstrap.state import StateServer, state_digest
+from gossip.certificate import genesis
+from gossip.lineage import Lineage
+from gossip.validity import Place
+from node.arrival import PATIENCE_S, Arrival, Arrived
+from protocols import virtual_time
+from protocols.envelope import seal
+from protocols.errors import OperatorError
+from protocols.identity import Identity, PeerId
+from protocols.memory import MemoryNetwork
+from protocols.messages import Announce, Certificates, HandoverRequest, Known
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+SIZE = 3000
+HONEST = [CREATOR, OTHERS[0], OTHERS[1]]
+LIAR = OTHERS[1]  # in office
+NEWCOMER = Identity.from_seed(b"n" * 32)
+WALL = 1_000_000.0
+
+
+class Scene:
+    """Peers that stand somewhere, on a simulated network, and one newcomer."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.network = network
+        self.seed = network.join(Identity.from_seed(b"s" * 32).peer_id)
+        self.announces: list[bytes] = []
+        self.seed.on_call("known", self._known)
+        self.base, self.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
+        self.untrue: list[PeerId] = []
+
+    async def _known(self, peer: PeerId, body: bytes) -> bytes:
+        return Known(tuple(self.announces)).encode()
+
+    def stand(
+        self, who: Identity, chain: Chain, value: float, kept: Lineage | None = None
+    ) -> Announce:
+        """``who`` announces the end of ``chain`` with a state of this value, and serves it."""
+        state = torch.full((SIZE,), value)
+        round_, head, work = chain.claim
+        place = Place(RUN, 0, round_, head, state_digest(state, state)[0], work)
+        announce = announce_of(who.peer_id, place)
+        self.announces.append(
+            seal(who, announce, purpose="announce", run=RUN, expires=WALL + 60, sequence=1)
+        )
+        transport = self.network.join(who.peer_id)
+        lineage = chain.lineage() if kept is None else kept
+
+        async def certificates(peer: PeerId, body: bytes) -> bytes:
+            return Certificates(tuple(chain.certificates[-1:])).encode()
+
+        async def handovers(peer: PeerId, body: bytes) -> bytes:
+            request = HandoverRequest.decode(body)
+            return lineage.page(request.first, request.count).encode()
+
+        transport.on_call("certificates", certificates)
+        transport.on_call("handovers", handovers)
+
+        @asynccontextmanager
+        async def still() -> Any:
+            yield
+
+        StateServer(transport, RUN, lambda: (round_, state, state), still=still, offload=offload)
+        return announce
+
+    async def arrive(self) -> Arrived:
+        async def greet(peer: PeerId) -> None:
+            return None
+
+        arrival = Arrival(
+            self.network.join(NEWCOMER.peer_id),
+            RUN,
+            CREATOR.peer_id,
+            [self.seed.peer_id],
+            lambda: WALL,
+            lambda announce: None,
+            greet,
+            lambda peer, why: self.untrue.append(peer),
+            offload,
+        )
+        return await arrival.fetch(self.base, self.momentum, lambda *_: None)
+
+
+def played(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await story(Scene(MemoryNetwork(1)))
+
+    virtual_time.run(main())
+
+
+def forged(honest: Chain) -> tuple[Chain, Lineage]:
+    """What a member makes of the chain: from now on it decides alone, and much faster."""
+    chain = Chain()
+    chain.certificates, chain.head = list(honest.certificates), honest.head
+    chain.roster, chain.work = [LIAR], honest.work
+    kept = honest.lineage()
+    kept.add(chain.add(voters=[LIAR], tokens=10**9))
+    return chain, kept
+
+
+def swarm() -> Chain:
+    chain = Chain()
+    chain.add(HONEST)
+    chain.add()
+    return chain
+
+
+def test_fifty_changes_of_office_later() -> None:
+    async def story(scene: Scene) -> None:
+        chain = changing(50)
+        for who in OTHERS[:2]:
+            scene.stand(who, chain, 5.0)
+        found = await scene.arrive()
+        assert found.target.round == 150
+        assert set(found.state.roster) == set(chain.certificates[-1].outcome.next_roster)
+        assert len(found.state.lineage) == 50
+        assert scene.base.unique().tolist() == [5.0]
+
+    played(story)
+
+
+def test_a_heavier_state_with_a_forged_chain_is_passed_over() -> None:
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 5.0)
+        scene.stand(OTHERS[0], chain, 5.0)
+        lie, kept = forged(chain)
+        scene.stand(LIAR, lie, 6.0, kept)
+        found = await scene.arrive()
+        assert found.target.head == chain.head
+        assert scene.base.unique().tolist() == [5.0]
+        assert scene.untrue == [LIAR.peer_id]
+
+    played(story)
+
+
+def test_nothing_but_a_forged_chain_is_an_error_of_its_own() -> None:
+    async def story(scene: Scene) -> None:
+        chain, kept = forged(swarm())
+        scene.stand(LIAR, chain, 6.0, kept)
+        with pytest.raises(OperatorError, match="history") as caught:
+            await scene.arrive()
+        assert caught.value.code == "E206"
+        assert asyncio.get_running_loop().time() < 20
+        assert scene.base.unique().tolist() == [0.0]
+
+    played(story)
+
+
+def test_a_first_round_must_be_the_first() -> None:
+    async def story(scene: Scene) -> None:
+        liar = Chain()
+        liar.head, liar.work = bytes(32), 10**9
+        scene.stand(LIAR, liar, 6.0)
+        scene.stand(CREATOR, Chain(), 5.0)
+        found = await scene.arrive()
+        assert found.state.place.previous == genesis(RUN)
+        assert scene.base.unique().tolist() == [5.0]
+
+    played(story)
+
+
+@pytest.mark.parametrize("seconds", [8.0, 20.0, 80.0])
+@pytest.mark.parametrize("who", ["seed", "source"])
+@pytest.mark.parametrize("after", [0.0, 0.005, 0.02, 0.05, 0.1])
+def test_a_newcomer_goes_on_when_a_frozen_peer_thaws(
+    seconds: float, who: str, after: float
+) -> None:
+    """It takes connections, and bytes, and says nothing for a while."""
+
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        peer = scene.seed.peer_id if who == "seed" else CREATOR.peer_id
+        async with asyncio.TaskGroup() as group:
+            arriving = group.create_task(scene.arrive())
+            await asyncio.sleep(after)
+            scene.network.freeze(peer)
+            await asyncio.sleep(seconds)
+            scene.network.thaw(peer)
+            await arriving
+        assert scene.base.unique().tolist() == [5.0]
+        assert asyncio.get_running_loop().time() < seconds + 40
+
+    played(story)
+
+
+@pytest.mark.parametrize("who", ["seed", "source"])
+def test_who_stays_frozen_is_not_waited_for_without_end(who: str) -> None:
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        scene.network.freeze(scene.seed.peer_id if who == "seed" else CREATOR.peer_id)
+        with pytest.raises(OperatorError) as caught:
+            await scene.arrive()
+        assert caught.value.code == "E502"
+        assert asyncio.get_running_loop().time() < PATIENCE_S + 40
+
+    played(story)

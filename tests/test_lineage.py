@@ -1,0 +1,247 @@
+"""Whose signatures lead from the run's creator to now, and what a liar can make of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gossip_kit import RUN, certificate_of, roster_of
+
+from gossip import lineage as lineages
+from gossip.certificate import genesis, handover_hash, handover_of, outcome_hash
+from gossip.lineage import Lineage, prove
+from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
+from protocols.identity import Identity, PeerId
+from protocols.messages import (
+    Certificate,
+    CertificateRequest,
+    Certificates,
+    HandoverRequest,
+    Outcome,
+)
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+CREATOR, *OTHERS = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 9))
+FOUNDERS = (CREATOR.peer_id,)
+Roster = Sequence[Identity]
+
+
+class Chain:
+    """Certificates one upon the other, without anything merged."""
+
+    def __init__(self) -> None:
+        self.certificates: list[Certificate] = []
+        self.roster: Roster = [CREATOR]
+        self.head = genesis(RUN)
+        self.work = 0
+
+    def add(
+        self,
+        next_roster: Roster | None = None,
+        *,
+        voters: Roster | None = None,
+        deciders: Roster | None = None,
+        ballot: tuple[int, int] = (0, 0),
+        tokens: int = 100,
+    ) -> Certificate:
+        following = self.roster if next_roster is None else next_roster
+        deciders = self.roster if deciders is None else deciders
+        self.work += tokens
+        outcome = Outcome(
+            fragment=0,
+            round=len(self.certificates),
+            previous=self.head,
+            state=bytes(32),
+            codec="int4",
+            contributors=(),
+            parts=(),
+            next_roster=roster_of(following),
+            work=self.work,
+        )
+        made = certificate_of(
+            outcome, deciders if voters is None else voters, roster_of(deciders), ballot
+        )
+        self.certificates.append(made)
+        self.roster, self.head = following, outcome_hash(outcome)
+        return made
+
+    def lineage(self) -> Lineage:
+        kept = Lineage(RUN, FOUNDERS)
+        for certificate in self.certificates:
+            kept.add(certificate)
+        return kept
+
+    @property
+    def claim(self) -> tuple[int, bytes, int]:
+        return len(self.certificates), self.head, self.work
+
+
+def changing(changes: int) -> Chain:
+    """A chain in which the roster changes every third round."""
+    chain = Chain()
+    rosters = itertools.cycle([[CREATOR, OTHERS[0]], OTHERS[:3], OTHERS[1:5], [OTHERS[4], CREATOR]])
+    for _ in range(changes):
+        chain.add(next(rosters))
+        chain.add()
+        chain.add()
+    return chain
+
+
+class Shows:
+    """A peer that answers from ``certificates`` and ``handovers``, whatever is asked."""
+
+    def __init__(self, newest: Certificate, kept: Lineage) -> None:
+        self.newest, self.kept = newest, kept
+        self.calls = 0
+
+    async def call(self, peer: PeerId, name: str, body: bytes, **_: Any) -> bytes:
+        self.calls += 1
+        if name == "certificates":
+            CertificateRequest.decode(body)
+            return Certificates((self.newest,)).encode()
+        request = HandoverRequest.decode(body)
+        return self.kept.page(request.first, request.count).encode()
+
+
+async def offload(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def proven(shows: Shows, claim: tuple[int, bytes, int]) -> Lineage:
+    peer = OTHERS[0].peer_id
+    _, found = asyncio.run(prove(shows, peer, RUN, FOUNDERS, claim, offload))  # type: ignore[arg-type]
+    return found
+
+
+def test_a_handover_has_the_hash_of_its_outcome() -> None:
+    certificate = Chain().add(OTHERS[:3])
+    handover = handover_of(certificate)
+    assert handover_hash(handover) == outcome_hash(certificate.outcome)
+    for change in ({"work": 1}, {"next_roster": ()}, {"round": 9}, {"content": bytes(32)}):
+        assert handover_hash(replace(handover, **change)) != handover_hash(handover)
+
+
+def test_fifty_changes_of_the_roster_lead_to_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineages, "ANSWER_BYTES", 5000)
+    chain = changing(50)
+    shows = Shows(chain.certificates[-1], chain.lineage())
+    found = proven(shows, chain.claim)
+    assert len(found) == 50
+    assert set(found.roster) == set(roster_of(chain.roster))
+    assert found.reformed == []
+    assert shows.calls > 5  # in pages
+    # some hundred bytes each, whatever was merged
+    assert len(found.encode()) < 50 * 1200
+    again = Lineage.decode(RUN, FOUNDERS, found.encode())
+    assert again.encode() == found.encode()
+    again.check(chain.certificates[-1])
+    again.add(chain.add([CREATOR]))
+    again.check(chain.certificates[-1])
+    assert len(again) == 51
+
+
+def test_every_place_of_a_chain_is_proven_by_who_has_moved_on() -> None:
+    chain, heads = Chain(), []
+    for roster in ([CREATOR, OTHERS[0]], None, OTHERS[:2], None, OTHERS[:3]):
+        chain.add(roster)
+        heads.append(chain.claim)
+    for claim, certificate in zip(heads, chain.certificates, strict=True):
+        found = proven(Shows(certificate, chain.lineage()), claim)
+        assert set(found.roster) == set(certificate.outcome.next_roster)
+
+
+def forgeries() -> Iterator[tuple[str, Chain, Lineage, type[RemoteProtocolError]]]:
+    """What somebody who was admitted, OTHERS[0], can make by himself."""
+    liar = OTHERS[0]
+    members = [CREATOR, liar, OTHERS[1]]
+
+    def begun() -> Chain:
+        chain = Chain()
+        chain.add(members)
+        return chain
+
+    chain = begun()
+    chain.add([liar], voters=[liar])
+    chain.add(tokens=10**9)
+    yield "votes of its own alone", chain, chain.lineage(), BadSignature
+
+    chain = begun()
+    chain.add([liar], voters=[liar], deciders=[liar])
+    chain.add(tokens=10**9)
+    yield "a roster of its own", chain, chain.lineage(), Stale
+
+    chain = begun()
+    chain.roster = [liar]
+    chain.add(tokens=10**9)
+    yield "a roster nobody handed over to", chain, chain.lineage(), Stale
+
+    chain = begun()
+    chain.add(
+        [liar, OTHERS[5]], voters=[liar, OTHERS[5]], deciders=[liar, OTHERS[5]], ballot=(1, 0)
+    )
+    yield "an epoch with strangers", chain, chain.lineage(), Stale
+
+    chain = Chain()
+    chain.roster = [liar]
+    chain.add(tokens=10**9)
+    chain.add()
+    yield "no creator", chain, Lineage(RUN, (liar.peer_id,)), Malformed
+
+    chain = begun()
+    other = handover_of(chain.certificates[0])
+    kept = Lineage(RUN, FOUNDERS)
+    kept._keep(replace(other, next_roster=roster_of([liar])))
+    chain.roster = [liar]
+    chain.add(tokens=10**9)
+    yield "somebody else's votes under another roster", chain, kept, BadSignature
+
+    chain = begun()
+    kept = chain.lineage()
+    kept._keep(handover_of(chain.certificates[0]))
+    chain.add()
+    yield "a hand-over twice", chain, kept, Stale
+
+
+@pytest.mark.parametrize(
+    ("chain", "kept", "error"),
+    [pytest.param(c, k, e, id=what) for what, c, k, e in forgeries()],
+)
+def test_a_forged_chain_is_refused(
+    chain: Chain, kept: Lineage, error: type[RemoteProtocolError]
+) -> None:
+    with pytest.raises(error):
+        proven(Shows(chain.certificates[-1], kept), chain.claim)
+
+
+def test_another_certificate_than_announced_is_refused() -> None:
+    chain = changing(3)
+    shows = Shows(chain.certificates[-1], chain.lineage())
+    round_, head, work = chain.claim
+    for claim in ((round_ + 1, head, work), (round_, bytes(32), work), (round_, head, work + 1)):
+        with pytest.raises(Stale):
+            proven(shows, claim)
+    with pytest.raises(Stale):
+        proven(shows, (0, head, work))
+
+
+def test_survivors_without_a_majority_are_followed_and_named() -> None:
+    chain = Chain()
+    chain.add([CREATOR, *OTHERS[:3]])
+    chain.add(OTHERS[:1], deciders=OTHERS[:1], ballot=(1, 0))
+    chain.add()
+    found = proven(Shows(chain.certificates[-1], chain.lineage()), chain.claim)
+    assert found.reformed == [1]
+    assert found.roster == roster_of(OTHERS[:1])
+
+
+def test_endless_handovers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = changing(30)
+    kept = chain.lineage()
+    monkeypatch.setattr(lineages, "MAX_BYTES", 3000)
+    with pytest.raises(Malformed, match="more than"):
+        proven(Shows(chain.certificates[-1], kept), chain.claim)
