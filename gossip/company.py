@@ -118,6 +118,13 @@ class Company:
                 late.append(announce)
         return ready, late
 
+    def working(self, now: float) -> int:
+        """How many of those in office are alive and active, wherever in the chain they stand.
+
+        Whoever hears late of the others must not take itself for all there is.
+        """
+        return sum(peer not in self.gone for peer in self._able(now))
+
     def eta(self, announce: Announce, now: float) -> float:
         """Seconds until this member is ready."""
         mine = announce.peer == self.me

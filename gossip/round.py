@@ -256,13 +256,14 @@ class Round:
         Whoever finds most of the others at fault is at fault itself, and leaves it to them to go
         on. For that to show, doubts wait for each other a little.
         """
-        if self._doubts and now >= min(self._doubts.values()) + self._patience() / 4:
-            if not self._isolated():
-                self.company.gone |= set(self._doubts)
-                self._doubts.clear()
+        if not self._doubts or self._isolated():
+            return
+        if now >= min(self._doubts.values()) + self._patience() / 4:
+            self.company.gone |= set(self._doubts)
+            self._doubts.clear()
 
     def _isolated(self) -> bool:
-        """Whether most others do not deliver, all of them to me alone."""
+        """Whether most of the others do not deliver to me."""
         return 2 * len(self._doubts) > len(self.agreement.office) - 1
 
     # --- is it time to lead? ---------------------------------------------------------------------
@@ -311,10 +312,8 @@ class Round:
 
     def _tell_leader(self, now: float) -> list[Instruction]:
         """Report those who do not deliver to whoever leads or is to lead next, once each."""
-        plan = self.agreement.plan
-        gone = frozenset(self.company.gone)
-        fresh = gone - self._told
-        leaders = self._leaders(now)
+        plan, leaders = self.agreement.plan, self._leaders(now)
+        fresh = frozenset(self.company.gone) - self._told
         if plan is None or not fresh or not leaders or leaders[0] == self.me:
             return []
         self._told |= fresh
@@ -330,10 +329,12 @@ class Round:
             for peer in self.agreement.order(self.agreement.office)
             if peer not in self.company.gone and self.company.alive(peer, now)
         ]
-        plan = self.agreement.plan
-        if plan is not None and plan.leader in order:  # who leads goes first in repairing
-            order.remove(plan.leader)
-            order.insert(0, plan.leader)
+        agreement = self.agreement
+        if agreement.promised > NONE:  # who leads, or is about to, goes first in repairing
+            first = agreement.owner_of(agreement.promised, agreement.office)
+            if first in order:
+                order.remove(first)
+                order.insert(0, first)
         return order
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
@@ -348,7 +349,7 @@ class Round:
             return []
         self._stood_at = now
         if (
-            plan is None
+            self.agreement.plan is None
             and self.agreement.promised == NONE
             and self.agreement.owner_of((0, 0), self.roster) == self.me
         ):

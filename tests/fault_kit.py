@@ -214,9 +214,7 @@ class Cell:
         patience, expected = plan["patience"], plan["expected"]
         member = fault_member.PATIENCE
         if self.fault.silent:
-            suspicion = max(
-                member.suspect_floor_s, member.suspect_factor * member.heartbeat_s
-            )
+            suspicion = max(member.suspect_floor_s, member.suspect_factor * member.heartbeat_s)
             notice = max(suspicion, 2.5 * patience + 4 * expected)  # of an owner's silence
         else:
             notice = member.heartbeat_s  # the next message fails
@@ -299,7 +297,10 @@ def cell(role: Role, stage: Stage, fault: Fault) -> Iterator[Cell]:
             for k, name in enumerate(names):
                 narrow = NARROW if role == "member" and k == chosen else 1.0
                 network.rate(name, MBIT * narrow)
-            listening = {peer: f"{network.address(name)}:{PORT}" for peer, name in zip(peers, names)}
+            listening = {
+                peer: f"{network.address(name)}:{PORT}"
+                for peer, name in zip(peers, names, strict=True)
+            }
             through = {
                 peer: f"{network.address('relay')}:{PORT + 1 + k}" for k, peer in enumerate(peers)
             }
@@ -316,7 +317,7 @@ def cell(role: Role, stage: Stage, fault: Fault) -> Iterator[Cell]:
                 end.close()
                 assert relay.poll(START_S)
                 relay.recv()
-            for k, (peer, name) in enumerate(zip(peers, names)):
+            for k, (peer, name) in enumerate(zip(peers, names, strict=True)):
                 addresses = {
                     other: (through if fault.relayed and chosen in (k, j) else listening)[other]
                     for j, other in enumerate(peers)

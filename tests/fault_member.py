@@ -330,7 +330,10 @@ class Member:
                 sketch=b"",
             )
             presence = Presence(
-                wiring, Membership(identity.peer_id, PATIENCE), announce, lambda: replica.place,
+                wiring,
+                Membership(identity.peer_id, PATIENCE),
+                announce,
+                lambda: replica.place,
                 wall=time.time,
             )
 
