@@ -118,8 +118,8 @@ class Noise:
         generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
         self.vector.normal_(generator=generator)
 
-    def delta(self, start: int, stop: int) -> torch.Tensor:
-        """This member's noise."""
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """This member's noise, where it lies."""
         return self.vector[start:stop]
 
     async def apply(
