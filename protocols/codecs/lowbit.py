@@ -90,9 +90,9 @@ class Int2(_LowBit):
         edge = 2 * len(blocks)
         _write_scales(fit.mul_(step), out[:edge])
         codes = scratch.codes[: ceil_div(count, 4) * 4]
-        codes.copy_(levels.add_(1.5).view(-1)[: len(codes)])
+        codes.view(torch.int8).copy_(levels.add_(1.5).view(-1)[: len(codes)])
         packed = codes.numpy().view(np.uint32) * _GATHER >> 24
-        out[edge:].copy_(torch.from_numpy(packed.view(np.uint8)[::4]))
+        out[edge:].copy_(torch.from_numpy(packed.astype(np.uint8)))
 
     def _levels(self, packed: Tensor, count: int) -> Tensor:
         values = scratch.decoded[: 4 * len(packed)]
