@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that ``--help`` answers at on
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from bootstrap.manifest import Manifest, load
 from bootstrap.validation import bad_config, explain, to_toml, toml_value
 from node import __version__
-from node.config import SECRETS, NodeConfig, resolve
+from node.config import SECRETS, NodeConfig, no_address, resolve
 from node.errors import EXIT_USAGE, operator_error
 from node.interrupts import clean_up_first
 from node.options import with_settings
@@ -354,6 +355,13 @@ _NODEJS_PREFIXES = (
     "--env-file",
     "--openssl-",
 )
+
+
+def refuse_empty_peers(arguments: list[str]) -> None:
+    """Raise E102 where ``--peers`` would take the next flag for its address."""
+    for flag, value in itertools.pairwise([*arguments, ""]):
+        if flag == "--peers" and (not value or value.startswith("--")):
+            raise no_address()
 
 
 def refuse_nodejs(arguments: list[str]) -> None:

@@ -27,6 +27,8 @@ from pydantic import (
 )
 
 from bootstrap.validation import bad_config, explain, read_toml
+from node.errors import operator_error
+from protocols.errors import OperatorError
 
 DEFAULT_PORT = 4390
 DEFAULT_API_PORT = 4391
@@ -56,6 +58,16 @@ def host_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def no_address() -> OperatorError:
+    """``--peers`` without anybody to dial: starting a run of one's own is not what was meant."""
+    return operator_error(
+        "E102",
+        "--peers names nobody",
+        why="it is there, and no address follows it",
+        fix="give HOST:PORT/ID from a join line, or leave --peers out to create a run",
+    )
+
+
 def _peers(value: object) -> object:
     """Repeats, commas, spaces and ``@file`` as addresses in their normal form (E102 if bad)."""
     from protocols.addresses import parse_peers
@@ -63,7 +75,10 @@ def _peers(value: object) -> object:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
         return value
-    return tuple(str(address) for address in parse_peers(values))
+    addresses = parse_peers(values)
+    if values and not addresses:  # a variable of the shell that is not set, most likely
+        raise no_address()
+    return tuple(str(address) for address in addresses)
 
 
 def _checked_host_port(text: str) -> str:

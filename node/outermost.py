@@ -19,9 +19,10 @@ def run(arguments: Sequence[str]) -> int:
     given = list(arguments)
     name = "atoll" if Path(sys.argv[0]).stem == "atoll" else "node"
     try:
-        from node.cli import app, refuse_nodejs
+        from node.cli import app, refuse_empty_peers, refuse_nodejs
 
         refuse_nodejs(given)
+        refuse_empty_peers(given)
         app(args=given, prog_name=name)
     except SystemExit as ending:  # how click ends every command
         return ending.code if isinstance(ending.code, int) else int(bool(ending.code))

@@ -366,6 +366,7 @@ class Node:
             listen=self.listening(),
             public_addr=self.config.public_addr,
             join_address=f"{addresses[0]}/{self.identity.peer_id}" if addresses else "",
+            invitation_needed=bool(self.config.invitation),
             pid=os.getpid(),
             started=self.daemon.started,
         )

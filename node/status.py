@@ -98,7 +98,8 @@ def render(state: dict[str, Any]) -> str:
     lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
     lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]
     if node["join_address"]:
-        lines.append(f"join      node start --peers {node['join_address']}")
+        invitation = " --invitation …" if node["invitation_needed"] else ""
+        lines.append(f"join      node start --peers {node['join_address']}{invitation}")
     return "\n".join(lines)
 
 

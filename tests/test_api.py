@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -359,6 +360,11 @@ async def test_status_finds_the_daemon(tmp_path, kit, server):
 
 async def test_status_of_a_fresh_node_renders(kit):
     assert "it is starting" in status.render(kit.state.snapshot())
+
+
+def test_the_join_line_says_that_an_invitation_is_needed(kit):
+    kit.state.node = replace(kit.state.node, invitation_needed=True)
+    assert f"--peers a:1/{PEER} --invitation" in status.render(kit.state.snapshot())
 
 
 async def test_status_with_a_key(tmp_path, kit):

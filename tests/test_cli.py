@@ -371,6 +371,30 @@ def test_a_log_goes_elsewhere_where_the_directory_is_broken(run, runtime, tmp_pa
     assert str(log) in err
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--peers", ""),
+        ("--peers", " , "),
+        ("--peers",),
+        ("--peers", "--resume"),
+        ("--peers", "--listen", "127.0.0.1:0"),
+        ("--peers=",),
+    ],
+)
+def test_peers_without_an_address_creates_no_run(run, runtime, given):
+    status, _, err = run("start", *given)
+    assert status == 2
+    assert "error E102: --peers names nobody" in err
+    assert not runtime
+
+
+def test_an_empty_variable_is_no_list_of_peers(run, runtime, monkeypatch):
+    monkeypatch.setenv("ATOLL_PEERS", "")
+    assert run("start")[0] == 2
+    assert not runtime
+
+
 def test_ctrl_c_is_130(run, runtime):
     _raising(KeyboardInterrupt())
     status, _, err = run("start")

@@ -20,6 +20,7 @@ class NodeView:
     listen: str = ""
     public_addr: str = ""
     join_address: str = ""
+    invitation_needed: bool = False  # to join, besides the address
     pid: int = 0
     started: float = 0.0  # seconds since the Unix epoch
 
