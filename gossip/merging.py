@@ -24,6 +24,7 @@ import torch
 from blake3 import blake3
 
 from gossip.bodies import as_bytes
+from gossip.buffers import buffers
 from gossip.slicing import FINITE, Source, largest, squared_norm, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
@@ -58,7 +59,7 @@ class PartMerge:
     ) -> None:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
-        self.result = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
+        self.result = buffers.take(codec.encoded_size(start, stop))
         self.merged = 0  # chunks
         self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
         self.trailer = b""  # what is sent behind the last chunk, once it is known
@@ -174,6 +175,7 @@ class PartMerge:
         """The trailer is known: the last bytes may be sent."""
         self.trailer = trailer
         self._wake()
+        self.wakes.clear()
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -244,6 +246,7 @@ class PartMerge:
                 self._begun()
             if self.done:
                 self._finished()
+                self._begun = self._finished = _nothing  # they refer to whoever holds this
             self._wake()
 
     def _go_on(self) -> None:
@@ -336,7 +339,8 @@ class MergedFeed:
 
     def attach(self, wake: Callable[[], None]) -> None:
         """To be woken when a chunk is merged."""
-        self._merge.wakes.append(wake)
+        if not self._merge.trailer:
+            self._merge.wakes.append(wake)
 
     def next(self) -> Buffer | None:
         """All that is final and not sent yet; None while there is nothing."""
@@ -346,6 +350,10 @@ class MergedFeed:
             found = self._merge.trailer
         self.given += len(found)
         return found or None
+
+
+def _nothing() -> None:
+    """Whoever had to be told has been."""
 
 
 def _offset(merge: PartMerge, chunk: int) -> int:

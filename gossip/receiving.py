@@ -13,6 +13,7 @@ import torch
 from blake3 import blake3
 
 from gossip.bodies import Wiring, as_bytes
+from gossip.buffers import buffers
 from gossip.slicing import FINITE, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
@@ -26,7 +27,7 @@ class Inflow:
     def __init__(self, codec: RangeCodec, start: int, stop: int) -> None:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
-        self.data = torch.empty(codec.encoded_size(start, stop), dtype=torch.uint8)
+        self.data = buffers.take(codec.encoded_size(start, stop))
         self.checked = 0  # chunks that are here, whole and sound
         self.moved = 0  # bytes that have come, in all transfers together
         self.writer: object = None  # the newest transfer: an older one has no more to say

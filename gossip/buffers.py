@@ -1,0 +1,65 @@
+"""Memory for parts, used again round after round.
+
+Memory that is fresh from the system costs a page fault every four kilobytes, which takes longer
+than receiving into it. A block goes back by itself, when the last tensor or view of it is gone,
+so nobody has to know who still streams a part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from collections import deque
+
+import torch
+
+SMALL = 1024 * 1024  # bytes; less is left to the usual allocator, which keeps it
+WASTE = 1.25  # a block may be so many times as large as what it is taken for, and SMALL more
+
+
+class Buffers:
+    """A pool of blocks. Never has more memory than was in use at once at some time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[mmap.mmap] = []  # longest unused first
+        self._returned: deque[mmap.mmap] = deque()  # by finalizers, which may run anywhere
+        self._mapped = 0  # bytes, in use or free
+        self._most = 0  # bytes that were in use at once
+
+    def take(self, size: int) -> torch.Tensor:
+        """A uint8 tensor of ``size`` bytes with anything in it."""
+        if size < SMALL:
+            return torch.empty(size, dtype=torch.uint8)
+        block = self._block(size)
+        view = (ctypes.c_uint8 * size).from_buffer(block)
+        weakref.finalize(view, self._returned.append, block).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    @property
+    def mapped(self) -> int:
+        """Bytes taken from the system."""
+        return self._mapped
+
+    def _block(self, size: int) -> mmap.mmap:
+        with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            most = SMALL + WASTE * size
+            fitting = [block for block in self._free if size <= len(block) <= most]
+            if fitting:
+                block = min(fitting, key=len)
+                self._free.remove(block)
+                return block
+            capacity = -(-size // SMALL) * SMALL
+            in_use = self._mapped - sum(map(len, self._free))
+            self._most = max(self._most, in_use + capacity)
+            while self._free and self._mapped + capacity > self._most:
+                self._mapped -= len(self._free.pop(0))
+            self._mapped += capacity
+            return mmap.mmap(-1, capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+buffers = Buffers()  # of this process
