@@ -38,6 +38,7 @@ from protocols.identity import PeerId
 from protocols.messages import (
     Announce,
     Certificate,
+    Gram,
     PartResult,
     Plan,
     Prepare,
@@ -246,7 +247,9 @@ class Swarm:
                 case CatchUp(peers):
                     self.following.begin(peers)
 
-    async def _send(self, of: Round, to: PeerId, message: Plan | Prepare | Vote | Suspect) -> None:
+    async def _send(
+        self, of: Round, to: PeerId, message: Plan | Prepare | Vote | Suspect | Gram
+    ) -> None:
         body = message.encode()
         patience = max(1.0, self.rules.patience_s)
         for left in reversed(range(TRIES)):
@@ -382,6 +385,9 @@ class Swarm:
 
     def refused(self, peer: PeerId, why: str) -> None:
         self.hooks.rejected(peer, why)
+
+    def weighed(self, gram: Gram) -> None:
+        self.carry_out(self.round, self.round.on_products(gram, self.now()))
 
     def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
         return self.exchange.parts.get(key)

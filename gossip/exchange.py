@@ -7,7 +7,7 @@ way out while the next ones come in. A later plan of the same round changes only
 transfers it still wants go on.
 
 Results are reported to a :class:`Listener`: a part is held, a peer did not deliver, a merged
-part is not to be had any more.
+part is not to be had any more, the slices of a draft are weighed (:mod:`gossip.weighing`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from protocols.errors import (
     TransportError,
 )
 from protocols.identity import PeerId
-from protocols.messages import PartResult, Plan, Transfer
+from protocols.messages import Gram, PartResult, Plan, Transfer
 from protocols.transport import Incoming
 
 PLAN_WAIT_S = 5.0  # a slice may overtake the plan that announces it
@@ -47,6 +47,7 @@ class Listener(Protocol):
     def fault(self, peer: PeerId, why: str) -> None: ...
     def lost(self, result: PartResult) -> None: ...
     def refused(self, peer: PeerId, why: str) -> None: ...
+    def weighed(self, gram: Gram) -> None: ...
 
 
 @dataclass
@@ -72,10 +73,19 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._transfers = Transfers(self.wiring)
+        listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
         self._own = OwnContribution(
-            self.wiring, self.shape, self.source, lambda why: self.listener.refused(self.me, why)
+            self.wiring, self.shape, self.source, lambda why: listener.refused(me, why)
         )
-        self._owning = Owning(self.wiring, self._transfers, self._own, self.listener, self._hold)
+        self._owning = Owning(
+            self.wiring,
+            self._transfers,
+            self._own,
+            self.listener,
+            self._hold,
+            self.shape.mix,
+            self.listener.weighed,
+        )
 
     @property
     def round(self) -> int:
@@ -115,6 +125,7 @@ class Exchange:
         self.plan, basis = plan, basis_of(plan.contributors)
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
+        holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
         for watch in self._watches.values():
             watch.cancel()
         self._watches.clear()
@@ -130,9 +141,10 @@ class Exchange:
             if part.owner == self.me:
                 self._owning.work(key, self._header(key), plan)
             elif key not in self.parts:
-                if contributes and key not in self._slices:
+                if contributes and key not in self._slices and key[:3] not in holders:
                     self._slices[key] = self._transfers.start(self._send_slice(key, plan))
-                self._watches[key] = self._transfers.start(self._watch(key, plan))
+                if not plan.draft:  # else its owner has nothing to give yet
+                    self._watches[key] = self._transfers.start(self._watch(key, plan))
         for key, task in self._slices.items():
             if key not in wanted:  # taken over by another owner, or merged already
                 task.cancel()
@@ -151,6 +163,7 @@ class Exchange:
         await self._announce_change()
         if ended:
             await asyncio.wait(ended)
+        self._inflows.clear()
         await self._owning.stopped()
 
     async def _announce_change(self) -> None:

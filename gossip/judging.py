@@ -81,6 +81,11 @@ class WeighedMerge(KeptMerge):
         self._dealt: Mapping[PeerId, float] | None = None
 
     @property
+    def dealt(self) -> bool:
+        """The scales are known."""
+        return self._dealt is not None
+
+    @property
     def present(self) -> list[PeerId]:
         """Whose slices came whole, in order."""
         number = len(self.chunks)

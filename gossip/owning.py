@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,13 +23,16 @@ import torch
 
 from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
 from gossip.certificate import sign_result
+from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
+from gossip.mixing import Mix
 from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey
+from gossip.weighing import draft_basis, pack, sign_gram
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
-from protocols.messages import PartResult, Plan, Transfer
+from protocols.messages import Gram, PartResult, Plan, Transfer
 from protocols.transport import Incoming
 
 
@@ -47,18 +51,24 @@ class OwnedPart:
     plan: Plan
     merge: PartMerge
     overseer: asyncio.Task[None] | None = None
+    gram: Gram | None = None  # of a draft's part, once all slices are in
     sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
 
 
 @dataclass
 class Owning:
-    """All parts of one round that this member merges; ``held`` gets each when it is merged."""
+    """All parts of one round that this member merges; ``held`` gets each when it is merged.
+
+    ``weighed`` gets the inner products of a draft's part, for the draft's leader.
+    """
 
     wiring: Wiring
     transfers: Transfers
     own: OwnContribution
     listener: Refused
     held: Callable[[PartResult, torch.Tensor], None]
+    mix: Mix
+    weighed: Callable[[Gram], None]
     _parts: dict[PartKey, OwnedPart] = field(default_factory=dict)
 
     @property
@@ -69,10 +79,14 @@ class Owning:
         """Merge this part by the plan, or go on with it; it may expect fewer contributors now."""
         expected = {c.peer for c in plan.contributors if c.active}
         part = self._parts.get(key)
+        if not plan.draft and self.mix.weigh is not None:
+            part = self._weighed_part(key, header, plan) or part
         if part is None:
             self._parts[key] = self._begin(key, header, plan, expected)
             return
         part.plan = plan
+        if part.gram is not None and plan.draft:
+            self.weighed(part.gram)  # the leader may be another one, and may not have it
         for peer in part.merge.waits_for() - expected:
             self._give_up(part, peer)
         if part.merge.merged:
@@ -94,6 +108,8 @@ class Owning:
         passed = asyncio.Event()
         self.wiring.transport.post(lambda: _tell(loop, passed.set))
         await passed.wait()
+        self._parts.clear()
+        self.held = _nobody
 
     # --- slices ----------------------------------------------------------------------------------
 
@@ -121,15 +137,47 @@ class Owning:
             raise Malformed("a slice that begins behind what is here")
         return part
 
+    def _weighed_part(self, key: PartKey, header: Transfer, plan: Plan) -> OwnedPart | None:
+        """A part whose slices were collected for the draft of this plan: merge it, if all are here.
+
+        Somebody else may have stood for it in between, who got slices that I have not.
+        """
+        before = (*key[:3], draft_basis(plan.contributors))
+        part = self._parts.get(before)
+        if part is None or not isinstance(part.merge, WeighedMerge) or part.merge.dealt:
+            return None
+        del self._parts[before]
+        merge, counted = part.merge, shares(plan.contributors)
+        if part.gram is None or not set(counted) <= set(merge.present):
+            self._abandon(part)
+            return None
+        part.key, part.header, part.plan = key, header, plan
+        self._parts[key] = part
+        scales = {c.peer: c.scale for c in plan.contributors}
+        coefficients = {peer: share * scales[peer] for peer, share in counted.items()}
+        self.wiring.transport.post(lambda: merge.deal(coefficients))
+        return part
+
+    def _abandon(self, part: OwnedPart) -> None:
+        if part.overseer is not None:
+            part.overseer.cancel()
+        self.wiring.transport.post(part.merge.close)
+
     def _begin(
         self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId]
     ) -> OwnedPart:
         loop = asyncio.get_running_loop()
-        merge = PartMerge(
+        limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
+        merge = self._kind(
+            plan,
+            lambda: _tell(loop, self._judged(part)),
+        )(
             self.wiring.codec,
             key[0],
             key[1],
             shares=shares(plan.contributors),
+            scales={c.peer: c.scale for c in plan.contributors},
+            limits={peer: limit for peer, limit in limits.items() if limit is not None},
             expected=expected,
             me=self.me,
             post=self.wiring.transport.post,
@@ -140,6 +188,40 @@ class Owning:
         self.transfers.start(self._contribute(part, self.me in expected))
         part.overseer = self.transfers.start(self._oversee(part))
         return part
+
+    def _kind(self, plan: Plan, judged: Callable[[], None]) -> Callable[..., PartMerge]:
+        """How a part of this plan is merged."""
+        order = [c.peer for c in plan.contributors]
+        if plan.draft:
+            return functools.partial(WeighedMerge, order=order, judged=judged)
+        if self.mix.column is not None:
+            return functools.partial(ColumnMerge, order=order, column=self.mix.column)
+        return PartMerge
+
+    def _judged(self, part: OwnedPart) -> Callable[[], None]:
+        """All slices of a draft's part are in: what to tell. Runs where data is handled."""
+        header, merge = part.header, part.merge
+        assert isinstance(merge, WeighedMerge)
+        index = {c.peer: number for number, c in enumerate(part.plan.contributors)}
+        unsigned = Gram(
+            header.fragment,
+            header.round,
+            header.start,
+            header.stop,
+            self.me,
+            header.basis,
+            tuple(index[peer] for peer in merge.present),
+            pack(merge.products),
+            b"",
+        )
+        gram = sign_gram(self.wiring.identity, header.run, unsigned)
+
+        def tell() -> None:
+            part.gram = gram
+            if part.plan.draft:
+                self.weighed(gram)
+
+        return tell
 
     async def _contribute(self, part: OwnedPart, active: bool) -> None:
         """Add my own values, if they are fit to be added."""
@@ -225,6 +307,10 @@ class Owning:
                 patience,
                 ask=again,
             )
+
+
+def _nobody(result: PartResult, data: torch.Tensor) -> None:
+    """Who holds what is merged has stopped."""
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from protocols.messages import (
     Certificate,
     CertificateRequest,
     Certificates,
+    Gram,
     HandoverRequest,
     PartRequest,
     Plan,
@@ -83,7 +84,7 @@ class Service:
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
         swarm = self.swarm
-        message = decode_any(body, Plan, Prepare, Vote, Suspect)
+        message = decode_any(body, Plan, Prepare, Vote, Suspect, Gram)
         await self._come_to(message.round, sender)
         if message.round < swarm.replica.place.round:
             kept = swarm.ledger.certificate(message.round)

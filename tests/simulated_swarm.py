@@ -18,6 +18,7 @@ from gossip.driver import Hooks, Swarm
 from gossip.exchange import Wiring
 from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
+from gossip.mixing import MEAN, Mix
 from gossip.planning import Rules
 from gossip.presence import Presence
 from protocols.codecs import RangeCodec
@@ -41,6 +42,10 @@ class ToyReplica:
         self._roster = roster
         self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
         self.counted = 0
+        self.certificates: list[Certificate] = []
+        self.merged = torch.zeros(size)  # by the newest round
+        self.common = torch.zeros(size)  # what all would learn, beside what differs
+        self.poison: Callable[[torch.Tensor], torch.Tensor] = lambda delta: delta
         self.lineage: Lineage | None = None
 
     def digest(self) -> bytes:
@@ -57,7 +62,12 @@ class ToyReplica:
     def train(self, seed: int) -> None:
         """Local progress that differs between members and rounds."""
         generator = torch.Generator().manual_seed(seed)
-        self.sent = self.theta - torch.randn(len(self.theta), generator=generator)
+        own = torch.randn(len(self.theta), generator=generator)
+        self.sent = self.theta - self.poison(self.common + own)
+
+    def norm(self) -> float:
+        """Of the pseudo-gradient."""
+        return (self.theta - self.sent).double().norm().item()
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return self.theta[start:stop] - self.sent[start:stop]
@@ -77,6 +87,7 @@ class ToyReplica:
                 assert blake3(data.numpy()).digest() == result.digest
                 self.codec.decode(result.start, data, mean)
                 theta[result.start : result.stop] -= mean
+                self.merged[result.start : result.stop] = mean
         await asyncio.sleep(0.01)  # a kill here leaves the old state, as a checkpoint would
         self.theta = theta
         self.counted += any(i.contributor in mine for r in outcome.parts for i in r.included)
@@ -84,6 +95,7 @@ class ToyReplica:
         self._place = Place(RUN, 0, outcome.round + 1, head, self.digest(), outcome.work)
         self._roster = outcome.next_roster
         self.history.append((head, self._place.state))
+        self.certificates.append(certificate)
 
 
 @dataclass
@@ -225,7 +237,14 @@ class SimulatedSwarm:
                 continue
             replica.train(hash((swarm.me, round_)) % 2**31)
             tokens = self.tokens.get(swarm.me, 1000)
-            swarm.update(ready=True, tokens=tokens, steps=10, weight=float(tokens), eta=0.0)
+            swarm.update(
+                ready=True,
+                tokens=tokens,
+                steps=10,
+                weight=float(tokens),
+                eta=0.0,
+                norm=replica.norm(),
+            )
             while replica.place.round == round_:
                 moved.clear()
                 await moved.wait()
@@ -263,11 +282,12 @@ async def simulated_swarm(
     link: Link | None = None,
     patience: Patience | None = None,
     uploads: list[float] | None = None,
+    mix: Mix = MEAN,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed(bytes([i + 1, i // 256]) * 16) for i in range(count)]
     range_codec = RangeCodec(codec, dense=size - 1000)
-    rules = Rules(size, codec, range_codec.encoded_size)
+    rules = Rules(size, codec, range_codec.encoded_size, mix=mix)
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
         swarm = SimulatedSwarm(

@@ -26,7 +26,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Included, Part, PartRequest, PartResult, Plan, Transfer
+from protocols.messages import Gram, Included, Part, PartRequest, PartResult, Plan, Transfer
 from protocols.transport import Feed, Incoming
 
 SIZE = 120_000
@@ -76,6 +76,9 @@ class Peer:
 
     def refused(self, peer: PeerId, why: str) -> None:
         self.refusals.append((peer, why))
+
+    def weighed(self, gram: Gram) -> None:
+        raise AssertionError("nothing is weighed here")
 
     async def counted(self, sender: PeerId, answer: Awaitable[bytes]) -> bytes:
         try:

@@ -1,0 +1,144 @@
+"""Merge rules in whole members on the simulated network: attackers, faults, equal bits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+
+from diloco import merge, robust
+from gossip.mixing import MEAN, Mix
+from protocols import virtual_time
+from protocols.identity import PeerId
+from protocols.messages import Certificate
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+CLIP = Mix(clip=merge.clip_factors)
+MEDIAN = Mix(column=robust.coordinate_median)
+TRIMMED = Mix(column=robust.trimmed_mean)
+GEOMETRIC = Mix(weigh=robust.geometric_median)
+CENTERED = Mix(weigh=robust.centered_clip)
+RULES = {
+    "clip": CLIP,
+    "median": MEDIAN,
+    "trimmed": TRIMMED,
+    "geometric-median": GEOMETRIC,
+    "centered-clip": CENTERED,
+}
+Poison = Callable[[torch.Tensor], torch.Tensor]
+
+
+def in_common(swarm: SimulatedSwarm) -> torch.Tensor:
+    """Let all members learn something in common; the direction of what they ought to learn."""
+    random = torch.Generator().manual_seed(11)
+    common = torch.randn(swarm.size, generator=random)
+    for member in swarm.members.values():
+        member.replica.common = common
+    return common
+
+
+def poisoned(swarm: SimulatedSwarm, count: int, poison: Poison) -> list[Member]:
+    liars = list(swarm.members.values())[:count]
+    for liar in liars:
+        liar.replica.poison = poison
+    return liars
+
+
+def scales(certificate: Certificate) -> dict[PeerId, float]:
+    return {c.peer: c.scale for c in certificate.outcome.contributors}
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a @ b / (a.norm() * b.norm())).item()
+
+
+async def rounds(swarm: SimulatedSwarm, count: int, seconds: float = 60.0) -> None:
+    """Wait until all living members have committed so many."""
+    async with asyncio.timeout(seconds):
+        while min(len(m.replica.history) for m in swarm.living()) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("codec", ["int4", "fp32"])
+def test_members_stay_equal_under_every_rule(name: str, codec: str) -> None:
+    async def main() -> None:
+        async with simulated_swarm(4, mix=RULES[name], codec=codec, think=(0.4, 0.5)) as swarm:
+            await rounds(swarm, 4, 15.0)
+            swarm.agree()
+            for member in swarm.living():
+                assert member.rejected == []
+                assert member.replica.counted > 0
+                assert all(c.epoch == 0 for c in member.replica.certificates)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("factor", [-3.0, 1000.0, -1000.0])
+def test_two_of_eight_attack(name: str, factor: float) -> None:
+    async def main() -> None:
+        async with simulated_swarm(8, mix=RULES[name], think=(0.4, 0.45)) as swarm:
+            common = in_common(swarm)
+            poisoned(swarm, 2, lambda delta: factor * delta)
+            await rounds(swarm, 2, 30.0)
+            swarm.agree()
+            merged = swarm.living()[-1].replica.merged
+            assert cosine(merged, common) > 0.8
+            assert 0.4 < merged.norm() / common.norm() < 1.6
+
+    virtual_time.run(main())
+
+
+def test_the_mean_is_theirs() -> None:
+    async def main() -> None:
+        async with simulated_swarm(8, mix=MEAN, think=(0.4, 0.45)) as swarm:
+            common = in_common(swarm)
+            poisoned(swarm, 2, lambda delta: -1000 * delta)
+            await rounds(swarm, 2, 30.0)
+            assert cosine(swarm.living()[-1].replica.merged, common) < 0
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("name", ["clip", "geometric-median", "centered-clip"])
+def test_the_certificate_shows_who_was_discounted(name: str) -> None:
+    async def main() -> None:
+        async with simulated_swarm(6, mix=RULES[name], think=(0.4, 0.45)) as swarm:
+            in_common(swarm)
+            (liar,) = poisoned(swarm, 1, lambda delta: -50 * delta)
+            await rounds(swarm, 2, 20.0)
+            found = scales(swarm.living()[-1].replica.certificates[-1])
+            assert len(found) == 6
+            honest = [scale for peer, scale in found.items() if peer != liar.peer]
+            assert found[liar.peer] < 0.1 * min(honest)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("mix", [CLIP, GEOMETRIC], ids=["clip", "geometric-median"])
+def test_who_says_it_is_shorter_than_it_is(mix: Mix) -> None:
+    """A slice is refused as soon as it is longer than the whole was said to be."""
+
+    async def main() -> None:
+        async with simulated_swarm(5, mix=mix, think=(0.4, 0.45)) as swarm:
+            common = in_common(swarm)
+            (liar,) = poisoned(swarm, 1, lambda delta: -100 * delta)
+            said = liar.replica.norm
+            liar.replica.norm = lambda: said() / 100  # type: ignore[method-assign]
+            await rounds(swarm, 3, 30.0)
+            swarm.agree()
+            honest = [member for member in swarm.living() if member is not liar]
+            assert any(
+                peer == liar.peer and "longer" in why for m in honest for peer, why in m.rejected
+            )
+            merged = honest[0].replica.merged
+            assert cosine(merged, common) > 0.8
+            assert merged.norm() / common.norm() < 1.6
+            assert liar.swarm.status.status == "active"
+
+    virtual_time.run(main())
