@@ -190,6 +190,26 @@ def test_who_is_turned_away_is_counted(make: Make) -> None:
     friend.wait_round(max(first.rounds(), default=0) + 1)
 
 
+# --- a peer that stands still ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["island", "observer"])
+def test_a_newcomer_outlasts_a_seed_that_stands_still(make: Make, role: str) -> None:
+    """Its only seed is stopped while it comes in, for longer than any single wait."""
+    seed = make("seed").start("bootstrap")
+    first = make("first").start("start", *RUN, "--peers", seed.address())
+    first.wait_round(1)
+    newcomer = make("newcomer").start("start", "--peers", seed.address(), "--role", role)
+    newcomer.wait_for(lambda: newcomer.events("join"), "its first step")
+    seed.send(signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_until(lambda: time.monotonic() > stopped + 20, "20 s")
+    seed.send(signal.SIGCONT)
+    newcomer.address()
+    newcomer.wait_round(max(first.rounds()) + 1)
+    assert not first.events("problem")
+
+
 # --- wrong numbers ----------------------------------------------------------------------------
 
 
