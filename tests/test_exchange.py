@@ -4,195 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
+import exchange_kit
 import pytest
 import torch
 from blake3 import blake3
-from gossip_kit import PLACE, RUN, leader, plan_of
+from exchange_kit import LEADER, MEMBERS, Peer, run, same_bytes, until
+from gossip_kit import RUN, plan_of
 
-from gossip.bodies import Wiring, as_bytes, trailer_of
+from gossip.bodies import as_bytes, trailer_of
 from gossip.certificate import basis_of, sign_result
-from gossip.exchange import PLAN_WAIT_S, Exchange
+from gossip.exchange import PLAN_WAIT_S
 from gossip.receiving import pull_part
 from gossip.validity import Shape, key_of
-from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
-from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Gram, Included, Part, PartRequest, PartResult, Plan, Transfer
-from protocols.transport import Feed, Incoming
+from protocols.identity import PeerId
+from protocols.memory import Link
+from protocols.messages import Included, Part, PartResult, Transfer
 
 SIZE = 120_000
-CODEC = RangeCodec("int8", dense=SIZE - 1000)
 SHAPE = Shape(SIZE, "int8")
-MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
-LEADER = leader(MEMBERS)
-
-
-@dataclass
-class Peer:
-    """A member of one exchange, and everything it was told."""
-
-    identity: Identity
-    wiring: Wiring
-    values: torch.Tensor
-    exchange: Exchange = field(init=False)
-    held_: list[PartResult] = field(default_factory=list)
-    faults: list[PeerId] = field(default_factory=list)
-    lost_: list[PartResult] = field(default_factory=list)
-    refusals: list[tuple[PeerId, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.exchange = Exchange(self.wiring, PLACE, SHAPE, self, self)
-        transport = self.wiring.transport
-        transport.on_push("slice", self.on_slice, max_length=10**7)
-        transport.on_push("merged", self.on_merged, max_length=10**7)
-        transport.on_call("slice", self.slice_reached)
-        transport.on_call("merged", self.merged_reached)
-        transport.on_pull("part", self.on_part)
-
-    @property
-    def me(self) -> PeerId:
-        return self.identity.peer_id
-
-    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        return self.values[start:stop]
-
-    def held(self, result: PartResult) -> None:
-        self.held_.append(result)
-
-    def fault(self, peer: PeerId, why: str) -> None:
-        self.faults.append(peer)
-
-    def lost(self, result: PartResult) -> None:
-        self.lost_.append(result)
-
-    def refused(self, peer: PeerId, why: str) -> None:
-        self.refusals.append((peer, why))
-
-    def weighed(self, gram: Gram) -> None:
-        raise AssertionError("nothing is weighed here")
-
-    async def counted(self, sender: PeerId, answer: Awaitable[bytes]) -> bytes:
-        try:
-            return await answer
-        except RemoteProtocolError as error:
-            self.refused(sender, str(error))
-            raise
-
-    async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = Transfer.decode(header)
-        return await self.counted(sender, self.exchange.on_slice(sender, message, incoming))
-
-    async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        message = Transfer.decode(header)
-        return await self.counted(sender, self.exchange.on_merged(sender, message, incoming))
-
-    async def slice_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.slice_reached(sender, Transfer.decode(body))
-
-    async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.merged_reached(sender, Transfer.decode(body))
-
-    async def on_part(self, sender: PeerId, header: bytes) -> Feed:
-        request = PartRequest.decode(header)
-        for result, data in self.exchange.parts.values():
-            if result.digest == request.digest:
-                return BufferFeed(as_bytes(data))
-        raise RemoteRefused("gone")
-
-    def result(self, part: Part) -> PartResult:
-        """What was merged for a part of the usual plan."""
-        key = (part.start, part.stop, part.owner, basis_of(PLAN.contributors))
-        return self.exchange.parts[key][0]
-
-    def mean(self) -> torch.Tensor:
-        """All parts, decoded."""
-        whole = torch.empty(SIZE)
-        for result, data in self.exchange.parts.values():
-            CODEC.decode(result.start, data, whole[result.start : result.stop])
-        return whole
-
-
+CODEC = RangeCodec("int8", dense=SIZE - 1000)
 PLAN = plan_of(LEADER, MEMBERS, shape=SHAPE)
+world = functools.partial(exchange_kit.world, SHAPE)
 
 
-@dataclass
-class World:
-    network: MemoryNetwork
-    peers: list[Peer]
-
-    def of(self, peer: PeerId) -> Peer:
-        return next(p for p in self.peers if p.me == peer)
-
-    def work(self, plan: Plan = PLAN, *, without: tuple[Peer, ...] = ()) -> None:
-        for peer in self.peers:
-            if peer not in without:
-                peer.exchange.work(plan)
-
-    def whole(self, *but: Peer) -> bool:
-        return all(len(p.exchange.parts) == len(PLAN.parts) for p in self.peers if p not in but)
-
-
-@asynccontextmanager
-async def world(
-    *, link: Link | None = None, upload: float = 1e6, count: int = 4
-) -> AsyncIterator[World]:
-    network = MemoryNetwork(3, link=link or Link(latency=0.02), upload=upload, download=1e7)
-    loop = asyncio.get_running_loop()
-
-    async def offload(work: Callable[[], Any]) -> Any:
-        await asyncio.sleep(0)
-        return work()
-
-    async with asyncio.TaskGroup() as group:
-        peers = []
-        for number, identity in enumerate(MEMBERS[:count]):
-            generator = torch.Generator().manual_seed(number)
-            wiring = Wiring(
-                network.join(identity.peer_id),
-                identity,
-                RUN,
-                CODEC,
-                group.create_task,
-                offload,
-                loop.time,
-            )
-            peers.append(Peer(identity, wiring, torch.randn(SIZE, generator=generator)))
-        found = World(network, sorted(peers, key=lambda peer: peer.me))
-        yield found
-        for peer in found.peers:
-            await peer.exchange.stop()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
-    """Wait in virtual time; returns the time."""
-    clock = asyncio.get_running_loop().time
-    end = clock() + seconds
-    while not condition():
-        assert clock() < end, "it did not happen"
-        await asyncio.sleep(0.01)
-    return clock()
-
-
-def run(scene: Callable[[], Any]) -> None:
-    virtual_time.run(scene())
-
-
-def same_bytes(peers: list[Peer]) -> bool:
-    first = peers[0].exchange.parts
-    return all(
-        p.exchange.parts.keys() == first.keys()
-        and all(torch.equal(p.exchange.parts[key][1], first[key][1]) for key in first)
-        for p in peers
-    )
+def result_of(peer: Peer, part: Part) -> PartResult:
+    """What was merged for a part of the usual plan."""
+    key = (part.start, part.stop, part.owner, basis_of(PLAN.contributors))
+    return peer.exchange.parts[key][0]
 
 
 def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
@@ -269,7 +114,7 @@ def test_what_a_dead_owner_had_merged_is_fetched_from_who_has_it() -> None:
             await until(lambda: key in lucky.exchange.parts)
             here.network.kill(dead.me)
             here.network.tamper = None
-            result = lucky.result(part)
+            result = result_of(lucky, part)
             done = Part(part.start, part.stop, part.owner, result)
             renewed = dataclasses.replace(
                 PLAN, ballot=5, parts=tuple(done if p == part else p for p in PLAN.parts)
@@ -310,7 +155,7 @@ def test_a_slice_may_come_before_the_plan() -> None:
             await asyncio.sleep(0.8)
             late.exchange.work(PLAN)
             await until(here.whole)
-            assert len(here.peers[0].result(PLAN.parts[2]).included) == 4
+            assert len(result_of(here.peers[0], PLAN.parts[2]).included) == 4
             assert not any(peer.faults for peer in here.peers)
 
     run(scene)
@@ -325,7 +170,7 @@ def test_a_slow_slice_is_left_out_after_the_plans_patience() -> None:
             when = await until(lambda: bool(owner.exchange.parts))
             assert 3.9 < when < 4.5  # patience and three times the expected seconds
             assert (slow.me, "its slice came too late") in owner.refusals
-            assert len(owner.result(PLAN.parts[0]).included) == 3
+            assert len(result_of(owner, PLAN.parts[0]).included) == 3
             slow.exchange.work(PLAN)  # its slice now meets a closed door, which is nobody's fault
             await asyncio.sleep(1.0)
             assert slow.faults == []
@@ -341,7 +186,7 @@ def test_the_same_things_twice_are_taken_once() -> None:
             before = {id(data) for _, data in here.peers[0].exchange.parts.values()}
             part = next(p for p in PLAN.parts if p.owner != here.peers[0].me)
             owner = here.of(part.owner)
-            result, data = owner.exchange.parts[key_of(owner.result(part))]
+            result, data = owner.exchange.parts[key_of(result_of(owner, part))]
             push = owner.wiring.transport.push
             with pytest.raises(RemoteRefused, match="late"):
                 await push(
@@ -553,7 +398,7 @@ def test_an_island_whose_pseudo_gradient_is_not_finite_declines() -> None:
             assert when < 1.0  # nobody waited for it
             assert same_bytes(here.peers)
             for part in PLAN.parts:
-                counted = {i.contributor for i in here.peers[0].result(part).included}
+                counted = {i.contributor for i in result_of(here.peers[0], part).included}
                 assert counted == {0, 2, 3}
             assert sick.refusals == [(sick.me, "own pseudo-gradient is not finite")]
             for peer in here.peers:
@@ -584,7 +429,7 @@ def test_if_nobody_has_anything_the_mean_is_zero() -> None:
             here.work()
             assert await until(here.whole) < 1.0
             assert not here.peers[0].mean().any()
-            assert all(here.peers[0].result(part).included == () for part in PLAN.parts)
+            assert all(result_of(here.peers[0], part).included == () for part in PLAN.parts)
 
     run(scene)
 
@@ -679,7 +524,7 @@ def test_a_part_is_pulled_only_as_it_was_certified() -> None:
             here.work()
             await until(here.whole)
             one, other = here.peers[:2]
-            result = one.result(PLAN.parts[0])
+            result = result_of(one, PLAN.parts[0])
             data = await pull_part(one.wiring, other.me, result, 1.0)
             assert torch.equal(data, one.exchange.parts[key_of(result)][1])
             here.network.tamper = lambda sender, receiver, name, data: (

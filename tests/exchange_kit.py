@@ -1,0 +1,191 @@
+"""Members of one exchange on a simulated network, without rounds around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gossip_kit import PLACE, RUN, leader, plan_of
+
+from gossip.bodies import Wiring, as_bytes
+from gossip.exchange import Exchange
+from gossip.validity import Shape
+from protocols import virtual_time
+from protocols.bodies import BufferFeed
+from protocols.codecs import RangeCodec
+from protocols.errors import RemoteProtocolError, RemoteRefused
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork
+from protocols.messages import Gram, PartRequest, PartResult, Plan, Transfer
+from protocols.transport import Feed, Incoming
+
+MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
+LEADER = leader(MEMBERS)
+
+
+@dataclass
+class Peer:
+    """A member of one exchange, and everything it was told."""
+
+    identity: Identity
+    wiring: Wiring
+    values: torch.Tensor
+    shape: Shape
+    exchange: Exchange = field(init=False)
+    held_: list[PartResult] = field(default_factory=list)
+    faults: list[PeerId] = field(default_factory=list)
+    lost_: list[PartResult] = field(default_factory=list)
+    refusals: list[tuple[PeerId, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.exchange = Exchange(self.wiring, PLACE, self.shape, self, self)
+        transport = self.wiring.transport
+        transport.on_push("slice", self.on_slice, max_length=10**7)
+        transport.on_push("merged", self.on_merged, max_length=10**7)
+        transport.on_call("slice", self.slice_reached)
+        transport.on_call("merged", self.merged_reached)
+        transport.on_pull("part", self.on_part)
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        return self.values[start:stop]
+
+    def held(self, result: PartResult) -> None:
+        self.held_.append(result)
+
+    def fault(self, peer: PeerId, why: str) -> None:
+        self.faults.append(peer)
+
+    def lost(self, result: PartResult) -> None:
+        self.lost_.append(result)
+
+    def refused(self, peer: PeerId, why: str) -> None:
+        self.refusals.append((peer, why))
+
+    def weighed(self, gram: Gram) -> None:
+        raise AssertionError("nothing is weighed here")
+
+    async def counted(self, sender: PeerId, answer: Awaitable[bytes]) -> bytes:
+        try:
+            return await answer
+        except RemoteProtocolError as error:
+            self.refused(sender, str(error))
+            raise
+
+    async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        message = Transfer.decode(header)
+        return await self.counted(sender, self.exchange.on_slice(sender, message, incoming))
+
+    async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        message = Transfer.decode(header)
+        return await self.counted(sender, self.exchange.on_merged(sender, message, incoming))
+
+    async def slice_reached(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.slice_reached(sender, Transfer.decode(body))
+
+    async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.merged_reached(sender, Transfer.decode(body))
+
+    async def on_part(self, sender: PeerId, header: bytes) -> Feed:
+        request = PartRequest.decode(header)
+        for result, data in self.exchange.parts.values():
+            if result.digest == request.digest:
+                return BufferFeed(as_bytes(data))
+        raise RemoteRefused("gone")
+
+    def mean(self) -> torch.Tensor:
+        """All parts, decoded."""
+        whole = torch.empty(self.shape.size)
+        for result, data in self.exchange.parts.values():
+            self.wiring.codec.decode(result.start, data, whole[result.start : result.stop])
+        return whole
+
+
+@dataclass
+class World:
+    """The members of one exchange, and the plan that is usual for them."""
+
+    network: MemoryNetwork
+    peers: list[Peer]
+    plan: Plan
+
+    def of(self, peer: PeerId) -> Peer:
+        return next(p for p in self.peers if p.me == peer)
+
+    def work(self, plan: Plan | None = None, *, without: tuple[Peer, ...] = ()) -> None:
+        for peer in self.peers:
+            if peer not in without:
+                peer.exchange.work(plan or self.plan)
+
+    def whole(self, *but: Peer) -> bool:
+        """Whether all hold all parts."""
+        number = len(self.plan.parts)
+        return all(len(p.exchange.parts) == number for p in self.peers if p not in but)
+
+
+@asynccontextmanager
+async def world(
+    shape: Shape, *, link: Link | None = None, upload: float = 1e6, count: int = 4
+) -> AsyncIterator[World]:
+    """``count`` members on a simulated network, each with another contribution."""
+    codec = RangeCodec(shape.codec, dense=shape.size - 1000)
+    network = MemoryNetwork(3, link=link or Link(latency=0.02), upload=upload, download=1e7)
+    loop = asyncio.get_running_loop()
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0)
+        return work()
+
+    async with asyncio.TaskGroup() as group:
+        peers = []
+        for number, identity in enumerate(MEMBERS[:count]):
+            generator = torch.Generator().manual_seed(number)
+            wiring = Wiring(
+                network.join(identity.peer_id),
+                identity,
+                RUN,
+                codec,
+                group.create_task,
+                offload,
+                loop.time,
+            )
+            values = torch.randn(shape.size, generator=generator)
+            peers.append(Peer(identity, wiring, values, shape))
+        members = [peer.identity for peer in peers]
+        plan = plan_of(leader(members), members, shape=shape)
+        found = World(network, sorted(peers, key=lambda peer: peer.me), plan)
+        yield found
+        for peer in found.peers:
+            await peer.exchange.stop()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
+    """Wait in virtual time; returns the time."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    while not condition():
+        assert clock() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+    return clock()
+
+
+def run(scene: Callable[[], Any]) -> None:
+    """Play a scene in virtual time."""
+    virtual_time.run(scene())
+
+
+def same_bytes(peers: list[Peer]) -> bool:
+    """Whether all hold the same parts, bit for bit."""
+    first = peers[0].exchange.parts
+    return all(
+        p.exchange.parts.keys() == first.keys()
+        and all(torch.equal(p.exchange.parts[key][1], first[key][1]) for key in first)
+        for p in peers
+    )
