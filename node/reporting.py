@@ -211,7 +211,8 @@ class Reporter:
 
         def note(name: str, values: Mapping[PeerId, float]) -> None:
             for peer, value in values.items():
-                found.setdefault(peer, {})[name] = value
+                exact = isinstance(value, int)
+                found.setdefault(peer, {})[name] = value if exact else round(value, 5)
 
         alive = self.swarm.membership.islands_alive(self.swarm.now())
         note("loss", {a.peer: a.loss for a in alive if a.loss})

@@ -7,7 +7,7 @@
 ``GET /api/v1/stream``         server-sent events, at most one a second
 =============================  =================================================================
 
-The stream's events are ``update`` (the state of now, and the rounds, steps and events since the
+The stream's events are ``update`` (the state of now, and the rounds and events since the
 last one) and ``restart`` (too much was missed: ask ``/api/v1/dashboard`` again). Each ``update``
 has an id; a reader that comes back with it as ``Last-Event-ID``, or ``?since=ID`` the first time,
 misses nothing. (Server-sent events: HTML Living Standard, section 9.2.)
@@ -29,6 +29,7 @@ from typing import Any
 
 from aiohttp import web
 
+from node.config import is_loopback
 from node.monitor.events import KEPT_IN_MEMORY, EventLog, RoundDone, Step
 from node.monitor.history import History
 from node.monitor.state import NodeState
@@ -36,9 +37,9 @@ from node.monitor.state import NodeState
 INTERVAL_S = 1.0  # between two updates
 RETRY_MS = 2000  # what a reader is told to wait before it comes back
 MAX_READERS = 64  # of one listener
-SHOWN_ROUNDS = 48
+SHOWN_ROUNDS = 16
 SHOWN_EVENTS = 80
-POINTS = 480
+POINTS = 360
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -113,7 +114,6 @@ class Feed:
             "state": state,
             "history": self._history.columns(points),
             "rounds": self._state.last_rounds(SHOWN_ROUNDS),
-            "steps": list(self._state.steps),
             "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
         }
 
@@ -125,18 +125,12 @@ class Feed:
         whole = here.seq - cursor.seq == len(records)
         if cursor.instance != here.instance or not whole or rows is None:
             return here, b"event: restart\ndata: {}\n\n"
-        rounds = [
-            item
-            for item in self._state.last_rounds(min(len(rows), SHOWN_ROUNDS))
-            if any(row["round"] == item["round"] for row in rows)
-        ]
-        steps = [(r.event.step, r.event.loss) for r in records if isinstance(r.event, Step)]
+        rounds = self._state.last_rounds(min(len(rows), SHOWN_ROUNDS)) if rows else []
         shown = [r for r in records if not isinstance(r.event, Step | RoundDone)]
         news = _text(
             {
                 "rows": rows,
                 "rounds": rounds,
-                "steps": steps,
                 "events": [record.plain() for record in shown[-SHOWN_EVENTS:]],
             }
         )
@@ -215,12 +209,12 @@ def load(name: str) -> Asset:
 
 async def _picture(request: web.Request) -> web.Response:
     picture = request.app[FEED].picture(_natural(request, "points", POINTS))
-    return _json(picture)
+    return _json(request, picture)
 
 
 async def _history(request: web.Request) -> web.Response:
     points, last = _natural(request, "points", POINTS), _natural(request, "last", 0)
-    return _json(request.app[HISTORY].columns(points, last=last))
+    return _json(request, request.app[HISTORY].columns(points, last=last))
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
@@ -257,9 +251,10 @@ def _natural(request: web.Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _json(value: Any) -> web.Response:
+def _json(request: web.Request, value: Any) -> web.Response:
     response = web.Response(text=_text(value), content_type="application/json")
-    response.enable_compression()  # in another thread, where it is long
+    if not is_loopback(request.remote or ""):  # there it would cost more time than it saves
+        response.enable_compression()
     return response
 
 

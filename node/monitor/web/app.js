@@ -1,0 +1,170 @@
+// Starts the page: the first picture, then the stream of updates; theme, range and key.
+
+import { makeCharts } from "./charts.js";
+import { Links } from "./links.js";
+import { Panels } from "./panels.js";
+import { Peers } from "./peers.js";
+import { Rounds } from "./rounds.js";
+import { Locked, Stream, get, setKey, takeKey } from "./stream.js";
+import { Names, el, say } from "./text.js";
+
+const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25 rounds", 25]];
+const POINTS = 360;
+const KEPT_ROUNDS = 48;
+const KEPT_EVENTS = 120;
+const THEMES = ["auto", "light", "dark"];
+
+/** What is known: the newest state, and the columns that the charts are drawn from. */
+class Store {
+  constructor(picture) {
+    this.names = new Names();
+    this.rounds = picture.rounds;
+    this.events = picture.events;
+    this.outerRate = picture.state.run?.manifest?.outer?.lr;
+    this.setHistory(picture.history);
+    this.setState(picture.state);
+  }
+  setState(state) {
+    this.state = state;
+    this.me = state.node.peer;
+    this.names.learn(state.peers);
+  }
+  setHistory({ every, columns, islands }) {
+    Object.assign(this, { every, columns, islands });
+    this.appended = 0;
+  }
+  add({ state, rows, rounds, events }, last) {
+    this.setState(state);
+    for (const row of rows) this.addRow(row, last);
+    this.rounds = [...this.rounds.filter((old) => !rounds.some((r) => r.round <= old.round)), ...rounds].slice(-KEPT_ROUNDS);
+    this.events = [...this.events, ...events].slice(-KEPT_EVENTS);
+  }
+  addRow(row, last) {
+    const rounds = this.columns.round;
+    const all = [...Object.values(this.columns), ...Object.values(this.islands)];
+    while (rounds.length && rounds[rounds.length - 1] >= row.round) for (const values of all) values.pop();
+    const before = rounds.length;
+    for (const [name, values] of Object.entries(this.columns)) values.push(row[name]);
+    for (const peer of Object.keys(row.islands)) this.islands[peer] ??= new Array(before).fill(null);
+    for (const [peer, values] of Object.entries(this.islands)) values.push(row.islands[peer] ?? null);
+    if (last) while (rounds.length && rounds[0] <= row.round - last) for (const values of [...Object.values(this.columns), ...Object.values(this.islands)]) values.shift();
+    this.appended += 1;
+  }
+  /** Whether so much was appended that the whole is better asked for again. */
+  get coarse() {
+    return this.appended > Math.max(60, 20 * this.every);
+  }
+}
+
+class App {
+  constructor() {
+    this.last = 0;
+    this.charts = makeCharts();
+    this.panels = [this.charts, new Panels(), new Rounds(), new Peers(), new Links()];
+    this.connection = document.querySelector("#connection");
+    this.makeRange();
+    this.makeTheme();
+    document.querySelector("#unlock").addEventListener("submit", (event) => {
+      event.preventDefault();
+      setKey(document.querySelector("#key").value.trim());
+      say(document.querySelector("#unlock-error"), "");
+      this.tried = true;
+      this.open();
+    });
+  }
+
+  async open() {
+    for (let wait = 1000; ; wait = Math.min(30000, 2 * wait)) {
+      try {
+        const picture = await get(`/api/v1/dashboard?points=${POINTS}`);
+        document.querySelector("#unlock").hidden = true;
+        document.querySelector("#main").hidden = false;
+        this.store = new Store(picture);
+        if (this.last) this.store.setHistory(await this.fetchHistory());
+        this.draw();
+        document.documentElement.dataset.filled ??= String(Math.round(performance.now()));
+        return this.follow(picture.cursor);
+      } catch (error) {
+        if (error instanceof Locked) return this.lock();
+        this.tell("off", `no answer, again in ${wait / 1000} s`);
+        await new Promise((done) => setTimeout(done, wait));
+      }
+    }
+  }
+
+  follow(cursor) {
+    const stream = new Stream(cursor, {
+      update: (news) => this.update(news),
+      state: (state, text) => this.tell(state, text),
+      restart: () => this.open(),
+      locked: () => this.lock(),
+    });
+    stream.run();
+  }
+
+  async update(news) {
+    this.store.add(news, this.last);
+    document.documentElement.dataset.updates = String(Number(document.documentElement.dataset.updates ?? 0) + 1);
+    if (this.store.coarse) {
+      this.store.appended = 0; // asked for once, whatever comes of it
+      this.store.setHistory(await this.fetchHistory());
+    }
+    this.draw(news.rows.length === 0);
+  }
+
+  /** Charts change with a round only; the rest with each update. */
+  draw(still = false) {
+    for (const panel of this.panels) if (!(still && panel === this.charts)) panel.draw(this.store);
+  }
+
+  fetchHistory() {
+    return get(`/api/v1/history?points=${POINTS}&last=${this.last}`);
+  }
+
+  tell(state, text) {
+    this.connection.dataset.state = state;
+    say(this.connection, text);
+  }
+
+  lock() {
+    this.tell("off", "locked");
+    document.querySelector("#main").hidden = true;
+    document.querySelector("#unlock").hidden = false;
+    if (this.tried) say(document.querySelector("#unlock-error"), "The node does not take this key.");
+    document.querySelector("#key").focus();
+  }
+
+  makeRange() {
+    const host = document.querySelector("#range");
+    for (const [name, last] of RANGES) {
+      const choose = async () => {
+        this.last = last;
+        this.store.setHistory(await this.fetchHistory());
+        this.charts.draw(this.store);
+      };
+      host.append(el("label", {}, el("input", { type: "radio", name: "range", checked: last === 0, onchange: choose }), el("span", {}, name)));
+    }
+  }
+
+  makeTheme() {
+    const button = document.querySelector("#theme");
+    const apply = (theme) => {
+      if (theme === "auto") delete document.documentElement.dataset.theme;
+      else document.documentElement.dataset.theme = theme;
+      say(button, `Theme: ${theme}`);
+    };
+    let theme = localStorage.getItem("atoll-theme") ?? "auto";
+    if (!THEMES.includes(theme)) theme = "auto";
+    apply(theme);
+    button.addEventListener("click", () => {
+      theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+      localStorage.setItem("atoll-theme", theme);
+      apply(theme);
+      this.charts.rebuild();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.charts.rebuild());
+  }
+}
+
+takeKey();
+new App().open();

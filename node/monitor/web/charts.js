@@ -1,0 +1,282 @@
+// Charts of the run: drawn by uPlot, described in words, told as a table, and walked with arrow keys.
+
+import { DASH, el, fill, fixed, hidden, known, say, seconds, small, table } from "./text.js";
+
+const HEIGHT = 220;
+const NAMED_ISLANDS = 8; // with more of them only this node's line is named
+const TABLE_ROWS = 20;
+// Okabe and Ito's colours, and a dash each: no line is told from another by colour alone
+const STYLES = [
+  ["--orange", []],
+  ["--sky", [6, 3]],
+  ["--green", [2, 3]],
+  ["--purple", [8, 3, 2, 3]],
+  ["--vermillion", [4, 2]],
+  ["--yellow", [10, 4]],
+  ["--blue", [3, 6]],
+  ["--quiet", [1, 3]],
+];
+
+const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** One chart in a panel. `series` is asked anew with each update, as islands come and go. */
+class Chart {
+  constructor(host, { title, series, format, empty, summary, height = HEIGHT, from }) {
+    Object.assign(this, { title, series, format, why: empty, summary, height, from });
+    this.legend = el("ul", { class: "legend" });
+    this.plot = el("div", { class: "plot", tabindex: 0, role: "img" });
+    this.plot.style.minHeight = `${height}px`;
+    this.spoken = el("p", { class: "sr", "aria-live": "polite" });
+    this.words = el("p", { class: "words" });
+    this.details = el("details", { ontoggle: () => this.tell() }, el("summary", {}, "As a table", hidden(`: ${title}`)), el("div", { class: "scroll" }));
+    fill(host, this.legend, this.plot, this.spoken, this.words, this.details);
+    this.plot.addEventListener("keydown", (event) => this.walk(event));
+    this.plot.addEventListener("focus", () => this.walk({ key: "End", preventDefault() {} }));
+    new ResizeObserver(() => this.resize()).observe(this.plot);
+  }
+
+  update(store) {
+    const rounds = store.columns.round;
+    this.lines = this.series(store);
+    this.data = [rounds, ...this.lines.map((line) => line.values)];
+    const nothing = !rounds.length || this.lines.every((line) => !line.values.some(known));
+    this.plot.classList.toggle("blank", nothing);
+    const words = nothing ? this.why : this.summary(store);
+    say(this.words, words);
+    this.plot.setAttribute("aria-label", `${this.title}. ${words} Arrow keys read it round by round.`);
+    const shape = this.lines.map((line) => `${line.name}${line.color}`).join();
+    if (this.shape !== shape || !this.chart) {
+      this.shape = shape;
+      this.build();
+    } else this.chart.setData(this.data);
+    this.read(this.chart?.cursor.idx ?? null);
+    this.tell();
+  }
+
+  /** Make uPlot anew: the lines or the theme are others. */
+  build() {
+    this.chart?.destroy();
+    const quiet = variable("--quiet");
+    const axis = {
+      stroke: quiet,
+      font: "11px system-ui, sans-serif",
+      ticks: { show: false },
+      border: { show: false },
+      gap: 6,
+    };
+    this.chart = new uPlot(
+      {
+        width: Math.max(120, this.plot.clientWidth),
+        height: this.height,
+        legend: { show: false },
+        padding: [8, 22, 0, 0],
+        scales: { x: { time: false }, y: { range: (_, low, high) => span(low, high, this.from) } },
+        cursor: { drag: { x: false, y: false }, y: false, points: { size: 7 } },
+        hooks: { setCursor: [(chart) => this.read(chart.cursor.idx)] },
+        axes: [
+          { ...axis, grid: { show: false }, size: 26, space: 70, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t.toLocaleString("en") : "")) },
+          { ...axis, grid: { stroke: variable("--line"), width: 1 }, size: 46, space: 34, values: (_, ticks) => ticks.map((t) => this.format(t)) },
+        ],
+        series: [
+          { label: "Round" },
+          ...this.lines.map((line) => ({
+            label: line.name,
+            stroke: variable(line.color),
+            width: line.width ?? 1.5,
+            dash: line.dash,
+            fill: line.fill ? variable(line.fill) : undefined,
+            spanGaps: line.span ?? false,
+            points: { show: line.points ?? this.data[0].length < 12, size: 5 },
+          })),
+        ],
+        bands: this.lines.flatMap((line, i) => (line.stacked ? [{ series: [i + 1, i + 2], fill: variable(line.stacked) }] : [])),
+      },
+      this.data,
+      this.plot,
+    );
+    this.values = [];
+    fill(
+      this.legend,
+      el("li", { class: "where" }),
+      ...this.lines
+        .filter((line) => line.named !== false)
+        .map((line) => {
+          const value = el("b");
+          this.values.push([line, value]);
+          return el("li", {}, swatch(line), `${line.name} `, value);
+        }),
+    );
+  }
+
+  /** Show the values under the cursor, or the newest. */
+  read(index) {
+    if (!this.values || !this.data[0].length) return;
+    const last = this.data[0].length - 1;
+    const at = index ?? last;
+    say(this.legend.firstChild, `Round ${this.data[0][at]?.toLocaleString("en") ?? DASH}`);
+    for (const [line, node] of this.values) {
+      const shown = line.shown ?? line.values;
+      let value = shown[at];
+      for (let i = at; index === null && !known(value) && i >= 0; i -= 1) value = shown[i];
+      say(node, known(value) ? this.format(value) : DASH);
+    }
+  }
+
+  walk(event) {
+    const count = this.data?.[0].length ?? 0;
+    const page = Math.max(1, Math.floor(count / 10));
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity };
+    if (!(event.key in moves) || !count || !this.chart) return;
+    event.preventDefault();
+    const now = this.chart.cursor.idx ?? count - 1;
+    const next = Math.min(count - 1, Math.max(0, now + moves[event.key]));
+    this.chart.setCursor({ left: this.chart.valToPos(this.data[0][next], "x"), top: 0 });
+    say(this.spoken, this.legend.textContent);
+  }
+
+  /** Fill the table, where it is open. */
+  tell() {
+    if (!this.details.open || !this.lines) return;
+    const named = this.lines.filter((line) => line.named !== false);
+    const rounds = this.data[0];
+    const rows = rounds
+      .map((round, i) => [String(round), ...named.map((line) => format(this.format, (line.shown ?? line.values)[i]))])
+      .slice(-TABLE_ROWS)
+      .reverse();
+    fill(this.details.lastChild, table(`${this.title}, the newest ${rows.length} points`, ["Round", ...named.map((line) => line.name)], rows));
+  }
+
+  resize() {
+    const width = this.plot.clientWidth;
+    if (this.chart && width > 0 && width !== this.chart.width) this.chart.setSize({ width, height: this.height });
+  }
+}
+
+function swatch(line) {
+  const mark = el("i", { class: line.stacked || line.fill ? "swatch area" : "swatch", "aria-hidden": "true" });
+  mark.style.borderTopColor = `var(${line.color})`;
+  mark.style.borderTopStyle = !line.dash?.length ? "solid" : line.dash[0] < 3 ? "dotted" : "dashed";
+  mark.style.borderTopWidth = `${Math.max(2, line.width ?? 2)}px`;
+  if (line.stacked) mark.style.background = `var(${line.stacked})`;
+  return mark;
+}
+
+const format = (how, value) => (known(value) ? how(value) : DASH);
+
+function span(low, high, from) {
+  if (!known(low) || !known(high)) return [0, 1];
+  if (from !== undefined) return [from, Math.max(high * 1.08, from + 1e-9)];
+  const room = Math.max((high - low) * 0.06, Math.abs(high) * 0.01, 1e-9);
+  return [low - room, high + room];
+}
+
+function ends(values, rounds) {
+  const at = values.map((value, i) => (known(value) ? i : -1)).filter((i) => i >= 0);
+  if (!at.length) return null;
+  const lowest = at.reduce((best, i) => (values[i] < values[best] ? i : best), at[0]);
+  const [first, last] = [at[0], at[at.length - 1]];
+  return { first: values[first], firstRound: rounds[first], last: values[last], lastRound: rounds[last], low: values[lowest], lowRound: rounds[lowest] };
+}
+
+function lossLines(store) {
+  const peers = Object.keys(store.islands);
+  const few = peers.length <= NAMED_ISLANDS;
+  let place = 0;
+  const islands = peers.map((peer) => {
+    const mine = peer === store.me;
+    const [color, dash] = few ? STYLES[place++ % STYLES.length] : [mine ? "--orange" : "--faint", []];
+    return { name: mine ? `${store.names.of(peer)} (this node)` : store.names.of(peer), values: store.islands[peer], color, dash, width: mine && !few ? 2 : 1.25, named: few || mine };
+  });
+  if (!few) islands.sort((a, b) => Number(a.named) - Number(b.named));
+  const mean = few ? [] : [{ name: `mean of ${peers.length}`, values: means(store), color: "--green", width: 2.5, dash: [7, 3] }];
+  return [...islands, ...mean, { name: "validation", values: store.columns.validation_loss, color: "--strong", width: 2.5, span: true }];
+}
+
+function means(store) {
+  const columns = Object.values(store.islands);
+  return store.columns.round.map((_, i) => {
+    let sum = 0;
+    let n = 0;
+    for (const column of columns)
+      if (known(column[i])) {
+        sum += column[i];
+        n += 1;
+      }
+    return n ? sum / n : null;
+  });
+}
+
+const PHASES = [
+  ["apply", "--green", "--green-area"],
+  ["certify", "--purple", "--purple-area"],
+  ["exchange", "--blue", "--blue-area"],
+  ["match", "--sky", "--sky-area"],
+  ["ready", "--orange", "--orange-area"],
+];
+
+/** Each line is the sum of its phase and those below, the largest first, so that areas stack. */
+function phaseLines(store) {
+  const c = store.columns;
+  const rest = PHASES.map(([name]) => name);
+  return PHASES.map(([name, color, area], i) => {
+    const below = rest.slice(i);
+    const values = c.round.map((_, at) => {
+      const parts = below.map((phase) => c[phase][at]).filter(known);
+      return parts.length ? parts.reduce((a, b) => a + b, 0) : null;
+    });
+    return { name, values, shown: c[name], color, width: 1, stacked: i < PHASES.length - 1 ? area : undefined, fill: i === PHASES.length - 1 ? area : undefined };
+  });
+}
+
+/** All charts; `draw(store)` brings them up to date. */
+export function makeCharts() {
+  const body = (id) => document.querySelector(`#${id} .body`);
+  const charts = [
+    new Chart(body("loss"), {
+      title: "Loss by round",
+      series: lossLines,
+      format: (value) => fixed(value, value < 10 ? 2 : 1),
+      height: 260,
+      empty: "No round is committed yet. The first loss is shown with the first round.",
+      summary: (store) => {
+        const v = ends(store.columns.validation_loss, store.columns.round);
+        const seen = `${Object.keys(store.islands).length} islands' training loss.`;
+        if (!v) return `Validation loss is not measured yet (eval_every in the manifest). ${seen}`;
+        return `Validation loss ${fixed(v.last, 3)} at round ${v.lastRound}, from ${fixed(v.first, 3)} at round ${v.firstRound}; lowest ${fixed(v.low, 3)} at round ${v.lowRound}. ${seen}`;
+      },
+    }),
+    new Chart(body("consensus"), {
+      title: "Consensus by round",
+      series: (store) => [
+        { name: "before the merge", values: store.columns.consensus, color: "--vermillion", width: 2 },
+        { name: "after", values: store.columns.consensus_after, color: "--green", width: 2, dash: [6, 3] },
+      ],
+      format: small,
+      from: 0,
+      height: 178,
+      empty: "Not measured yet: it takes two islands that are ready for the same round.",
+      summary: (store) => {
+        const v = ends(store.columns.consensus, store.columns.round);
+        const after = ends(store.columns.consensus_after, store.columns.round);
+        return `Islands were ${small(v.last)} from their mean before round ${v.lastRound} was merged, ${small(after?.last)} after. Estimated from 1 KB sketches, good to 15 %.`;
+      },
+    }),
+    new Chart(body("time"), {
+      title: "Time to merge by round",
+      series: phaseLines,
+      format: (value) => (value === 0 ? "0" : seconds(value)),
+      from: 0,
+      height: 170,
+      empty: "No round is committed yet.",
+      summary: (store) => {
+        const v = ends(phaseLines(store)[0].values, store.columns.round);
+        const use = ends(store.columns.utilisation, store.columns.round);
+        return `The last merge took ${seconds(v.last)} from snapshot to application here${use ? `; ${Math.round(100 * use.last)} % of that round were inner steps` : ""}.`;
+      },
+    }),
+  ];
+  return {
+    draw: (store) => charts.forEach((chart) => chart.update(store)),
+    rebuild: () => charts.forEach((chart) => chart.lines && chart.build()),
+  };
+}

@@ -1,0 +1,139 @@
+// Who reaches whom how fast: measured by this node in passing, else what both ends announced.
+
+import { DASH, el, empty, fill, known, rate, say, seconds } from "./text.js";
+
+const NUMBERS_UP_TO = 8; // islands; with more the matrix is drawn
+const ORDER = 6; // powers of ten from the palest to the darkest: 10 kB/s to 10 GB/s
+
+export class Links {
+  constructor() {
+    this.body = document.querySelector("#links .body");
+    this.at = [0, 1];
+  }
+
+  draw(store) {
+    this.store = store;
+    const peers = store.state.peers.filter((p) => p.role === "island" && ["active", "joining", "suspect"].includes(p.status));
+    const measured = new Map(store.state.network.links.map((l) => [`${l.source} ${l.target}`, l.bytes_per_second]));
+    if (peers.length < 2) {
+      this.kind = "";
+      return fill(this.body, empty("This node knows of no other island, so there is no link."));
+    }
+    const cell = (from, to) => {
+      if (from === to) return null;
+      const speed = measured.get(`${from.peer} ${to.peer}`);
+      const rtt = from.link === "self" ? to.rtt_s : to.link === "self" ? from.rtt_s : null;
+      if (known(speed)) return { speed, rtt, how: "measured here" };
+      const bound = Math.min(from.upload || 0, to.download || 0);
+      return { speed: bound || null, rtt, how: bound ? "at most, as announced" : "not measured" };
+    };
+    if (peers.length <= NUMBERS_UP_TO) this.numbers(peers, cell);
+    else this.picture(peers, cell);
+  }
+
+  note(peers, cell) {
+    const any = peers.some((a) => peers.some((b) => known(cell(a, b)?.speed)));
+    return any
+      ? "Filled: measured by this node on bodies over 256 KB. Outlined: no more than both ends announced. A dash: nobody has told this node."
+      : "No throughput yet: it is measured on bodies over 256 KB, and this run's are shorter, or none has passed. Round trips are of this node's own calls.";
+  }
+
+  numbers(peers, cell) {
+    this.kind = "";
+    const names = peers.map((p) => this.store.names.of(p.peer));
+    const rows = peers.map((from, i) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, names[i]),
+        ...peers.map((to) => {
+          const found = cell(from, to);
+          if (!found) return el("td", { class: "self", "aria-label": "itself" }, "");
+          const td = el("td", { class: `num ${found.how === "measured here" ? "measured" : known(found.speed) ? "announced" : ""}`, title: found.how }, rate(found.speed), known(found.rtt) ? el("small", {}, seconds(found.rtt)) : null);
+          td.style.setProperty("--level", level(found.speed));
+          return td;
+        }),
+      ),
+    );
+    fill(
+      this.body,
+      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Matrix of links" }, el("table", { class: "matrix" }, el("caption", { class: "sr" }, "Throughput and round trip from the row's island to the column's"), el("thead", {}, el("tr", {}, el("td", {}, "from ↓ to →"), ...names.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows))),
+      el("p", { class: "words" }, this.note(peers, cell)),
+    );
+  }
+
+  picture(peers, cell) {
+    if (this.kind !== "picture") {
+      this.kind = "picture";
+      this.canvas = el("canvas", { tabindex: 0, role: "img", class: "matrix" });
+      this.told = el("p", { class: "words", "aria-live": "polite" });
+      this.canvas.addEventListener("pointermove", (event) => {
+        const size = this.canvas.clientWidth / this.peers.length;
+        this.go(Math.floor(event.offsetY / size), Math.floor(event.offsetX / size));
+      });
+      this.canvas.addEventListener("keydown", (event) => {
+        const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        this.go(this.at[0] + step[0], this.at[1] + step[1]);
+      });
+      this.words = el("p", { class: "words" });
+      fill(this.body, this.canvas, this.told, this.words);
+      new ResizeObserver(() => this.paint()).observe(this.canvas);
+    }
+    this.peers = peers;
+    this.cell = cell;
+    say(this.words, this.note(peers, cell));
+    this.canvas.setAttribute("aria-label", `Matrix of links between ${peers.length} islands. Arrow keys move from link to link.`);
+    this.paint();
+    this.go(...this.at);
+  }
+
+  go(row, column) {
+    const limit = this.peers.length - 1;
+    this.at = [Math.min(limit, Math.max(0, row)), Math.min(limit, Math.max(0, column))];
+    const [from, to] = this.at.map((i) => this.peers[i]);
+    const found = this.cell(from, to);
+    const names = [from, to].map((p) => this.store.names.of(p.peer));
+    const rtt = known(found?.rtt) ? `, round trip ${seconds(found.rtt)}` : "";
+    say(this.told, found ? `${names[0]} → ${names[1]}: ${found.speed ? rate(found.speed) : DASH} (${found.how})${rtt}` : `${names[0]}: itself`);
+    this.paint();
+  }
+
+  paint() {
+    const width = this.canvas.clientWidth;
+    if (!width) return;
+    const scale = devicePixelRatio || 1;
+    if (this.canvas.width !== Math.round(width * scale)) this.canvas.width = this.canvas.height = Math.round(width * scale);
+    const pen = this.canvas.getContext("2d");
+    const style = getComputedStyle(document.documentElement);
+    const [ink, line, strong] = ["--blue", "--line", "--strong"].map((name) => style.getPropertyValue(name));
+    const size = (width * scale) / this.peers.length;
+    const gap = size > 6 ? 1 : 0;
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    this.peers.forEach((from, row) =>
+      this.peers.forEach((to, column) => {
+        const found = this.cell(from, to);
+        const [x, y] = [column * size, row * size];
+        pen.globalAlpha = 1;
+        pen.fillStyle = line;
+        if (!found) return pen.fillRect(x + size * 0.4, y + size * 0.4, size * 0.2, size * 0.2);
+        if (!known(found.speed)) return pen.fillRect(x + size * 0.3, y + size * 0.48, size * 0.4, Math.max(1, size * 0.06));
+        pen.globalAlpha = 0.15 + 0.85 * level(found.speed);
+        pen.fillStyle = pen.strokeStyle = ink;
+        const inset = found.how === "measured here" ? gap : size * 0.28;
+        pen.fillRect(x + inset, y + inset, size - 2 * inset, size - 2 * inset);
+      }),
+    );
+    pen.globalAlpha = 1;
+    pen.strokeStyle = strong;
+    pen.lineWidth = 2 * scale;
+    pen.strokeRect(this.at[1] * size, this.at[0] * size, size, size);
+  }
+}
+
+/** 0 to 1 for 10 kB/s to 10 GB/s, by powers of ten. */
+function level(speed) {
+  if (!known(speed) || speed <= 0) return 0;
+  return Math.min(1, Math.max(0, (Math.log10(speed) - 4) / ORDER));
+}

@@ -1,0 +1,249 @@
+// The summary, alarms, network, trust, this node, and the log of events.
+
+import { DASH, bytes, clock, count, duration, el, empty, fill, fixed, flops, known, percent, say, seconds, short, small, table } from "./text.js";
+
+const LOGGED = 60;
+const KINDS = {
+  gradients: "pseudo-gradients",
+  state: "state for joiners",
+  control: "rounds and presence",
+  dht: "directory (DHT)",
+  relay: "relayed for others",
+};
+const REASONS = {
+  malformed: "not well-formed",
+  signature: "bad signature",
+  stale: "too old",
+  "non-finite": "not finite",
+  norm: "norm too large",
+  outlier: "outlier",
+  other: "other",
+};
+const STRANGERS = {
+  garbage: "did not speak our protocol",
+  handshake: "proved no identity",
+  limit: "over the limit of connections",
+  request: "requests answered with an error",
+};
+
+/** Tiles that are made once and then only change their words. */
+class Stats {
+  constructor() {
+    this.host = document.querySelector("#stats");
+    this.tiles = new Map();
+  }
+  set(key, name, value, note = "", tone = "") {
+    let tile = this.tiles.get(key);
+    if (!tile) {
+      tile = { value: el("dd", { class: "value" }), note: el("dd", { class: "note" }), box: null };
+      tile.box = el("div", {}, el("dt", {}, name), tile.value, tile.note);
+      this.tiles.set(key, tile);
+      this.host.append(tile.box);
+    }
+    tile.box.dataset.tone = tone;
+    say(tile.value, value);
+    say(tile.note, note);
+    return tile;
+  }
+}
+
+export class Panels {
+  constructor() {
+    this.stats = new Stats();
+    this.log = el("ol", { class: "log" });
+    fill(document.querySelector("#log .body"), el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Newest events" }, this.log));
+    this.alarmed = "";
+  }
+
+  draw(store) {
+    this.summary(store);
+    this.alarms(store.state);
+    this.agreement(store);
+    this.network(store.state.network);
+    this.trust(store.state);
+    this.node(store);
+    this.events(store);
+  }
+
+  summary(store) {
+    const { state, columns } = store;
+    const run = state.run;
+    const done = state.rounds.committed;
+    const total = run?.total_rounds ?? 0;
+    say(document.querySelector("#run"), run?.label ?? "No run yet");
+    say(document.querySelector("#whose"), `${state.node.name || short(state.node.peer)} · ${state.node.role} · ${state.status} · atoll ${state.node.version}`);
+    document.title = `${total ? `${done}/${total} · ` : ""}${run?.label ?? "Atoll"}`;
+    const live = state.peers.filter((p) => p.role === "island" && ["active", "joining"].includes(p.status));
+    const tile = this.stats.set("round", "Round", total ? `${done.toLocaleString("en")}` : DASH, total ? `of ${total.toLocaleString("en")}` : "no run yet");
+    if (total) {
+      if (!tile.bar) tile.box.append((tile.bar = el("dd", {}, el("progress", { max: 1, "aria-label": "Rounds done" }))));
+      tile.bar.firstChild.value = Math.min(1, done / total);
+    }
+    this.stats.set("eta", "Time left", known(state.training.eta_s) ? duration(state.training.eta_s) : DASH, known(state.training.eta_s) ? `ends about ${new Date((state.time + state.training.eta_s) * 1000).toLocaleString("en-GB", { hour: "2-digit", minute: "2-digit", ...(state.training.eta_s > 43200 ? { day: "numeric", month: "short" } : {}) })}` : "known after two rounds");
+    const last = (name) => columns[name].findLast(known);
+    const validation = last("validation_loss");
+    const first = columns.validation_loss.find(known);
+    this.stats.set("loss", "Validation loss", fixed(validation, 3), known(validation) && first !== validation ? `from ${fixed(first, 3)} · training ${fixed(last("loss"), 3)}` : `training ${fixed(last("loss") ?? state.training.step?.loss, 3)}`);
+    const merged = state.peers.reduce((sum, p) => sum + p.merged_tokens, 0);
+    const speed = live.reduce((sum, p) => sum + p.tokens_per_second, 0);
+    this.stats.set("tokens", "Tokens merged", count(merged), `${count(speed)} tokens/s together`);
+    const same = live.filter((p) => p.agrees === true).length;
+    const differ = live.filter((p) => p.agrees === false).length;
+    this.stats.set("peers", "Islands", `${live.length}`, `${live.filter((p) => p.status === "active").length} active, ${live.filter((p) => p.status === "joining").length} joining`);
+    this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
+    const c = state.consensus;
+    this.stats.set("consensus", "Consensus", known(c?.before) ? `${small(c.before)} → ${small(c.after)}` : DASH, known(c?.before) ? "distance before → after merge" : "takes two islands");
+    const step = state.training.step;
+    this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here` : "this node trains nothing");
+  }
+
+  alarms(state) {
+    const unwell = state.status === "active" ? state.health.reasons.map((what) => ({ kind: "health", level: "warning", what: `This node is not healthy: ${what}.`, fix: "" })) : [];
+    const all = [...state.alarms, ...unwell];
+    const text = JSON.stringify(all.map((a) => [a.kind, a.level, a.peers]));
+    const host = document.querySelector("#alarms");
+    if (text === this.alarmed) {
+      all.forEach((alarm, i) => say(host.children[i].querySelector(".what"), alarm.what));
+      return;
+    }
+    this.alarmed = text;
+    fill(
+      host,
+      ...all.map((alarm) =>
+        el("div", { class: `alarm ${alarm.level}` }, el("span", { class: "mark", "aria-hidden": "true" }, alarm.level === "critical" ? "✕" : "▲"), el("p", {}, el("strong", { class: "sr" }, alarm.level === "critical" ? "Alarm: " : "Warning: "), el("strong", { class: "what" }, alarm.what), " ", alarm.fix)),
+      ),
+    );
+  }
+
+  agreement(store) {
+    const host = document.querySelector("#consensus .agreement");
+    const live = store.state.peers.filter((p) => p.role === "island" && ["active", "joining"].includes(p.status));
+    const shape = JSON.stringify(live.map((p) => [p.peer, p.agrees, p.round]));
+    if (shape === this.agreed) return;
+    this.agreed = shape;
+    const same = live.filter((p) => p.agrees === true).length;
+    const marks = live.map((p) => el("li", { class: p.agrees === false ? "differs" : p.agrees ? "same" : "other", title: `${store.names.of(p.peer)}, round ${p.round}` }, p.agrees === false ? "✕" : p.agrees ? "✓" : "○", el("span", { class: "sr" }, ` ${store.names.of(p.peer)} ${p.agrees === false ? "has another state" : p.agrees ? "has the same state" : "is at another round"}`)));
+    fill(host, live.length ? el("p", {}, el("b", {}, `${same} of ${live.length}`), ` live islands have this node's state, bit for bit`) : empty("No live island."), el("ul", { class: "marks" }, ...marks));
+  }
+
+  network(network) {
+    const host = document.querySelector("#network .body");
+    const kinds = Object.entries(network.by_kind).sort((a, b) => b[1].sent + b[1].received - a[1].sent - a[1].received);
+    if (!kinds.length) return fill(host, empty("No byte was exchanged with a peer yet."));
+    const most = Math.max(...kinds.map(([, t]) => Math.max(t.sent, t.received)), 1);
+    const bar = (value, way) => {
+      const part = el("i", { class: way });
+      part.style.width = `${(100 * value) / most}%`;
+      return el("span", { class: "track", "aria-hidden": "true" }, part);
+    };
+    const rows = kinds.map(([kind, t]) => el("tr", {}, el("th", { scope: "row" }, KINDS[kind] ?? kind), el("td", { class: "num" }, bytes(t.sent), bar(t.sent, "sent")), el("td", { class: "num" }, bytes(t.received), bar(t.received, "received"))));
+    const r = network.rounds;
+    fill(
+      host,
+      el("table", { class: "kinds" }, el("caption", { class: "sr" }, "Bytes by kind"), el("thead", {}, el("tr", {}, ...["Kind", "Sent", "Received"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows)),
+      el("p", { class: "words" }, known(r.compression) ? `Rounds sent ${bytes(r.sent_bytes)}, ${fixed(r.compression, 1)} times less than ${bytes(r.raw_bytes)} in fp32.` : "No round sent anything yet, so there is no compression to tell."),
+    );
+  }
+
+  trust(state) {
+    const { rejected, refused, strangers } = state.trust;
+    const rows = [
+      ...Object.entries(rejected).map(([reason, n]) => [`Rejected: ${REASONS[reason] ?? reason}`, count(n)]),
+      ...Object.entries(refused).map(([code, n]) => [`Not let in: ${code}`, count(n)]),
+      ...Object.entries(strangers).filter(([, n]) => n).map(([why, n]) => [`Strangers: ${STRANGERS[why] ?? why}`, count(n)]),
+    ];
+    const shape = JSON.stringify(rows);
+    if (shape === this.trusted) return;
+    this.trusted = shape;
+    const host = document.querySelector("#trust .body");
+    fill(host, rows.length ? table("What was turned away, by reason", ["Reason", "Times"], rows) : empty("Nothing was rejected and nobody was turned away since this node started."));
+  }
+
+  node(store) {
+    const { state } = store;
+    const { node, machine, training } = state;
+    const step = training.step;
+    const parameters = state.run?.parameters;
+    const facts = [
+      ["Health", state.health.healthy ? "✓ healthy" : `▲ ${state.health.reasons.join("; ")}`],
+      ["Up for", duration(node.uptime_s)],
+      ["Trains on", `${node.device || DASH}, ${machine.cores} cores, load ${fixed(machine.load, 1)}`],
+      ["Model", parameters ? `${count(parameters)} parameters` : "known with the run"],
+      ["Inner step", step ? `${count(step.step)}, ${seconds(step.seconds)} each` : "none yet"],
+      ["Learning rate", step ? `${small(step.lr)} inner${known(store.outerRate) ? `, ${small(store.outerRate)} outer` : ""}` : DASH],
+      ["Gradient norm", step ? small(step.grad_norm) : DASH],
+      ["Compute used", step && parameters ? `${flops(6 * parameters * step.tokens_per_second)} (6 × parameters × tokens/s)` : DASH],
+      ["MFU", known(step?.mfu) ? percent(step.mfu, 1) : "not known: this device's peak is not measured"],
+      ["Checkpoint", state.checkpoint ? `round ${state.checkpoint.round}, ${duration(state.time - state.checkpoint.time)} old, ${bytes(state.checkpoint.bytes)}` : "none written since the start"],
+      ["Reachable", node.reachability || `at ${node.public_addr || node.listen || DASH}`],
+      ["Identity", node.peer],
+    ];
+    if (node.region) facts.splice(2, 0, ["Region", node.region]);
+    const host = document.querySelector("#node .body");
+    if (!this.facts || this.facts.size !== facts.length) {
+      this.facts = new Map();
+      this.meters = el("div", { class: "meters" });
+      const list = el("dl", { class: "facts" });
+      for (const [name] of facts) {
+        const value = el("dd");
+        this.facts.set(name, value);
+        list.append(el("div", {}, el("dt", {}, name), value));
+      }
+      this.join = el("code");
+      this.copy = el("button", { type: "button", class: "plain", onclick: () => this.copyJoin() }, "Copy");
+      this.joining = el("div", { class: "join" }, el("h3", {}, "Others join with"), this.join, this.copy);
+      fill(host, this.meters, list, this.joining);
+    }
+    for (const [name, value] of facts) say(this.facts.get(name), value);
+    this.joining.hidden = !node.join_address;
+    say(this.join, `node start --peers ${node.join_address}`);
+    const meter = (name, used, total, note) => el("div", {}, el("span", {}, name), el("meter", { min: 0, max: total, high: total * 0.9, value: used, "aria-label": name }), el("span", { class: "num" }, note));
+    const rows = [];
+    if (known(machine.memory_total)) rows.push(meter("Memory", machine.memory_total - machine.memory_available, machine.memory_total, `${bytes(machine.memory_used)} here, ${bytes(machine.memory_available)} free`));
+    if (known(machine.disk_total)) rows.push(meter("Disk", machine.disk_total - machine.disk_free, machine.disk_total, `${bytes(machine.disk_free)} free of ${bytes(machine.disk_total)}`));
+    fill(this.meters, ...(rows.length ? rows : [empty("This system does not tell its memory and disk.")]));
+  }
+
+  async copyJoin() {
+    await navigator.clipboard?.writeText(this.join.textContent);
+    say(this.copy, "Copied");
+    setTimeout(() => say(this.copy, "Copy"), 1500);
+  }
+
+  events(store) {
+    const newest = store.events.slice(-LOGGED);
+    const key = newest.at(-1)?.seq;
+    if (key === this.logged && key !== undefined) return;
+    this.logged = key;
+    if (!newest.length) return fill(this.log, el("li", {}, empty("Nothing but steps and rounds happened lately.")));
+    fill(this.log, ...newest.reverse().map((event) => el("li", { class: `event ${event.kind}` }, el("time", {}, clock(event.time)), el("span", { class: "kind" }, event.kind.replaceAll("_", " ")), el("span", {}, tellEvent(event, store.names)))));
+  }
+}
+
+function tellEvent(event, names) {
+  const who = event.peer ? names.of(event.peer) : "";
+  switch (event.kind) {
+    case "join":
+      return `${event.name}: ${event.text}`;
+    case "problem":
+      return `${event.code} ${event.what}: ${event.why}`;
+    case "validation":
+      return `round ${event.round}, validation loss ${fixed(event.validation_loss, 3)}`;
+    case "round_failed":
+      return `round ${event.round}: ${event.reason}`;
+    case "behind":
+      return `${event.head - event.round} rounds behind, ${event.action === "replay" ? "replays them" : "downloads the state"}`;
+    case "checkpoint":
+      return `round ${event.round}, ${bytes(event.bytes)} in ${seconds(event.seconds)}`;
+    case "checkpoint_skipped":
+      return `round ${event.round}: ${event.reason}`;
+    case "peer_refused":
+      return `${who} ${event.code} ${event.reason}`;
+    case "rejected":
+      return `${who}: ${event.reason}${event.detail ? `, ${event.detail}` : ""}`;
+    case "started":
+      return `${event.role} on ${event.device}, atoll ${event.version}`;
+    default:
+      return [event.name || who, event.region, event.reason ?? event.text].filter(Boolean).join(" · ");
+  }
+}

@@ -1,0 +1,106 @@
+// The table of islands: state, contribution, lag, link; sorted as the reader wants it.
+
+import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seconds, short, small } from "./text.js";
+
+const STATES = { active: "●", joining: "◐", leaving: "◌", left: "◌", suspect: "▲", dead: "✕", alive: "●" };
+const SHOWN = 64; // rows, the rest is counted
+const LARGEST_FIRST = ["round", "merged_tokens", "tokens_per_second", "distance", "upload"];
+const COLUMNS = [
+  ["name", "Island", (p) => (p.name || p.peer).toLowerCase(), ""],
+  ["status", "State", (p) => p.status, ""],
+  ["round", "Round", (p) => p.round, "num"],
+  ["agrees", "State agrees", (p) => String(p.agrees), ""],
+  ["merged_tokens", "Merged tokens", (p) => p.merged_tokens, "num"],
+  ["tokens_per_second", "Tokens/s", (p) => p.tokens_per_second, "num"],
+  ["loss", "Loss", (p) => p.loss ?? Infinity, "num"],
+  ["distance", "Distance", (p) => p.distance ?? -1, "num"],
+  ["address", "Link", (p) => `${p.link}${p.address}`, ""],
+  ["rtt_s", "Round trip", (p) => p.rtt_s ?? Infinity, "num"],
+  ["upload", "Up / down", (p) => p.upload, "num"],
+  ["version", "Version", (p) => p.version, ""],
+  ["region", "Region", (p) => p.region, ""],
+];
+
+export class Peers {
+  constructor() {
+    this.by = "merged_tokens";
+    this.down = true;
+    this.rows = new Map();
+    this.count = document.querySelector("#peers-count");
+    this.body = el("tbody");
+    this.heads = COLUMNS.map(([key, name, , kind]) =>
+      el("th", { scope: "col", class: kind, "data-key": key }, el("button", { type: "button", class: "plain", onclick: () => this.sort(key) }, name)),
+    );
+    const caption = el("caption", { class: "sr" }, "Islands this node knows; the headings sort");
+    const region = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Table of islands" }, el("table", { class: "peers" }, caption, el("thead", {}, el("tr", {}, ...this.heads)), this.body));
+    this.more = el("p", { class: "quiet" });
+    fill(document.querySelector("#peers .body"), region, this.more);
+  }
+
+  sort(key) {
+    this.down = this.by === key ? !this.down : LARGEST_FIRST.includes(key);
+    this.by = key;
+    this.draw(this.store);
+  }
+
+  draw(store) {
+    this.store = store;
+    const peers = store.state.peers;
+    const islands = peers.filter((peer) => peer.role === "island");
+    const live = islands.filter((peer) => ["active", "joining"].includes(peer.status));
+    const versions = new Map();
+    for (const peer of live) versions.set(peer.version || "?", (versions.get(peer.version || "?") ?? 0) + 1);
+    const mix = [...versions].sort((a, b) => b[1] - a[1]).map(([name, n]) => `${n} × ${name}`).join(", ");
+    const others = peers.length - islands.length;
+    say(this.count, `${live.length} live of ${islands.length}${others ? `, ${others} seeds and observers` : ""}${mix ? ` · versions ${mix}` : ""}`);
+    for (const head of this.heads) head.setAttribute("aria-sort", head.dataset.key !== this.by ? "none" : this.down ? "descending" : "ascending");
+    const value = COLUMNS.find(([key]) => key === this.by)[2];
+    const sorted = [...peers].sort((a, b) => {
+      const [x, y] = [value(a), value(b)];
+      return (x < y ? -1 : x > y ? 1 : a.peer < b.peer ? -1 : 1) * (this.down ? -1 : 1);
+    });
+    const shown = sorted.slice(0, SHOWN);
+    say(this.more, sorted.length > shown.length ? `and ${sorted.length - shown.length} more; /api/v1/state has all` : "");
+    const head = Math.max(...live.map((peer) => peer.round), 0);
+    const most = Math.max(...peers.map((peer) => peer.merged_tokens), 1);
+    const together = peers.reduce((sum, peer) => sum + peer.merged_tokens, 0);
+    const rows = shown.map((peer) => this.row(peer, head, most, together));
+    if (rows.some((row, i) => this.body.children[i] !== row) || this.body.children.length !== rows.length) this.body.replaceChildren(...rows);
+    for (const peer of this.rows.keys()) if (!shown.some((p) => p.peer === peer)) this.rows.delete(peer);
+  }
+
+  row(peer, head, most, together) {
+    let row = this.rows.get(peer.peer);
+    if (!row) {
+      row = el("tr", {}, el("th", { scope: "row" }, el("span", { class: "who" }), el("small", { title: peer.peer })), ...COLUMNS.slice(1).map(([key, , , kind]) => el("td", { class: `${kind} ${key}` })));
+      const tokens = row.children[4];
+      tokens.append(el("span", { class: "share" }, el("i")), el("b"));
+      this.rows.set(peer.peer, row);
+    }
+    const mine = peer.link === "self";
+    const lag = head - peer.round;
+    row.classList.toggle("mine", mine);
+    row.dataset.status = peer.status;
+    const cells = row.children;
+    say(cells[0].children[0], peer.name || short(peer.peer));
+    say(cells[0].children[1], mine ? "this node" : peer.role === "island" ? short(peer.peer) : peer.role);
+    const silent = !mine && peer.silent_s > 5 ? ` · silent ${duration(peer.silent_s)}` : "";
+    say(cells[1], `${STATES[peer.status] ?? "?"} ${peer.status}${silent}`);
+    say(cells[2], `${peer.round.toLocaleString("en")}${lag > 0 ? ` (−${lag})` : ""}`);
+    const gone = !["active", "joining"].includes(peer.status);
+    cells[3].classList.toggle("bad", peer.agrees === false);
+    say(cells[3], gone ? DASH : peer.agrees === null ? "○ other round" : peer.agrees ? "✓ same" : "✕ differs");
+    cells[4].children[0].firstChild.style.width = `${(100 * peer.merged_tokens) / most}%`;
+    say(cells[4].children[1], count(peer.merged_tokens));
+    cells[4].title = together ? `${percent(peer.merged_tokens / together, 1)} of what was merged; says it has trained ${count(peer.total_tokens)}` : "";
+    say(cells[5], peer.tokens_per_second ? count(peer.tokens_per_second) : DASH);
+    say(cells[6], fixed(peer.loss));
+    say(cells[7], small(peer.distance));
+    say(cells[8], mine ? "this node" : [peer.link, peer.address].filter(Boolean).join(" · "));
+    say(cells[9], known(peer.rtt_s) ? seconds(peer.rtt_s) : DASH);
+    say(cells[10], peer.upload || peer.download ? `${rate(peer.upload)} / ${rate(peer.download)}` : DASH);
+    say(cells[11], peer.version || "?");
+    say(cells[12], peer.region || DASH);
+    return row;
+  }
+}

@@ -1,0 +1,108 @@
+// The newest rounds as bars, and for one of them who was ready when, and who was dropped.
+
+import { el, empty, fill, fixed, known, percent, say, seconds } from "./text.js";
+
+const SHOWN = 14;
+const PHASES = [
+  ["ready", "until the last contributor was ready"],
+  ["match", "until the leader's plan came"],
+  ["exchange", "until every merged part was here"],
+  ["certify", "until a majority had signed"],
+  ["apply", "until the trainer stood on the new state"],
+];
+const SYMBOL = { committed: "✓", degraded: "▲", skipped: "○" };
+
+const total = (round) => PHASES.reduce((sum, [name]) => sum + (round.phases[name] ?? 0), 0);
+
+export class Rounds {
+  constructor() {
+    this.body = document.querySelector("#rounds .body");
+    this.detail = document.querySelector("#waits .body");
+    this.title = document.querySelector("#waits-title");
+    this.chosen = null; // null: the newest
+  }
+
+  draw(store) {
+    this.store = store;
+    const newest = store.rounds.slice(-SHOWN).reverse();
+    if (!newest.length) {
+      fill(this.body, empty("No round is committed yet."));
+      fill(this.detail, empty("Shown with the first round."));
+      return;
+    }
+    if (!newest.some((round) => round.round === this.chosen)) this.chosen = null;
+    const focused = document.activeElement?.dataset?.round;
+    const longest = Math.max(...newest.map(total), 1e-6);
+    fill(
+      this.body,
+      el("ul", { class: "legend phases" }, ...PHASES.map(([name, why]) => el("li", { title: why }, el("i", { class: `phase ${name}`, "aria-hidden": "true" }), name))),
+      el(
+        "table",
+        { class: "rounds" },
+        el("caption", { class: "sr" }, "The newest rounds; choose one to see who waited for whom"),
+        el("thead", {}, el("tr", {}, ...["Round", "From snapshot to merge", "Total", "Merged", "Computing"].map((name) => el("th", { scope: "col" }, name)))),
+        el("tbody", {}, ...newest.map((round) => this.row(round, longest))),
+      ),
+    );
+    if (focused) this.body.querySelector(`[data-round="${focused}"]`)?.focus();
+    this.explain(newest.find((round) => round.round === this.chosen) ?? newest[0]);
+  }
+
+  row(round, longest) {
+    const picked = round.round === this.chosen;
+    const words = PHASES.map(([name]) => `${name} ${seconds(round.phases[name] ?? 0)}`).join(", ");
+    const bar = el("div", { class: "bar", role: "img", "aria-label": words, title: words });
+    for (const [name] of PHASES) {
+      const part = el("i", { class: `phase ${name}` });
+      part.style.width = `${(100 * (round.phases[name] ?? 0)) / longest}%`;
+      bar.append(part);
+    }
+    const dropped = Object.keys(round.dropped).length;
+    const choose = () => {
+      this.chosen = picked ? null : round.round;
+      this.draw(this.store);
+    };
+    return el(
+      "tr",
+      { class: picked ? "picked" : null, onclick: choose },
+      el("th", { scope: "row" }, el("button", { type: "button", class: "plain", "data-round": round.round, "aria-pressed": String(picked) }, `${round.round.toLocaleString("en")}`)),
+      el("td", { class: "grow" }, bar),
+      el("td", { class: "num" }, seconds(total(round))),
+      el("td", { class: "num" }, el("span", { class: `outcome ${round.outcome}`, title: round.outcome }, `${SYMBOL[round.outcome] ?? "?"} ${round.members}/${round.live}`), dropped ? el("span", { class: "warn" }, ` −${dropped}`) : null),
+      el("td", { class: "num" }, percent(round.utilisation)),
+    );
+  }
+
+  explain(round) {
+    say(this.title, `Who waited for whom · round ${round.round.toLocaleString("en")}`);
+    const islands = Object.entries(round.islands)
+      .filter(([, item]) => known(item.ready_s))
+      .sort((a, b) => a[1].ready_s - b[1].ready_s);
+    const dropped = Object.entries(round.dropped);
+    const longest = Math.max(...islands.map(([, item]) => item.ready_s), 1e-6);
+    const merged = ([, item]) => (item.tokens ?? 0) > 0;
+    const last = islands.filter(merged).at(-1);
+    const shown = islands.length > 12 ? [...islands.slice(0, 4), null, ...islands.slice(-7)] : islands;
+    const say_ = !last || islands.length < 2
+      ? "Nobody waited: one island was ready alone, or this node came after the round."
+      : last[1].ready_s < 0.05
+        ? "All were ready within 50 ms."
+        : `All waited for ${this.store.names.of(last[0])}, ${seconds(last[1].ready_s)} after the first.`;
+    const rows = shown.map((entry) => {
+      if (!entry) return el("li", { class: "more" }, `… ${islands.length - 11} more`);
+      const [peer, item] = entry;
+      const dot = el("i", { class: merged(entry) ? "dot" : "dot late" });
+      dot.style.left = `${(100 * item.ready_s) / longest}%`;
+      const why = merged(entry) ? "" : " · not merged";
+      return el("li", {}, el("span", { class: "who" }, this.store.names.of(peer)), el("span", { class: "track", "aria-hidden": "true" }, dot), el("span", { class: "num" }, `+${fixed(item.ready_s, 2)} s${why}`));
+    });
+    fill(
+      this.detail,
+      el("p", {}, say_),
+      rows.length ? el("ol", { class: "waits" }, ...rows) : null,
+      dropped.length
+        ? el("div", {}, el("h3", {}, "Dropped"), el("ul", { class: "dropped" }, ...dropped.map(([peer, why]) => el("li", {}, el("span", { class: "mark", "aria-hidden": "true" }, "✕ "), `${this.store.names.of(peer)}: ${why}`))))
+        : el("p", { class: "quiet" }, "Nobody was dropped."),
+    );
+  }
+}
