@@ -40,7 +40,7 @@ async def main() -> None:
             first_byte=at.get(Stage.SENDING),
             end=at[Stage.APPLIED],
             moments={stage.value: moment for stage, moment in at.items()},
-            contributors=taken.contributors,
+            whole=taken.merged == 1,
             sent=taken.sent,
             received=taken.received,
             peak=taken.peak_bytes,

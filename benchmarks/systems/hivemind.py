@@ -60,8 +60,8 @@ def main() -> None:
         asked = time.monotonic()
         group = averager.step(timeout=TIMEOUT_S)
         end = time.monotonic()
-        together = group is not None and len(group) == given["count"]
-        say("took", asked=asked, start=averager.found.value, end=end, together=together)
+        whole = group is not None and len(group) == given["count"]
+        say("took", asked=asked, start=averager.found.value, end=end, whole=whole)
         turn += 1
 
 

@@ -61,14 +61,8 @@ def main() -> None:
         manager.allreduce(vector).wait()
         committed = manager.should_commit()
         end = time.monotonic()
-        say(
-            "took",
-            asked=asked,
-            start=start,
-            end=end,
-            committed=committed,
-            together=manager.num_participants(),
-        )
+        whole = committed and manager.num_participants() == count
+        say("took", asked=asked, start=start, end=end, whole=whole)
         turn += 1
 
 

@@ -81,7 +81,7 @@ class Text:
             f"round {taken.round}: {seconds:.3f} s, waited {planned - at[Stage.READY]:.3f} s for "
             f"the plan; sent {taken.sent / 1e6:.1f} MB and received {taken.received / 1e6:.1f} MB "
             f"at {taken.sent * 8e-6 / seconds:.0f} and {taken.received * 8e-6 / seconds:.0f} "
-            f"Mbit/s; {taken.contributors} peers; memory "
+            f"Mbit/s; {taken.contributors} peers, {taken.merged:.0%} merged; memory "
             f"{taken.peak_bytes / (4 * self._settings.size):.2f} x the vector; {taken.digest[:12]}"
         )
 

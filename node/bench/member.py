@@ -75,7 +75,8 @@ class Taken:
 
     round: int
     moments: dict[Stage, float]  # time.monotonic, seconds
-    contributors: int  # whose work was merged
+    contributors: int  # of whom something was merged
+    merged: float  # share of all members' elements that were
     sent: int  # bytes of bodies
     received: int
     peak_bytes: int  # resident memory above what it was before the vector was made
@@ -97,7 +98,7 @@ class Noise:
         self.offload = offload
         self.vector = torch.empty(settings.size)
         self.moved = asyncio.Event()
-        self.contributors = 0
+        self.contributors, self.merged = 0, 0.0
         self._roster: tuple[PeerId, ...] = ()
         self._place = Place(settings.run, 0, 0, genesis(settings.run), bytes(32), 0)
 
@@ -135,7 +136,10 @@ class Noise:
             self.settings.run, 0, outcome.round + 1, outcome_hash(outcome), state, outcome.work
         )
         self._roster = outcome.next_roster
-        self.contributors = len({i.contributor for r in outcome.parts for i in r.included})
+        included = [one for result in outcome.parts for one in result.included]
+        self.contributors = len({one.contributor for one in included})
+        everything = self.settings.members * self.settings.size
+        self.merged = sum(one.elements for one in included) / everything
         self.moved.set()
 
     def _decode(self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]) -> None:
@@ -289,6 +293,7 @@ class Member:
                     round_,
                     watch.moments,
                     replica.contributors,
+                    replica.merged,
                     transport.stats.out_by_name.total() - before[1],
                     transport.stats.in_by_name.total() - before[0],
                     peak_bytes() - idle,

@@ -76,13 +76,13 @@ class WatchedTransport(HttpTransport):
 async def _watched(body: Outgoing, watch: Watch) -> AsyncIterator[Buffer]:
     sent = 0
     async for chunk in body.chunks:
+        sent += len(chunk)
         _note(watch, sent, body.length)
         yield chunk
-        sent += len(chunk)
 
 
 class _WatchedFeed:
-    """A feed that tells when it is asked for its first bytes and for those past its middle."""
+    """A feed that tells when it hands out its first bytes, and those that reach its middle."""
 
     def __init__(self, feed: Feed, watch: Watch) -> None:
         self._feed, self._watch = feed, watch
@@ -98,14 +98,14 @@ class _WatchedFeed:
     def next(self) -> Buffer | None:
         chunk = self._feed.next()
         if chunk is not None:
-            _note(self._watch, self._sent, self.length)
             self._sent += len(chunk)
+            _note(self._watch, self._sent, self.length)
         return chunk
 
 
-def _note(watch: Watch, sent: int, length: int) -> None:
+def _note(watch: Watch, sending: int, length: int) -> None:
     watch.pass_(Stage.SENDING)
-    if 2 * sent >= length:
+    if 2 * sending >= length:
         watch.pass_(Stage.HALF_SENT)
 
 

@@ -1,0 +1,233 @@
+"""Averaging one vector, Atoll beside what people use instead: one command, one JSON file.
+
+    python -m benchmarks.allreduce --json FILE            an hour on two cores
+    python -m benchmarks.allreduce --json FILE --quick    the same keys in ten minutes
+
+Systems that are compared run in one piece, all at once and taking turns, so that whatever else the
+machine does hits them alike; medians count. ``--only PIECE`` runs single pieces, each of them
+within two minutes, and ``--merge FILE`` takes the others from an earlier result. What the keys
+mean stands in :data:`benchmarks.keys.KEYS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet import Fact, Fleet, Turn
+from benchmarks.keys import figures, shown
+from benchmarks.netns import Network, available
+from benchmarks.worker import SIZE
+
+COUNT = 4  # processes, where a piece does not say otherwise
+DARK_SIZE = 5_000_000
+MATCHMAKING_SIZE = 100_000
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    size: int  # elements
+    turns: int
+    matchmakings: int
+    dark: int  # links that go dark, one after the other
+
+
+FULL = Scale(SIZE, 5, 150, 3)
+QUICK = Scale(SIZE * 2 // 5, 3, 40, 2)
+
+Entry = tuple[str, str, Fact]  # name in the results, system, options
+Runs = dict[str, list[Fact]]
+
+
+def atoll(codec: str, *, tls: bool) -> Entry:
+    """Ours."""
+    return f"atoll {codec}{' tls' if tls else ''}", "atoll", {"codec": codec, "tls": tls}
+
+
+def hivemind(codec: str) -> Entry:
+    """hivemind's averager; its daemon always encrypts."""
+    return f"hivemind {codec}", "hivemind", {"codec": codec}
+
+
+GLOO: Entry = ("gloo", "gloo", {})
+TORCHFT: Entry = ("torchft", "torchft", {})
+
+
+def turns(entries: list[Entry], count: int, scale: Scale, mbit: float | None = None) -> Runs:
+    """Let the systems average in turn. The first turn opens connections and is not counted."""
+    runs: Runs = {name: [] for name, _, _ in entries}
+    with ExitStack() as stack:
+        fleets = []
+        for name, system, options in entries:
+            net = None
+            if mbit is not None:
+                net = stack.enter_context(
+                    Network([f"{system}{i}" for i in range(count)], mbit=mbit)
+                )
+            options = {"size": scale.size} | options
+            fleets.append((name, stack.enter_context(Fleet(system, count, options, net))))
+        for _, fleet in fleets:
+            fleet.meet()
+        for turn in range(scale.turns + 1):
+            for name, fleet in fleets:
+                taken = _fact(fleet.turn())
+                without = "" if taken["whole"] else ", not all of it merged"
+                print(f"  {name}: {taken['seconds']:.3f} s{without}", flush=True)
+                if turn:
+                    runs[name].append(taken)
+    return runs
+
+
+def matchmaking(scale: Scale) -> Runs:
+    """Many small rounds: how long until the first byte leaves."""
+    runs: Runs = {}
+    for name, system, options in (atoll("int4", tls=True), hivemind("fp16")):
+        count = scale.matchmakings if system == "atoll" else scale.turns
+        with Fleet(system, COUNT, {"size": MATCHMAKING_SIZE} | options) as fleet:
+            fleet.meet()
+            fleet.turn()
+            runs[name] = [_fact(fleet.turn()) for _ in range(count)]
+    return runs
+
+
+def dark_atoll(scale: Scale) -> Runs:
+    """Links go dark while slices are on their way, one in each of several rounds."""
+    return {"atoll fp32 tls": _dark(atoll("fp32", tls=True), 3 + scale.dark, scale.dark)}
+
+
+def dark_torchft(scale: Scale) -> Runs:
+    """The same for torchft; once, since one takes half a minute."""
+    del scale
+    return {"torchft": _dark(("torchft", "torchft", {"least": 2}), 3, 1)}
+
+
+def _dark(entry: Entry, count: int, events: int) -> list[Fact]:
+    name, system, options = entry
+    found = []
+    with (
+        Network([f"{system}{i}" for i in range(count)], mbit=100) as net,
+        Fleet(system, count, {"size": DARK_SIZE} | options, net) as fleet,
+    ):
+        fleet.meet()
+        among = list(range(count))
+        for _ in range(events):
+            usual = min(_fact(fleet.turn(among))["seconds"] for _ in range(2))
+            victim = among[-1]
+            workers = [fleet.workers[i] for i in among]
+            for worker in workers:
+                worker.go()
+            while workers[-1].hear("stage", within=60)["stage"] != "sending":
+                continue
+            time.sleep(0.4 * usual)  # a good way into it
+            net.darken(net.names[victim])
+            among.remove(victim)
+            held = Turn([worker.hear("took", within=100) for worker in workers[:-1]])
+            fact = _fact(held) | {"usual": usual, "stall": held.seconds - usual}
+            print(f"  {name}: held up for {fact['stall']:.2f} s", flush=True)
+            found.append(fact)
+    return found
+
+
+def _fact(turn: Turn) -> Fact:
+    """One turn as it stands in the results: what is compared, and what each worker said."""
+    if len({fact.get("digest") for fact in turn.facts}) != 1:
+        raise RuntimeError(f"not all have the same: {turn.facts}")
+    keep = ("asked", "start", "first_byte", "end", "sent", "received", "peak")
+    return {
+        "seconds": turn.seconds,
+        "matchmaking": turn.matchmaking,
+        "whole": all(fact.get("whole", True) for fact in turn.facts),  # or some were left out
+        "workers": [{key: f[key] for key in keep if f.get(key) is not None} for f in turn.facts],
+    }
+
+
+PIECES: dict[str, Callable[[Scale], Runs]] = {
+    "fp32": lambda scale: turns(
+        [GLOO, atoll("fp32", tls=False), atoll("fp32", tls=True), hivemind("fp32")], COUNT, scale
+    ),
+    "fp16": lambda scale: turns(
+        [GLOO, atoll("fp16", tls=False), atoll("fp16", tls=True), hivemind("fp16")], COUNT, scale
+    ),
+    "int8": lambda scale: turns(
+        [GLOO, atoll("int8", tls=False), atoll("int8", tls=True), TORCHFT], COUNT, scale
+    ),
+    "int4": lambda scale: turns(
+        [GLOO, atoll("int4", tls=False), atoll("int4", tls=True)], COUNT, scale
+    ),
+    "link100": lambda scale: turns(
+        [atoll("int4", tls=True), hivemind("fp16")], COUNT, scale, mbit=100
+    ),
+    "link20": lambda scale: turns([atoll("int4", tls=True)], COUNT, scale, mbit=20),
+    "link500": lambda scale: turns(
+        [atoll("int4", tls=True), atoll("fp32", tls=True)], COUNT, scale, mbit=500
+    ),
+    "matchmaking": matchmaking,
+    "dark": dark_atoll,
+    "dark-torchft": dark_torchft,
+    "two": lambda scale: turns(
+        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True), hivemind("fp16")], 2, scale
+    ),
+    "eight": lambda scale: turns(
+        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True)], 8, scale
+    ),
+    "sixteen": lambda scale: turns(
+        [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True)], 16, scale
+    ),
+}
+NOT_QUICK = ("two", "eight", "sixteen")  # no key needs them
+
+
+def machine() -> Fact:
+    """What it ran on, and with which versions."""
+    found: Fact = {
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    for package in ("torch", "hivemind", "torchft", "numpy", "aiohttp"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def main() -> None:
+    """Run the pieces that are asked for and write what is known then."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--only", nargs="+", choices=PIECES, help="pieces to run", metavar="PIECE")
+    parser.add_argument("--merge", type=Path, help="results that the others are taken from")
+    given = parser.parse_args()
+    if not available():
+        sys.exit("shaped links need Linux, root, and the commands ip and tc")
+    runs: dict[str, Any] = {}
+    if given.merge and given.merge.exists():
+        runs = json.loads(given.merge.read_text())["runs"]
+    scale = QUICK if given.quick else FULL
+    pieces = given.only or [p for p in PIECES if not (given.quick and p in NOT_QUICK)]
+    for piece in pieces:
+        print(piece, flush=True)
+        found = PIECES[piece](scale)
+        runs[piece] = {"size": scale.size, "machine": machine(), "runs": found}
+        result = figures(runs) | {"runs": runs}
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(shown(figures(runs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The figures that :mod:`benchmarks.allreduce` is run for, from its raw times."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from protocols.codecs import RangeCodec
+
+Pieces = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One figure."""
+
+    text: str
+    target: float
+    least: bool  # the target is the least that it should be, not the most
+    piece: str  # that it comes from
+    value: Callable[[Pieces], float]
+
+    def met(self, value: float) -> bool:
+        """Whether the target is reached."""
+        return value >= self.target if self.least else value <= self.target
+
+
+def seconds(pieces: Pieces, piece: str, entry: str) -> float:
+    """The median time of a system in a piece; what left somebody out counts as endless."""
+    runs = pieces[piece]["runs"][entry]
+    return statistics.median(run["seconds"] if run["whole"] else math.inf for run in runs)
+
+
+def faster(piece: str, theirs: str, ours: str) -> Callable[[Pieces], float]:
+    """How many times as fast we are."""
+    return lambda pieces: seconds(pieces, piece, theirs) / seconds(pieces, piece, ours)
+
+
+def efficiency(piece: str, mbit: float, codec: str) -> Callable[[Pieces], float]:
+    """The time in which a butterfly's bytes would pass the link, over the time it took."""
+
+    def value(pieces: Pieces) -> float:
+        entry = f"atoll {codec} tls"
+        count = len(pieces[piece]["runs"][entry][0]["workers"])
+        size = pieces[piece]["size"]
+        encoded = RangeCodec(codec, size).encoded_size(0, size)
+        least = 2 * (count - 1) / count * encoded * 8 / (mbit * 1e6)
+        return least / seconds(pieces, piece, entry)
+
+    return value
+
+
+def matchmaking_ms(pieces: Pieces) -> float:
+    """Median over rounds."""
+    rounds = pieces["matchmaking"]["runs"]["atoll int4 tls"]
+    return 1000 * statistics.median(run["matchmaking"] for run in rounds)
+
+
+def matchmaking_p99_ms(pieces: Pieces) -> float:
+    """99 of 100 rounds take at most so long."""
+    rounds = pieces["matchmaking"]["runs"]["atoll int4 tls"]
+    waits = sorted(run["matchmaking"] for run in rounds)
+    return float(1000 * waits[min(len(waits) - 1, int(0.99 * len(waits)))])
+
+
+def dark_link_stall_s(pieces: Pieces) -> float:
+    """The longest."""
+    return float(max(run["stall"] for run in pieces["dark"]["runs"]["atoll fp32 tls"]))
+
+
+def torchft_dark_link_stall_s(pieces: Pieces) -> float:
+    """For comparison."""
+    return float(max(run["stall"] for run in pieces["dark-torchft"]["runs"]["torchft"]))
+
+
+def peak_memory_ratio(pieces: Pieces) -> float:
+    """The worst of all rounds and members that exchanged fp32 with TLS."""
+    rounds = pieces["fp32"]["runs"]["atoll fp32 tls"]
+    most = max(worker["peak"] for run in rounds for worker in run["workers"])
+    return float(most / (4 * pieces["fp32"]["size"]))
+
+
+KEYS: dict[str, Key] = {
+    "vs_hivemind_fp32": Key(
+        "hivemind's time over ours, fp32 on loopback, ours without TLS",
+        8,
+        True,
+        "fp32",
+        faster("fp32", "hivemind fp32", "atoll fp32"),
+    ),
+    "vs_hivemind_fp16": Key(
+        "hivemind's time over ours, fp16 on loopback, ours without TLS",
+        8,
+        True,
+        "fp16",
+        faster("fp16", "hivemind fp16", "atoll fp16"),
+    ),
+    "vs_hivemind_fp32_tls": Key(
+        "hivemind's time over ours, fp32 on loopback, ours with mutual TLS",
+        4,
+        True,
+        "fp32",
+        faster("fp32", "hivemind fp32", "atoll fp32 tls"),
+    ),
+    "vs_hivemind_wan_int4": Key(
+        "hivemind's time in fp16 over ours in int4 with mutual TLS, links of 100 Mbit/s",
+        4,
+        True,
+        "link100",
+        faster("link100", "hivemind fp16", "atoll int4 tls"),
+    ),
+    "vs_gloo_fp32": Key(
+        "our time over gloo's, fp32 on loopback, without TLS",
+        1.25,
+        False,
+        "fp32",
+        faster("fp32", "atoll fp32", "gloo"),
+    ),
+    "vs_gloo_int8": Key(
+        "our time in int8 over gloo's in fp32, on loopback, without TLS",
+        1,
+        False,
+        "int8",
+        faster("int8", "atoll int8", "gloo"),
+    ),
+    "link_efficiency_20mbit": Key(
+        "least possible time over ours, int4, mutual TLS",
+        0.94,
+        True,
+        "link20",
+        efficiency("link20", 20, "int4"),
+    ),
+    "link_efficiency_100mbit": Key(
+        "least possible time over ours, int4, mutual TLS",
+        0.94,
+        True,
+        "link100",
+        efficiency("link100", 100, "int4"),
+    ),
+    "link_efficiency_500mbit": Key(
+        "least possible time over ours, fp32, mutual TLS",
+        0.94,
+        True,
+        "link500",
+        efficiency("link500", 500, "fp32"),
+    ),
+    "matchmaking_ms": Key(
+        "from the last ready member to the first byte, median",
+        50,
+        False,
+        "matchmaking",
+        matchmaking_ms,
+    ),
+    "matchmaking_p99_ms": Key(
+        "the same, 99th percentile", 200, False, "matchmaking", matchmaking_p99_ms
+    ),
+    "dark_link_stall_s": Key(
+        "a round of the survivors of a link that goes dark takes so much longer",
+        3,
+        False,
+        "dark",
+        dark_link_stall_s,
+    ),
+    "torchft_dark_link_stall_s": Key(
+        "the same for torchft", math.inf, False, "dark-torchft", torchft_dark_link_stall_s
+    ),
+    "peak_memory_ratio": Key(
+        "most memory of a member over the vector's, fp32, mutual TLS",
+        2.5,
+        False,
+        "fp32",
+        peak_memory_ratio,
+    ),
+}
+
+
+def figures(pieces: Pieces) -> dict[str, float | None]:
+    """All keys for which there are results; None where rounds were not whole."""
+    found = {name: key.value(pieces) for name, key in KEYS.items() if key.piece in pieces}
+    return {
+        name: round(value, 4) if math.isfinite(value) else None for name, value in found.items()
+    }
+
+
+def shown(found: dict[str, float | None]) -> str:
+    """A table for people."""
+    lines = []
+    for name, value in found.items():
+        key = KEYS[name]
+        verdict = ""
+        if key.target != math.inf:
+            missed = "" if value is not None and key.met(value) else ": MISSED"
+            verdict = f"({'at least' if key.least else 'at most'} {key.target:g}{missed})"
+        figure = f"{math.nan if value is None else value:9.3f}"
+        lines.append(f"{name:27} {figure}  {verdict:24}  {key.text}")
+    return "\n".join(lines)
