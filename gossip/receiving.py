@@ -30,7 +30,7 @@ class Inflow:
         self.data = buffers.take(codec.encoded_size(start, stop))
         self.checked = 0  # chunks that are here, whole and sound
         self.moved = 0  # bytes that have come, in all transfers together
-        self.writer: object = None  # the newest transfer: an older one has no more to say
+        self.newest: object = None  # of the transfers: an older one has no more to say
         self._hasher = blake3()
         self._values = torch.empty(0)
 
@@ -76,6 +76,7 @@ class PartDrain:
         self.length = len(self._view) - at + trailer
         self._left = self.length
         self._begun = False
+        self._mark = object()  # not self: both would live until the garbage collector comes
 
     def attach(self, wake: Callable[[], None]) -> None:
         """There is always room."""
@@ -89,8 +90,8 @@ class PartDrain:
         if not self._begun:
             if self._first != self._inflow.checked:
                 raise RemoteRefused("again", "it stands elsewhere by now")
-            self._begun, self._inflow.writer = True, self
-        elif self._inflow.writer is not self:
+            self._begun, self._inflow.newest = True, self._mark
+        elif self._inflow.newest is not self._mark:
             raise RemoteRefused("late", "another transfer of it has begun")
         if self._at < len(self._view):
             return self._view[self._at : self._chunk_end()]
