@@ -25,7 +25,7 @@ from blake3 import blake3
 
 from gossip.bodies import as_bytes
 from gossip.buffers import buffers
-from gossip.slicing import FINITE, Source, largest, squared_norm, within
+from gossip.slicing import FINITE, KeepsLost, Source, largest, squared_norm, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import PeerId
@@ -286,10 +286,18 @@ class PartMerge:
             except ValueError:  # what a decoder takes is a little more than what an encoder does
                 bound = largest(self.codec)
                 self.codec.encode_chunk(chunk, total.clamp_(-bound, bound), target)
+            self._note_lost(index, total, target)
             self._spare.append(self._sums.pop(index))
         elif not within(total, FINITE):
             total.clamp_(-largest(self.codec), largest(self.codec))
         self._hasher.update(as_bytes(target))
+
+    def _note_lost(self, index: int, mean: torch.Tensor, data: torch.Tensor) -> None:
+        """Tell my source what this encoding has lost, if it can make up for it."""
+        source: object = self._source
+        if isinstance(source, KeepsLost):
+            share = self._factors[self._me] / (self._weights[index] + self._shares[self._me])
+            source.note_lost(self.codec, self.chunks[index], mean, data, share)
 
     def _wake(self) -> None:
         for wake in self.wakes:

@@ -11,13 +11,13 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from gossip.bodies import Wiring, as_bytes
 from gossip.validity import Shape
-from protocols.codecs import CHUNK, RangeCodec
+from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Contributor
 from protocols.transport import Buffer
@@ -36,6 +36,20 @@ class Source(Protocol):
         Either written to ``out``, which has that shape, or a view of where it lies. Called from
         several threads, on ranges of at most ``CHUNK`` elements; what it reads must not change
         while the round is on.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsLost(Protocol):
+    """A source that sends later what the encoding of a merged result has lost."""
+
+    def note_lost(
+        self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float
+    ) -> None:
+        """I have merged a chunk: ``mean`` was encoded as ``data``, and ``share`` of it is mine.
+
+        Called where data is handled, before the round is decided; ``mean`` is used again after.
         """
         ...
 

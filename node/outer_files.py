@@ -30,11 +30,14 @@ class OuterFiles:
     base: torch.Tensor
     momentum: torch.Tensor
     signed: SignedManifest
+    residual: torch.Tensor | None = None  # what coarse codecs have lost of this island's work
 
 
 def write_outer(draft: Path, outer: OuterFiles) -> None:
     """Write into a draft; raises ``OSError`` for a full disk. Run it off the event loop."""
     tensors = {"base": outer.base.numpy(), "momentum": outer.momentum.numpy()}
+    if outer.residual is not None:
+        tensors["residual"] = outer.residual.numpy()
     write_tensors(draft / TENSORS, tensors)
     (draft / MANIFEST).write_bytes(outer.signed.data)
 
@@ -47,12 +50,15 @@ def read_outer(checkpoint: Path) -> OuterFiles:
         data = (checkpoint / MANIFEST).read_bytes()
         tensors = read_tensors(checkpoint / TENSORS)
         base, momentum = (torch.from_numpy(tensors[key]) for key in ("base", "momentum"))
+        residual = torch.from_numpy(tensors["residual"]) if "residual" in tensors else None
         signed = SignedManifest.open(data, verify_run(checkpoint))
         if base.shape != momentum.shape or base.dim() != 1 or base.dtype != torch.float32:
             raise ValueError("base and momentum are not two fp32 vectors of one length")
+        if residual is not None and (residual.shape, residual.dtype) != (base.shape, base.dtype):
+            raise ValueError("the residual is no fp32 vector of the same length")
     except (OSError, ValueError, KeyError, RemoteProtocolError) as error:
         raise CheckpointError(checkpoint, str(error), "use an older checkpoint") from error
-    return OuterFiles(base, momentum, signed)
+    return OuterFiles(base, momentum, signed, residual)
 
 
 def verify_run(checkpoint: Path) -> bytes:

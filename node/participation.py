@@ -30,6 +30,7 @@ from node.island import Island
 from node.monitor.events import Behind, JoinProgress, Problem, Rejected, RoundFailed
 from node.replica import OuterReplica
 from node.reporting import Reporter
+from node.residual import Residual
 from node.saving import Keeper, Restored, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Layout, initial_vector
@@ -93,11 +94,13 @@ class Participation:
             layout = await self._layout(manifest)
             if self.config.role == "island":
                 # what this machine lacks is told before the state is fetched
-                store.preflight(5 * 4 * layout.size)  # base, momentum, θ and two moments, fp32
+                number = 6 if manifest.rounds.feeds_back else 5
+                # base, momentum, θ and two moments in fp32, the residual
+                store.preflight(number * 4 * layout.size)
                 tokens = await self._tokens(run)
             vectors = SharedVectors.create(layout.size)
             try:
-                codec = RangeCodec(manifest.rounds.codec, layout.dense)
+                codec = RangeCodec(manifest.rounds.allowed_codecs[0], layout.dense)
                 self.replica = OuterReplica(
                     manifest,
                     self.me,
@@ -107,6 +110,8 @@ class Participation:
                     self.node.offload,
                     (run.signed.creator,),
                 )
+                if self.config.role == "island" and manifest.rounds.feeds_back:
+                    self.replica.residual = Residual(layout.size, manifest.rounds.feedback)
                 await self._get_state(run, restored)
             except BaseException as error:
                 vectors.close()
@@ -177,6 +182,8 @@ class Participation:
         if restored is not None:
             replica.base.copy_(restored.base)
             replica.momentum.copy_(restored.momentum)
+            if replica.residual is not None and restored.residual is not None:
+                replica.residual.values.copy_(restored.residual)
             await replica.settle(restored.state)
             self._lineage = restored.state.lineage if restored.state else None
             self.joined_under_way = bool(run.peers)

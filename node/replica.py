@@ -21,8 +21,9 @@ from diloco.pseudo_gradient import pseudo_gradient
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
+from node.residual import Residual
 from node.trainer.shared import SharedVectors
-from protocols.codecs import RangeCodec
+from protocols.codecs import Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
 
@@ -69,6 +70,7 @@ class OuterReplica:
         self.base, self.sent = vectors.tensors()
         self.momentum = momentum
         self.trainer: Trainer | None = None
+        self.residual: Residual | None = None  # where codecs lose so much that it is sent later
         self.certificate: Certificate | None = None
         self.merged_mine = False  # whether anything of ours was in the last round
         run = manifest.run_id
@@ -86,7 +88,21 @@ class OuterReplica:
         return self._roster
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        """Δ = base − sent of elements [start, stop), fp32, into ``out``; returns it."""
+        """What is to be sent of elements [start, stop), fp32, into ``out``; returns it.
+
+        Δ = base − sent, and with error feedback what coarse codecs have lost of earlier ones.
+        """
+        self._progress(start, stop, out)
+        return out if self.residual is None else self.residual.add_to(out, start)
+
+    def note_lost(
+        self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float
+    ) -> None:
+        """This island has merged a chunk and encoded it (:class:`gossip.slicing.KeepsLost`)."""
+        if self.residual is not None:
+            self.residual.note_lost(codec, chunk, mean, data, share)
+
+    def _progress(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
     async def settle(self, state: OuterState | None = None) -> None:
@@ -110,15 +126,19 @@ class OuterReplica:
         outcome = certificate.outcome
         snapshot = await self.trainer.hold() if self.trainer is not None else None
         mine = self._merged_of_mine(outcome) if snapshot == outcome.round else []
+        codec = self.codec.named(outcome.codec)
         lr, momentum = outer.outer_rates(outcome.round, **self.manifest.outer.model_dump())
 
         def step() -> bytes:
+            if self.residual is not None and mine:
+                self.residual.settle(outcome, self.me, codec, self._progress)
+            elif self.residual is not None:
+                self.residual.forget_round()
             self._set_back(mine)
             for result in outcome.parts:
                 if result.digest:
-                    self._step_part(
-                        result.start, result.stop, parts[result.start, result.stop], lr, momentum
-                    )
+                    data = parts[result.start, result.stop]
+                    self._step_part(codec, result.start, result.stop, data, lr, momentum)
             return bytes(state_digest(self.base, self.momentum)[0])
 
         digest: bytes = await self.offload(step)
@@ -147,6 +167,10 @@ class OuterReplica:
             self.sent.copy_(base if keep == "all" else self.base)
             self.base.copy_(base)
             self.momentum.copy_(momentum)
+            if self.residual is not None and keep == "nothing":
+                self.residual.reset()
+            elif self.residual is not None:
+                self.residual.forget_round()
 
         await self.offload(move)
         await self.settle(state)
@@ -169,11 +193,17 @@ class OuterReplica:
             self.sent[start:stop].copy_(self.base[start:stop])
 
     def _step_part(
-        self, start: int, stop: int, data: torch.Tensor, lr: float, momentum: float
+        self,
+        codec: RangeCodec,
+        start: int,
+        stop: int,
+        data: torch.Tensor,
+        lr: float,
+        momentum: float,
     ) -> None:
-        for chunk in self.codec.chunks(start, stop):
+        for chunk in codec.chunks(start, stop):
             mean = torch.empty(chunk.stop - chunk.start)
-            self.codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
+            codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
             here = slice(chunk.start, chunk.stop)
             outer.update(
                 outer.OuterState(self.momentum[here]),

@@ -15,8 +15,7 @@ from collections.abc import Callable
 import torch
 
 from diloco import feedback
-from protocols.codecs import CHUNK, RangeCodec
-from protocols.codecs.ranges import Chunk
+from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Outcome, PartResult
 

@@ -90,7 +90,8 @@ class Keeper:
             if saved.problem:
                 raise CheckpointError(draft, saved.problem, "see the log")
         replica = self.replica
-        outer = OuterFiles(replica.base, replica.momentum, self.signed)
+        residual = replica.residual.values if replica.residual is not None else None
+        outer = OuterFiles(replica.base, replica.momentum, self.signed, residual)
         await self.offload(lambda: write_outer(draft, outer))
         if replica.certificate is not None:
             (draft / CERTIFICATE).write_bytes(replica.certificate.encode())
@@ -119,6 +120,7 @@ class Restored:
     signed: SignedManifest
     state: OuterState | None  # None: before the first round
     facts: Facts
+    residual: torch.Tensor | None = None  # of this island's contributions
 
 
 def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
@@ -146,7 +148,7 @@ def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
             state = standing_after(certificate, lineage)
         except (OSError, ProtocolError) as error:
             raise CheckpointError(path, str(error), "use an older checkpoint") from error
-    return Restored(path, outer.base, outer.momentum, outer.signed, state, facts)
+    return Restored(path, outer.base, outer.momentum, outer.signed, state, facts, outer.residual)
 
 
 def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gossip.bodies import as_bytes
 from gossip.merging import AT_A_TIME, MergedFeed, PartMerge, SliceDrain
 from gossip.slicing import NEGLIGIBLE, SliceFeed, largest, shares, within
-from protocols.codecs import CHUNK, RangeCodec
+from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import Identity
 from protocols.messages import Contributor
@@ -432,3 +432,46 @@ def test_memory_of_a_merge(name: str) -> None:
         owner.turn()
     assert owner.merge.done
     assert sum(sizes) <= 8 * CHUNK * 4
+
+
+class Keeping:
+    """A source that is told what its merges lose."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.noted: list[tuple[int, torch.Tensor, torch.Tensor, float]] = []
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(self.values[start:stop])
+
+    def note_lost(
+        self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float
+    ) -> None:
+        decoded = torch.empty_like(mean)
+        codec.decode_chunk(chunk, data, decoded)
+        self.noted.append((chunk.start, mean.clone(), decoded, share))
+
+
+def test_an_owner_is_told_what_its_encoding_has_lost() -> None:
+    size = 2 * CHUNK + 300
+    codec = RangeCodec("int2", dense=size - 100)
+    source = Keeping(torch.randn(size, generator=torch.Generator().manual_seed(0)))
+    me, other = (Identity.generate().peer_id for _ in range(2))
+    merge = PartMerge(
+        codec, 0, size, shares={me: 0.75, other: 0.25}, expected=[other], me=me,
+        post=lambda job: job(), begun=lambda: None, finished=lambda: None,
+    )  # fmt: skip
+    merge.settle(source)
+    chunk = merge.chunks[0]
+    data = torch.empty(chunk.size, dtype=torch.uint8)
+    codec.encode_chunk(chunk, torch.ones(CHUNK), data)
+    merge.add(other, 0, data)
+    merge.give_up(other)  # after its first chunk
+    assert merge.done
+    starts, means, received, told = zip(*source.noted, strict=True)
+    assert starts == tuple(chunk.start for chunk in merge.chunks)
+    assert told == pytest.approx((0.75, *[1.0] * (len(starts) - 1)))
+    whole = torch.empty(size)
+    codec.decode(0, merge.result, whole)
+    assert torch.equal(torch.cat(received), whole)
+    assert torch.allclose(torch.cat(means)[CHUNK:], source.values[CHUNK:])

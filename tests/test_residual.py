@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from bootstrap.manifest import Manifest, Rounds, SignedManifest
+from gossip.lineage import Lineage
+from node.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.replica import OuterReplica, OuterState
 from node.residual import Residual
+from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.messages import Contributor, Included, Outcome, PartResult
+from protocols.messages import Certificate, Contributor, Included, Outcome, PartResult
 
 SIZE = 3 * CHUNK + 5000
 DENSE = SIZE - 700
@@ -123,3 +131,95 @@ def test_who_starts_over_has_nothing_to_make_up_for() -> None:
     residual.values.copy_(normal(1))
     residual.reset()
     assert not residual.values.any()
+
+
+class Waiting:
+    """A trainer that stands still at the snapshot of a round."""
+
+    def __init__(self, snapshot: int | None) -> None:
+        self.snapshot = snapshot
+
+    async def hold(self) -> int | None:
+        return self.snapshot
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        pass
+
+
+async def inline(job: Callable[[], Any]) -> Any:
+    return job()
+
+
+@pytest.fixture
+def replica() -> Iterator[OuterReplica]:
+    manifest = Manifest(rounds=Rounds(codec="int2", feedback=0.9))
+    vectors = SharedVectors.create(SIZE)
+    codec = RangeCodec("int2", DENSE)
+    made = OuterReplica(manifest, ME, vectors, torch.zeros(SIZE), codec, inline, (ME, OTHER))
+    made.base.copy_(normal(1))
+    made.sent.copy_(normal(2))
+    made.residual = Residual(SIZE, 0.9)
+    made.residual.values.copy_(normal(3))
+    yield made
+    del made.base, made.sent
+    vectors.close()
+
+
+async def commit(replica: OuterReplica, snapshot: int | None) -> None:
+    """Round 1 comes to an end: all of it is the other's part, and mine is in it."""
+    replica.trainer = Waiting(snapshot)
+    done = outcome([(0, SIZE, OTHER, [Included(0, SIZE), Included(1, SIZE)])], "int2")
+    data = torch.empty(replica.codec.encoded_size(0, SIZE), dtype=torch.uint8)
+    replica.codec.encode(0, normal(5), data)
+    certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), done, ())
+    await replica.apply(certificate, {(0, SIZE): data})
+
+
+async def test_a_committed_round_settles_the_replicas_residual(replica: OuterReplica) -> None:
+    assert replica.residual is not None
+    x = normal(1) - normal(2) + normal(3) * 0.9
+    assert torch.equal(replica.delta(0, SIZE, torch.empty(SIZE)), x)
+    assert torch.equal(replica.delta(7, 99, torch.empty(92)), x[7:99])
+    await commit(replica, snapshot=1)
+    assert torch.equal(replica.residual.values, x - decoded(replica.codec, 0, x))
+    assert not torch.equal(replica.base, normal(1))
+
+
+async def test_a_round_that_is_only_replayed_leaves_it(replica: OuterReplica) -> None:
+    assert replica.residual is not None
+    await commit(replica, snapshot=None)  # after a restart: what was sent then is not known now
+    assert torch.equal(replica.residual.values, normal(3))
+
+
+@pytest.mark.parametrize(("keep", "stays"), [("nothing", False), ("local", True), ("all", True)])
+async def test_a_download_keeps_it_with_the_local_work(
+    replica: OuterReplica, keep: str, stays: bool
+) -> None:
+    assert replica.residual is not None
+    state = OuterState(
+        replica.place, replica.roster, None, Lineage(replica.manifest.run_id, (ME, OTHER))
+    )
+    await replica.jump(normal(6), normal(7), state, keep=keep)
+    assert torch.equal(replica.residual.values, normal(3) if stays else torch.zeros(SIZE))
+
+
+def test_it_is_in_checkpoints(tmp_path: Path) -> None:
+    identity = Identity.generate()
+    signed = SignedManifest.create(Manifest(), identity)
+    store = CheckpointStore(tmp_path)
+    for number, residual in enumerate((None, normal(3))):
+        with store.draft() as draft:
+            write_outer(draft, OuterFiles(normal(1), normal(2), signed, residual))
+            store.commit(draft, Facts(run=signed.run_id.hex(), round=number, step=0, tokens=0))
+        back = read_checkpoint(tmp_path / f"ckpt-{number:08d}")
+        assert torch.equal(back.base, normal(1))
+        if residual is None:
+            assert back.residual is None
+        else:
+            assert back.residual is not None
+            assert torch.equal(back.residual, residual)
+    with store.draft() as draft:
+        write_outer(draft, OuterFiles(normal(1), normal(2), signed, torch.zeros(3)))
+        store.commit(draft, Facts(run=signed.run_id.hex(), round=9, step=0, tokens=0))
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        read_checkpoint(tmp_path / "ckpt-00000009")

@@ -34,6 +34,10 @@ class RangeCodec:
         self._matrices = codec(name)
         self._vectors = codec("fp32" if name == "fp32" else "bf16")
 
+    def named(self, name: str) -> RangeCodec:
+        """The codec of the same vector whose matrices travel as ``name``; may raise Malformed."""
+        return self if name == self.name else RangeCodec(name, self.dense)
+
     def encoded_size(self, start: int, stop: int) -> int:
         """Bytes of the range, exactly."""
         return sum(one.encoded_size(b - a) for one, a, b in self._sections(start, stop))
