@@ -168,6 +168,7 @@ class Owning:
     ) -> OwnedPart:
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
+        part: OwnedPart
         merge = self._kind(
             plan,
             lambda: _tell(loop, self._judged(part)),

@@ -43,7 +43,7 @@ class ToyReplica:
         self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
         self.counted = 0
         self.certificates: list[Certificate] = []
-        self.merged = torch.zeros(size)  # by the newest round
+        self.merged: list[torch.Tensor] = []  # by each of these
         self.common = torch.zeros(size)  # what all would learn, beside what differs
         self.poison: Callable[[torch.Tensor], torch.Tensor] = lambda delta: delta
         self.lineage: Lineage | None = None
@@ -79,7 +79,7 @@ class ToyReplica:
         assert outcome.round == self._place.round
         assert outcome.previous == self._place.previous
         mine = [i for i, c in enumerate(outcome.contributors) if c.peer == self.me]
-        theta = self.theta.clone()
+        theta, merged = self.theta.clone(), torch.zeros(len(self.theta))
         for result in outcome.parts:
             if result.digest:
                 mean = torch.empty(result.stop - result.start)
@@ -87,7 +87,7 @@ class ToyReplica:
                 assert blake3(data.numpy()).digest() == result.digest
                 self.codec.decode(result.start, data, mean)
                 theta[result.start : result.stop] -= mean
-                self.merged[result.start : result.stop] = mean
+                merged[result.start : result.stop] = mean
         await asyncio.sleep(0.01)  # a kill here leaves the old state, as a checkpoint would
         self.theta = theta
         self.counted += any(i.contributor in mine for r in outcome.parts for i in r.included)
@@ -96,6 +96,7 @@ class ToyReplica:
         self._roster = outcome.next_roster
         self.history.append((head, self._place.state))
         self.certificates.append(certificate)
+        self.merged.append(merged)
 
 
 @dataclass
