@@ -1,4 +1,4 @@
-"""What the HTTP transport counts and measures: bytes, refusals, round trips, throughput."""
+"""What a transport counts and measures: bytes, refusals, round trips, throughput."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PeerStats:
 
 @dataclass(slots=True)
 class TransportStats:
-    """Counters since the start. Byte counts are of bodies, without HTTP and TLS."""
+    """Counters since the start. Byte counts are of headers and bodies as handlers see them."""
 
     in_by_name: Counter[str] = field(default_factory=Counter)
     out_by_name: Counter[str] = field(default_factory=Counter)

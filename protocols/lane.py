@@ -41,6 +41,7 @@ _PLAIN_PIECE = 1 << 20
 _TLS_PIECE = 1 << 16  # OpenSSL takes all of a piece or says nothing of how much it took
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
 _CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 Done = Callable[[BaseException | None], None]
@@ -258,6 +259,9 @@ class Lane:
         self._alive = False
         self._watch(0)
         self._reactor.remove(self)
+        if self._sending is not None:  # what the kernel still has must not hold up the bad news
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._sock.close()
         failure = error or self._reset()
         if self._shaking is not None:

@@ -88,7 +88,8 @@ class LaneClient:
                 sent = max(sending.what.moved - (len(request) - len(header)), 0)
                 self._stats.sent(peer, name, sent)
             reply = _reply(frame.data, peer)
-            link.reusable = sending.ended.exception() is None
+            whole = len(reply.detail) == reply.length  # else the rest of it is still to come
+            link.reusable = whole and sending.ended.exception() is None
             self._stats.received(peer, name, reply.length)
             self._check(reply, MAX_CALL_BYTES, link)
             seconds = clock() - began - sending.what.held
@@ -108,7 +109,7 @@ class LaneClient:
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
             await _either(link, sending, receiving)
             reply = _reply(frame.data, peer)
-            link.reusable = bool(reply.code)
+            link.reusable = bool(reply.code) and len(reply.detail) == reply.length
             self._check(reply, max_length, link)
             body = LaneBody(
                 link,

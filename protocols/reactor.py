@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from protocols.bucket import Bucket
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0  # the longest time between two looks at what is due
 _TICK_S = 0.02  # the shortest
-_JOIN_S = 1.0
 
 
 class Watched(Protocol):
@@ -67,6 +67,7 @@ class Reactor:
         self._line: deque[Watched] = deque()  # wait for their turn under the upload limit
         self._turn: Watched | None = None
         self._sweep_at = 0.0
+        self._on_end: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="atoll-lanes", daemon=True)
 
     def start(self) -> None:
@@ -81,12 +82,16 @@ class Reactor:
 
     async def aclose(self) -> None:
         """Cut everything and wait for the thread to end."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            ended, self._stopped = self._stopped, True
-        if ended:
-            return
+            if self._stopped:
+                return
+            self._on_end = partial(loop.call_soon_threadsafe, ended.set_result, None)
+            self._stopped = True
         self._poke()
-        await asyncio.to_thread(self._thread.join, _JOIN_S)
+        await ended
+        self._thread.join()
 
     def post(self, callback: Callable[[], None]) -> bool:
         """Run ``callback`` on the reactor's thread soon; False if that does not run."""
@@ -224,3 +229,4 @@ class Reactor:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+        self._on_end()

@@ -1,0 +1,491 @@
+"""Lanes among strangers: what they send, what it costs them, and that nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from http_kit import A, B, C, address, echo, fake, two, wait_for
+
+from protocols import tls
+from protocols.bodies import BufferFeed, read_into
+from protocols.errors import RemoteRefused, TransferStalled, TransportError, Unreachable, Why
+from protocols.http import HttpTransport
+from protocols.identity import Identity, PeerId
+from protocols.lane_wire import PREAMBLE, PULL, PUSH, Reply, Request, claim
+from protocols.limits import Limits
+from protocols.transport import Buffer, Feed, Incoming, Outgoing
+
+STRICT = Limits(grace=0.1, handshake=1.0, stall=0.5, min_rate=2000.0, per_ip=20, linger=0.5)
+REPLY_BYTES = len(Reply("", 0.0, 0).encode())
+
+
+@asynccontextmanager
+async def lane(
+    target: HttpTransport, identity: Identity = C
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A lane of a stranger's own making, past the handshake."""
+    assert target.listening is not None
+    async with bare(target) as (reader, writer):
+        writer.write(PREAMBLE[True])
+        await writer.start_tls(
+            tls.client_context(identity), server_hostname=tls.server_name(target.peer_id)
+        )
+        yield reader, writer
+
+
+@asynccontextmanager
+async def bare(
+    target: HttpTransport,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    assert target.listening is not None
+    reader, writer = await asyncio.open_connection(*target.listening)
+    try:
+        async with asyncio.timeout(10):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def reply(reader: asyncio.StreamReader) -> Reply:
+    head = await reader.readexactly(REPLY_BYTES)
+    rest = await reader.readexactly(head[1])
+    answer = Reply.decode(head + rest)
+    return Reply.decode(head + rest + await reader.readexactly(answer.length))
+
+
+class Takes:
+    """Handlers that count what reached them."""
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self.runs = 0
+        self.received = 0
+        self.errors: list[BaseException] = []
+        transport.on_push("push", self.push, max_length=1000)
+        transport.on_push("large", self.push, max_length=10**9)
+        transport.on_push("whole", self.whole, max_length=10**9)
+        transport.on_pull("pull", self.pull)
+
+    async def push(self, peer: PeerId, header: bytes, body: Incoming) -> bytes:
+        self.runs += 1
+        try:
+            async for chunk in body:
+                self.received += len(chunk)
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+        return b"ok"
+
+    async def whole(self, peer: PeerId, header: bytes, body: Incoming) -> bytes:
+        self.runs += 1
+        try:
+            await read_into(body, bytearray(body.length))
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+        return b"ok"
+
+    async def pull(self, peer: PeerId, header: bytes) -> Feed:
+        self.runs += 1
+        return BufferFeed(bytes(50_000_000))
+
+
+def push(name: str, length: int, body: bytes = b"") -> bytes:
+    return Request(PUSH, name, b"", length).encode() + body
+
+
+# --- strangers at the port ----------------------------------------------------------------------
+
+
+async def test_garbage_is_counted_and_nobody_else_notices() -> None:
+    async with two(STRICT) as (a, b):
+        takes = Takes(a)
+        garbage = [
+            PREAMBLE[True][:1],  # half a preamble, then silence
+            PREAMBLE[True],  # and no handshake behind it
+            PREAMBLE[False] + claim(C.peer_id),  # no TLS
+            PREAMBLE[True] + os.urandom(3000),
+            PREAMBLE[True][:4] + os.urandom(3000),
+            PREAMBLE[True] + b"POST /call/echo HTTP/1.1\r\n\r\n",
+            PREAMBLE[True] + push("push", 10, bytes(10)),
+        ]
+
+        async def throw(data: bytes) -> None:
+            async with bare(a) as (reader, writer):
+                writer.write(data)
+                try:
+                    while await reader.read(10_000):
+                        pass
+                except ConnectionError:
+                    pass
+
+        async with asyncio.TaskGroup() as group:
+            throwers = [group.create_task(throw(data)) for data in garbage]
+            while not all(task.done() for task in throwers):
+                assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert a.stats.garbage_connections == len(garbage)
+        assert takes.runs == 0
+        assert await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5) == b"ok"
+
+
+async def test_without_a_certificate_nobody_gets_a_lane() -> None:
+    async with two(STRICT) as (a, _):
+        takes = Takes(a)
+        naked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        naked.check_hostname = False
+        naked.verify_mode = ssl.CERT_NONE
+        async with bare(a) as (reader, writer):
+            writer.write(PREAMBLE[True])
+            await writer.start_tls(naked)
+            writer.write(push("push", 10, bytes(10)))
+            with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+        await wait_for(lambda: a.stats.refused_handshakes == 1)
+        assert a.stats.garbage_connections == 0
+        assert takes.runs == 0
+
+
+async def test_lanes_of_one_address_are_bounded() -> None:
+    async with two(Limits(grace=0.1, per_ip=3)) as (a, b):
+        Takes(a)
+        async with bare(a) as (_, first), bare(a) as (_, second):
+            for writer in (first, second):
+                writer.write(PREAMBLE[True])
+            async with lane(a), bare(a) as (reader, writer):
+                writer.write(PREAMBLE[True])
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await reader.readexactly(1)
+            assert a.stats.capped_connections == 1
+
+        async def pushes() -> bool:
+            try:
+                await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5)
+            except Unreachable:
+                return False
+            return True
+
+        for _ in range(500):
+            if await pushes():
+                break
+        else:
+            pytest.fail("the places were never given back")
+
+
+async def test_a_wrong_claim_without_tls_is_refused() -> None:
+    async with HttpTransport(A, listen="127.0.0.1:0", limits=STRICT, tls=False) as a:
+        Takes(a)
+        for claimed in (b"\x00", b"\xff" + bytes(255), b"\x06nobody", b"\x03\xff\xfe\xfd"):
+            async with bare(a) as (reader, writer):
+                writer.write(PREAMBLE[False] + claimed)
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await reader.readexactly(1)
+        assert a.stats.garbage_connections == 4
+        async with bare(a) as (reader, writer):
+            writer.write(PREAMBLE[False] + claim(B.peer_id))
+            assert await reader.readexactly(len(claim(A.peer_id))) == claim(A.peer_id)
+            writer.write(push("push", 3, b"abc"))
+            assert (await reply(reader)).detail == b"ok"
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        os.urandom(5000),
+        b"\x00" * 100,
+        Request(3, "push", b"", 0).encode(),
+        Request(PUSH, "", b"", 0).encode(),
+        Request(PUSH, "x" * 129, b"", 0).encode(),
+        Request(PUSH, "push", bytes(64 * 1024 + 1), 0).encode(),
+        Request(PUSH, "push", b"", 1 << 63).encode(),
+        Request(PUSH, "push", b"", 0).encode().replace(b"push", b"pu\xffh"),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_ends_the_lane(data: bytes) -> None:
+    async with two(STRICT) as (a, b):
+        takes = Takes(a)
+        async with lane(a) as (reader, writer):
+            writer.write(data)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+        await wait_for(lambda: a.stats.garbage_connections == 1)
+        assert takes.runs == 0
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (push("push", 10**15), "too_large"),
+        (push("large", 10**15), "too_large"),
+        (push("push", 1001, bytes(1001)), "too_large"),
+        (push("none", 10), "unknown"),
+        (push("../../etc/passwd", 10), "unknown"),
+        (push("pull", 10), "unknown"),
+        (Request(PULL, "push", b"", 10).encode(), "unknown"),
+        (Request(PULL, "pull", b"", 10).encode(), "too_large"),
+    ],
+)
+async def test_bad_requests_are_refused_before_any_handler(data: bytes, code: str) -> None:
+    async with two(STRICT) as (a, b):
+        takes = Takes(a)
+        async with lane(a) as (reader, writer):
+            writer.write(data)
+            assert (await reply(reader)).code == code
+        assert takes.runs == int(code == "too_large" and data[0] == PULL)
+        assert await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5) == b"ok"
+
+
+async def test_a_huge_header_is_not_waited_for() -> None:
+    async with two(STRICT) as (a, _):
+        async with lane(a) as (reader, writer):
+            writer.write(bytes([PUSH, 4]) + (10**9).to_bytes(4, "big") + bytes(8) + b"push")
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+        await wait_for(lambda: a.stats.garbage_connections == 1)
+
+
+# --- bodies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["large", "whole"])
+@pytest.mark.parametrize("pause", [0.02, 60.0])
+async def test_a_slow_or_silent_sender_is_cut(pause: float, name: str) -> None:
+    """50 bytes a second are progress, but fewer than allowed; 60 s without a byte are none."""
+    async with two(STRICT) as (a, b):
+        takes = Takes(a)
+        async with lane(a) as (reader, writer):
+            writer.write(push(name, 1_000_000, bytes(10)))
+
+            async def drip() -> None:
+                while True:
+                    writer.write(b"x")
+                    await asyncio.sleep(pause)
+
+            dripping = asyncio.ensure_future(drip())
+            try:
+                assert (await reply(reader)).code == "stalled"
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await reader.readexactly(1)  # and the rest is not waited for
+            finally:
+                dripping.cancel()
+                await asyncio.wait([dripping])
+        assert [type(error) for error in takes.errors] == [TransferStalled]
+        assert a.stats.stalled_bodies == 1
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_a_refusal_reaches_who_is_still_sending() -> None:
+    async with two(STRICT) as (a, _):
+        takes = Takes(a)
+        async with lane(a) as (reader, writer):
+            writer.write(push("push", 200_000_000))
+            for _ in range(50):
+                writer.write(bytes(100_000))
+            assert (await reply(reader)).code == "too_large"
+        assert takes.received == 0
+
+
+async def test_who_sends_on_after_his_body_is_cut() -> None:
+    async with two(STRICT) as (a, b):
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            await read_into(body, bytearray(body.length))
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return b""
+
+        a.on_push("hold", hold, max_length=100)
+        async with lane(a) as (_, writer):
+            writer.write(push("hold", 10, bytes(10)))
+            await begun.wait()
+            writer.write(b"more")
+            await ended.wait()
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_who_does_not_take_what_he_pulled_is_cut() -> None:
+    async with two(STRICT) as (a, b):
+        closed = asyncio.Event()
+
+        async def source() -> AsyncIterator[Buffer]:
+            try:
+                for _ in range(100):
+                    yield bytes(1 << 20)
+            finally:
+                closed.set()
+
+        async def give(peer: PeerId, header: bytes) -> Outgoing:
+            return Outgoing(100 << 20, source())
+
+        a.on_pull("give", give)
+        async with lane(a) as (_, writer):
+            writer.write(Request(PULL, "give", b"", 1 << 40).encode())
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.wait_for(closed.wait(), 10)
+        await wait_for(lambda: a.stats.stalled_bodies == 1)
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_a_peer_that_leaves_in_the_middle_is_no_error_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with two(STRICT) as (a, b):
+        takes = Takes(a)
+        async with lane(a) as (_, writer):
+            writer.write(push("large", 1_000_000, bytes(50_000)))
+            await wait_for(lambda: takes.received > 0)
+        await wait_for(lambda: bool(takes.errors))
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+
+
+async def test_an_idle_lane_ends_and_so_does_half_a_request() -> None:
+    limits = Limits(grace=0.1, idle_server=0.3, idle_client=0.1)
+    async with two(limits) as (a, _):
+        for start in (b"", push("push", 10)[:7]):
+            async with lane(a) as (reader, writer):
+                writer.write(start)
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await reader.readexactly(1)
+
+
+# --- hostile servers ----------------------------------------------------------------------------
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def against(serve: Answer, limits: Limits = STRICT) -> AsyncIterator[HttpTransport]:
+    """B, for whom A is a server that has the key of A and answers as it pleases."""
+
+    async def lane_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readexactly(8) != PREAMBLE[False]:
+            return
+        await reader.readexactly(1 + len(B.peer_id))
+        writer.write(claim(A.peer_id))
+        await serve(reader, writer)
+
+    async with (
+        fake(lane_server, None) as where,
+        HttpTransport(B, limits=limits, tls=False) as b,
+    ):
+        b.book.add(A.peer_id, where)
+        yield b
+
+
+async def pull_all(transport: HttpTransport, max_length: int, timeout: float) -> None:
+    pull = transport.pull(A.peer_id, "x", b"", max_length=max_length, timeout=timeout)
+    async with pull as incoming:
+        await read_into(incoming, bytearray(incoming.length))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (Reply("", 0, 10**15).encode(), RemoteRefused),
+        (Reply("busy", 0, 10**15).encode(), RemoteRefused),
+        (Reply("busy", 0, 2, b"\xff\xfe").encode(), RemoteRefused),
+        (Reply("", 0, 200).encode() + bytes(200), RemoteRefused),
+        (Reply("", 0, 50).encode() + bytes(49), Unreachable),
+        (b"\x02" + bytes(13), Unreachable),
+        (b"\x00" + bytes(13), Unreachable),
+        (b"\x01\x05" + bytes(12) + b"abcde", Unreachable),
+        (b"\x00\x03" + bytes(12) + b"a\r\n", Unreachable),
+        (b"HTTP/1.1 200 OK\r\n\r\n", Unreachable),
+        (b"", Unreachable),
+    ],
+)
+async def test_what_a_hostile_server_answers_is_a_transport_error(
+    data: bytes, error: type[Exception]
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(14 + 1)
+        writer.write(data)
+        await writer.drain()
+
+    async with against(serve) as b:
+        with pytest.raises(error):
+            await pull_all(b, 100, 5)
+    if data != Reply("", 0, 200).encode() + bytes(200):  # for a push that is a good answer
+        async with against(serve) as b:
+            with pytest.raises(error):
+                await b.push(A.peer_id, "x", b"", BufferFeed(b""), timeout=5)
+
+
+async def test_a_server_that_trickles_its_answer_is_left() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(15)
+        writer.write(Reply("", 0, 1_000_000).encode())
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with against(serve) as b:
+        with pytest.raises(TransferStalled):
+            await pull_all(b, 10**6, 0.5)
+
+
+async def test_a_server_that_never_answers_is_left() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(100_000):
+            pass
+
+    async with against(serve) as b:
+        with pytest.raises(TransferStalled):
+            await b.push(A.peer_id, "x", b"", BufferFeed(bytes(100_000)), timeout=0.4)
+
+
+async def test_a_server_that_talks_on_an_idle_lane_loses_it() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readexactly(15)
+            writer.write(Reply("", 0, 2, b"ok").encode())
+            await asyncio.sleep(0)
+            writer.write(b"and more")
+
+    async with against(serve) as b:
+        for _ in range(5):
+            try:
+                assert await b.push(A.peer_id, "x", b"", BufferFeed(b""), timeout=5) == b"ok"
+            except TransportError:
+                continue  # it may have been in use again before the rest came
+
+
+async def test_a_peer_that_refuses_our_identity_is_told_apart() -> None:
+    """With TLS 1.3 a server looks at the client's certificate after the client's handshake."""
+    picky = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    picky.verify_mode = ssl.CERT_REQUIRED  # and trusts no authority at all
+    tls.load_chain(picky, tls.certificate(A), A.key)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        await writer.start_tls(picky)
+
+    async with fake(serve, None) as where, HttpTransport(B, limits=STRICT) as b:
+        b.book.add(A.peer_id, where)
+        with pytest.raises(Unreachable) as error:
+            await b.push(A.peer_id, "x", b"", BufferFeed(bytes(100)), timeout=5)
+        assert error.value.why in (Why.TLS, Why.RESET)
+
+
+async def test_lanes_and_messages_share_the_port() -> None:
+    async with two(STRICT) as (a, b):
+        Takes(a)
+        a.on_call("echo", echo)
+        for _ in range(3):
+            assert await b.dial(address(a)) == A.peer_id
+            assert await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5) == b"ok"
+            assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
