@@ -286,9 +286,7 @@ def _translate(error: Exception, target: str, closed: bool) -> TransportError:
     if closed:
         return Unreachable(target, Why.RESET, "this transport is closed")
     cause = error.__cause__ or error
-    if isinstance(
-        cause, ssl.SSLError
-    ):  # an alert: with TLS 1.3 a refusal comes after the handshake
+    if isinstance(cause, ssl.SSLError) and tls.is_refusal(cause):
         return Unreachable(target, Why.TLS, tls.tls_reason(cause))
     if isinstance(error, aiohttp.ClientResponseError):
         return Unreachable(target, Why.NOT_ATOLL, "its answer is not HTTP")

@@ -33,7 +33,7 @@ from protocols.errors import (
 from protocols.identity import PeerId
 from protocols.lane_wire import Frame
 from protocols.reactor import Reactor
-from protocols.tls import PeerSSLSocket, tls_reason
+from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 from protocols.transport import Drain, Feed
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
@@ -557,7 +557,6 @@ class Lane:
 
 def broken(error: OSError, who: str) -> Unreachable:
     """What a failed socket is called."""
-    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-        # an alert: with TLS 1.3 a refusal comes after the handshake
+    if isinstance(error, ssl.SSLError) and is_refusal(error):
         return Unreachable(who, Why.TLS, tls_reason(error))
     return Unreachable(who, Why.RESET)

@@ -34,6 +34,7 @@ from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, peer_id_of, public_key
 
 ANYONE = "anyone.peer"  # server name for a dial that learns who answers
+_REFUSALS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR", "HANDSHAKE_FAILURE")
 
 _CA_KEY = Ed25519PrivateKey.from_private_bytes(
     hashlib.sha256(b"atoll: the private key of this authority is public").digest()
@@ -89,6 +90,16 @@ def _proven(link: ssl.SSLObject | ssl.SSLSocket) -> PeerId:
 def tls_reason(error: ssl.SSLError) -> str:
     """What OpenSSL says, in small letters."""
     return (getattr(error, "reason", None) or "").lower().replace("_", " ")
+
+
+def is_refusal(error: ssl.SSLError) -> bool:
+    """Whether an error on an open connection says that our identity is not accepted.
+
+    With TLS 1.3 that comes after the client's handshake. Any other means that bytes were changed
+    on their way: as good as a reset.
+    """
+    said = getattr(error, "reason", None) or ""
+    return any(word in said for word in _REFUSALS)
 
 
 @functools.lru_cache(maxsize=4096)
