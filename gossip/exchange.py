@@ -163,7 +163,8 @@ class Exchange:
         await self._announce_change()
         if ended:
             await asyncio.wait(ended)
-        self._inflows.clear()
+        for running in (self._slices, self._watches, self._fetches, self._inflows):
+            running.clear()
         await self._owning.stopped()
 
     async def _announce_change(self) -> None:
@@ -217,14 +218,14 @@ class Exchange:
         """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
         key = (header.start, header.stop, sender, header.basis)
         inflow = await self._inflow(key)
-        contributors = self._planned[key]
+        contributors, place, shape = self._planned[key], self.place, self.shape
         found: list[PartResult] = []
 
         def finish(trailer: bytes) -> None:
             result = result_from(header, sender, trailer)
-            check_statement(result, self.place, self.shape)
+            check_statement(result, place, shape)
             inflow.check_digest(result.digest)
-            check_result(self.wiring.run, result)
+            check_result(place.run, result)
             found.append(result)
 
         first = chunk_at(self.wiring.codec, header)
