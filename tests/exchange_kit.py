@@ -42,13 +42,17 @@ class Peer:
     refusals: list[tuple[PeerId, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.exchange = Exchange(self.wiring, PLACE, self.shape, self, self)
+        self.exchange = self.fresh()
         transport = self.wiring.transport
         transport.on_push("slice", self.on_slice, max_length=10**7)
         transport.on_push("merged", self.on_merged, max_length=10**7)
         transport.on_call("slice", self.slice_reached)
         transport.on_call("merged", self.merged_reached)
         transport.on_pull("part", self.on_part)
+
+    def fresh(self) -> Exchange:
+        """An exchange in which nothing has happened."""
+        return Exchange(self.wiring, PLACE, self.shape, self, self)
 
     @property
     def me(self) -> PeerId:
@@ -132,11 +136,11 @@ class World:
 
 @asynccontextmanager
 async def world(
-    shape: Shape, *, link: Link | None = None, upload: float = 1e6, count: int = 4
+    shape: Shape, *, link: Link | None = None, upload: float = 1e6, count: int = 4, seed: int = 3
 ) -> AsyncIterator[World]:
     """``count`` members on a simulated network, each with another contribution."""
     codec = RangeCodec(shape.codec, dense=shape.size - 1000)
-    network = MemoryNetwork(3, link=link or Link(latency=0.02), upload=upload, download=1e7)
+    network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=upload, download=1e7)
     loop = asyncio.get_running_loop()
 
     async def offload(work: Callable[[], Any]) -> Any:

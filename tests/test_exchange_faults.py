@@ -1,0 +1,217 @@
+"""Whole exchanges of many chunks: members that end at any stage, broken links, exact accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import weakref
+from collections.abc import Sequence
+
+import pytest
+import torch
+from exchange_kit import Peer, World, run, same_bytes, until, world
+
+from gossip.agreement import Remains
+from gossip.planning import renewed_plan
+from gossip.validity import Shape, key_of
+from protocols.codecs import CHUNK
+from protocols.memory import Link
+from protocols.messages import PartResult, Plan
+
+SIZE = 10 * CHUNK + 12_345  # two and a half chunks a part
+ERRORS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "int4": 0.2}
+UPLOAD = 1e7  # bytes a second
+
+
+def check_mean(peer: Peer, here: World, codec: str) -> None:
+    """Every element of the parts is the mean of exactly those said to be in it."""
+    present = torch.zeros(SIZE, dtype=torch.bool)
+    total = torch.zeros(SIZE, dtype=torch.float64)
+    count = torch.zeros(SIZE, dtype=torch.float64)
+    for result, _ in peer.exchange.parts.values():
+        present[result.start : result.stop] = True
+        for included in result.included:
+            values = here.of(here.plan.contributors[included.contributor].peer).values
+            end = result.start + included.elements
+            total[result.start : end] += values[result.start : end].double()
+            count[result.start : end] += 1
+    wanted = torch.where(count > 0, total / count.clamp(min=1), 0.0)[present]
+    assert (peer.mean().double()[present] - wanted).norm() <= ERRORS[codec] * wanted.norm()
+
+
+def without(here: World, plan: Plan, gone: Peer, ballot: int) -> Plan:
+    """What a leader makes of it when a member is gone."""
+    rest = [p for p in here.peers if p is not gone]
+    held: dict[tuple[int, int, str, bytes], PartResult] = {}
+    for peer in rest:
+        held.update({key_of(result): result for result, _ in peer.exchange.parts.values()})
+    remains = Remains((0, ballot), plan.roster, None, held, frozenset(p.me for p in rest))
+    leader = rest[0]
+    return renewed_plan(
+        leader.identity, leader.exchange.place, plan, remains, {gone.me},
+        [p.me for p in rest], plan.roster,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", list(ERRORS))
+def test_all_codecs_in_many_chunks(codec: str) -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, codec), upload=UPLOAD) as here:
+            here.work()
+            await until(here.whole)
+            assert same_bytes(here.peers)
+            check_mean(here.peers[0], here, codec)
+            for peer in here.peers:
+                assert (peer.faults, peer.lost_, peer.refusals) == ([], [], [])
+                for result, _ in peer.exchange.parts.values():
+                    assert {i.elements for i in result.included} == {result.stop - result.start}
+
+    run(scene)
+
+
+def test_chunks_are_merged_and_passed_on_while_others_arrive() -> None:
+    """The whole takes little longer than its bytes: nothing waits for a whole slice."""
+
+    async def scene() -> None:
+        async with world(Shape(SIZE, "fp32"), upload=UPLOAD, link=Link(latency=0.001)) as here:
+            started = asyncio.get_running_loop().time()
+            here.work()
+            took = await until(here.whole) - started
+            assert took < 1.25 * (1.5 * 4 * SIZE / UPLOAD)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 0.97])
+def test_a_member_that_dies_at_any_stage(codec: str, share: float) -> None:
+    async def scene() -> None:
+        bytes_each = 1.5 * {"fp32": 4.0, "int8": 1.008}[codec] * SIZE
+        async with world(Shape(SIZE, codec), upload=UPLOAD) as here:
+            dead, *rest = here.peers
+            here.work()
+            await asyncio.sleep(share * bytes_each / UPLOAD)
+            here.network.kill(dead.me)
+            ended = asyncio.get_running_loop().time()
+
+            def known() -> bool:
+                return here.whole(dead) or any(dead.me in p.faults for p in rest)
+
+            found = await until(known)
+            assert found - ended < 2.5 * here.plan.patience_s + 4 * here.plan.expected_s
+            before = sum(p.exchange.bytes_sent for p in rest)
+            if not here.whole(dead):
+                plan = without(here, here.plan, dead, 5)
+                here.work(plan, without=(dead,))
+                await until(lambda: covered(rest, plan))
+            assert same_result(rest, here)
+            part = next(p for p in here.plan.parts if p.owner == dead.me)
+            size = rest[0].wiring.codec.encoded_size(part.start, part.stop)
+            again = sum(p.exchange.bytes_sent for p in rest) - before
+            usual = 3 * bytes_each
+            # what was on its way to the dead, and all that its part needs
+            assert again <= usual - before + 3 * size + 3 * size
+
+    def covered(rest: Sequence[Peer], plan: Plan) -> bool:
+        ranges = {(part.start, part.stop) for part in plan.parts}
+        return all({key[:2] for key in p.exchange.parts} == ranges for p in rest)
+
+    def same_result(rest: Sequence[Peer], here: World) -> bool:
+        for peer in rest:
+            mine = {key[:2] for key in peer.exchange.parts}
+            if len(mine) == len(peer.exchange.parts):  # else one range has two owners' results
+                check_mean(peer, here, codec)
+        return same_bytes(list(rest))
+
+    run(scene)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_connections_that_break_are_taken_up_where_they_ended(seed: int) -> None:
+    async def scene() -> None:
+        shape = Shape(SIZE, "int8")
+        link = Link(latency=0.005, drop=0.12)
+        async with world(shape, upload=UPLOAD, link=link, seed=seed) as here:
+            here.work()
+            await until(here.whole)
+            assert same_bytes(here.peers)
+            assert not any(peer.faults for peer in here.peers)
+            check_mean(here.peers[0], here, "int8")
+            for result, _ in here.peers[0].exchange.parts.values():
+                assert {i.elements for i in result.included} == {result.stop - result.start}
+            await until(lambda: not any(p.exchange._transfers.tasks for p in here.peers))
+            whole = here.peers[0].wiring.codec.encoded_size(0, SIZE)
+            # what was on its way when they broke, and less than a chunk each
+            assert sum(p.exchange.bytes_sent for p in here.peers) < 6 * whole + 12 * CHUNK
+
+    run(scene)
+
+
+def test_who_goes_dark_in_the_middle_is_given_up_on_by_all_owners() -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, "int8"), upload=UPLOAD) as here:
+            dark, *rest = here.peers
+            here.work()
+            await asyncio.sleep(0.6 * 1.5 * SIZE / UPLOAD)  # all its slices have begun
+            here.network.freeze(dark.me)
+            since = asyncio.get_running_loop().time()
+            parts = len(here.plan.parts) - 1  # all but its own
+            found = await until(lambda: all(len(p.exchange.parts) >= parts for p in rest))
+            assert found - since < 1.5 * here.plan.patience_s
+            assert all(dark.me in dict(p.refusals) for p in rest)
+            await until(lambda: all(dark.me in p.faults for p in rest))
+            plan = without(here, here.plan, dark, 5)
+            here.work(plan, without=(dark,))
+            await until(lambda: here.whole(dark))
+            assert same_bytes(rest)
+            check_mean(rest[0], here, "int8")
+            here.network.thaw(dark.me)
+
+    run(scene)
+
+
+def test_a_link_that_is_too_slow_counts_with_what_it_brought() -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, "int8"), upload=UPLOAD) as here:
+            slow, *rest = here.peers
+            node = here.network.node(slow.me)
+            assert node is not None
+            node.upload = UPLOAD / 40
+            here.plan = dataclasses.replace(here.plan, patience_s=3.0)  # its pieces are large
+            here.work()
+            parts = len(here.plan.parts) - 1
+            limit = here.plan.patience_s + 3 * here.plan.expected_s
+            found = await until(lambda: all(len(p.exchange.parts) >= parts for p in rest))
+            assert found < limit + 1.0
+            check_mean(rest[0], here, "int8")
+            elements = [
+                i.elements
+                for result, _ in rest[0].exchange.parts.values()
+                for i in result.included
+                if here.plan.contributors[i.contributor].peer == slow.me
+            ]
+            assert elements
+            assert min(elements) < SIZE // 4
+
+    run(scene)
+
+
+def test_parts_of_a_round_that_is_over_do_not_wait_for_the_garbage_collector() -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, "int8"), upload=UPLOAD) as here:
+            here.work()
+            await until(here.whole)
+            await until(lambda: not any(p.exchange._transfers.tasks for p in here.peers))
+            seen = [weakref.ref(data) for p in here.peers for _, data in p.exchange.parts.values()]
+            for peer in here.peers:
+                await peer.exchange.stop()
+                peer.exchange = peer.fresh()
+            assert not any(ref() is not None for ref in seen)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scene)
+    finally:
+        gc.enable()
