@@ -100,7 +100,7 @@ class Participation:
                 tokens = await self._tokens(run)
             vectors = SharedVectors.create(layout.size)
             try:
-                codec = RangeCodec(manifest.rounds.allowed_codecs[0], layout.dense)
+                codec = RangeCodec(manifest.rounds.codec, layout.dense)
                 self.replica = OuterReplica(
                     manifest,
                     self.me,
