@@ -19,6 +19,7 @@ from gossip.presence import Presence
 from node import __version__
 from node.conductor import Conductor
 from node.island import Island
+from node.mixing import mix_of
 from node.replica import OuterReplica
 from node.saving import Restored
 from node.trainer.channel import Applied
@@ -75,6 +76,7 @@ def make_swarm(
             quorum=rules.quorum,
             grace_fraction=rules.grace_fraction,
             min_grace_s=rules.min_grace_s,
+            mix=mix_of(manifest.merge),
         ),
         Presence(
             wiring,

@@ -283,8 +283,12 @@ class Conductor:
         if self.swarm is None or snapshot.round != self.replica.place.round:
             return  # the swarm has moved on: its Apply is under way and gives this work back
         round_ = snapshot.round
-        projection: bytes = await self.replica.offload(
-            lambda: sketch(self.replica.sent, self.manifest.run_id, round_)
+        projection: bytes
+        projection, norm = await self.replica.offload(
+            lambda: (
+                sketch(self.replica.sent, self.manifest.run_id, round_),
+                self.replica.norm(),
+            )
         )
         ramp = RAMP[min(self.contributions, len(RAMP) - 1)] if self.joined else 1.0
         self.swarm.update(
@@ -292,6 +296,7 @@ class Conductor:
             tokens=snapshot.tokens,
             steps=snapshot.steps,
             weight=ramp * snapshot.tokens,
+            norm=norm,
             eta=0.0,
             sketch=projection,
             sketch_round=round_,

@@ -8,6 +8,7 @@ trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,13 +18,13 @@ import torch
 from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest
 from diloco import outer
-from diloco.pseudo_gradient import pseudo_gradient
+from diloco.pseudo_gradient import norm, pseudo_gradient
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
-from protocols.codecs import Chunk, RangeCodec
+from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
 
@@ -94,6 +95,16 @@ class OuterReplica:
         """
         self._progress(start, stop, out)
         return out if self.residual is None else self.residual.add_to(out, start)
+
+    def norm(self) -> float:
+        """L2 norm of what is to be sent; infinite or NaN if an element is."""
+        scratch, size = torch.empty(CHUNK), len(self.base)
+        return math.hypot(
+            *(
+                norm(self.delta(at, min(at + CHUNK, size), scratch[: min(CHUNK, size - at)]))
+                for at in range(0, size, CHUNK)
+            )
+        )
 
     def note_lost(
         self, codec: RangeCodec, chunk: Chunk, mean: torch.Tensor, data: torch.Tensor, share: float

@@ -30,7 +30,7 @@ from node.monitor.views import LinkView, PeerView, Traffic
 from node.trainer.channel import Applied
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate
+from protocols.messages import Announce, Certificate, Contributor
 
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
@@ -197,14 +197,17 @@ class Reporter:
                 dropped=dropped,
                 phases={"compute": busy} | _phases(pending, ready, snapshot_at, now),
                 islands=self._islands(
-                    pending, ready, {p: outcome.contributors[i].tokens for p, i in merged.items()}
+                    pending, ready, {p: outcome.contributors[i] for p, i in merged.items()}
                 ),
             )
         )
         return True
 
     def _islands(
-        self, pending: Pending, ready: Mapping[PeerId, float], tokens: Mapping[PeerId, int]
+        self,
+        pending: Pending,
+        ready: Mapping[PeerId, float],
+        merged: Mapping[PeerId, Contributor],
     ) -> dict[str, dict[str, float]]:
         """What is known of each island in this round, see :data:`~node.monitor.events.ISLAND`."""
         found: dict[str, dict[str, float]] = {}
@@ -220,7 +223,8 @@ class Reporter:
             note("loss", {self.swarm.me: self.conductor.pace.loss})
         first = min(ready.values(), default=0.0)
         note("ready_s", {peer: at - first for peer, at in ready.items()})
-        note("tokens", tokens)
+        note("tokens", {peer: contributor.tokens for peer, contributor in merged.items()})
+        note("scale", {peer: contributor.scale for peer, contributor in merged.items()})
         note("distance", pending.spread.to_mean)
         note("apart", pending.spread.apart)
         return found

@@ -32,9 +32,10 @@ KEPT_IN_MEMORY = 2048
 MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
 MAX_ITEMS = 1024  # of any list or mapping inside an event
 # what a round says of each island, where known: its training loss, seconds from the first one
-# that was ready until it was, tokens of its that were merged, and before the merge its distance to
-# the mean and to the nearest other island, relative to the norm of the mean
-ISLAND = ("loss", "ready_s", "tokens", "distance", "apart")
+# that was ready until it was, tokens of its that were merged, what the merge rule made of its share
+# (1: all of it), and before the merge its distance to the mean and to the nearest other island,
+# relative to the norm of the mean
+ISLAND = ("loss", "ready_s", "tokens", "scale", "distance", "apart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
