@@ -31,10 +31,10 @@ from protocols.errors import (
     Why,
 )
 from protocols.identity import PeerId
+from protocols.lane_moves import Done, Receiving, Sending
 from protocols.lane_wire import Frame
 from protocols.reactor import Reactor
 from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
-from protocols.transport import Drain, Feed
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
 _PLAIN_PIECE = 1 << 20
@@ -44,8 +44,6 @@ _CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
-Done = Callable[[BaseException | None], None]
-
 
 class _SocketError(Exception):
     """The socket failed: told from what a feed or drain raises."""
@@ -53,88 +51,6 @@ class _SocketError(Exception):
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class Receiving:
-    """A drain that is being filled with ``length`` bytes.
-
-    With ``last`` the other end has nothing to say behind them.
-    """
-
-    def __init__(
-        self, drain: Drain, length: int, *, stall: float, min_rate: float, last: bool, done: Done
-    ) -> None:
-        self.drain = drain
-        self.left = length
-        self.moved = 0
-        self.stall = stall
-        self.min_rate = min_rate
-        self.last = last
-        self.done = done
-        self.room: memoryview | None = None
-        self.paused = False  # the drain has no room
-        self.held = 0.0  # seconds it had none, all in all
-        self.since = self.begun = time.monotonic()  # when the pause or the wait for bytes began
-        self._waited = 0.0
-        self._window = 0
-
-    @property
-    def age(self) -> float:
-        """Seconds from the start to the last byte."""
-        return self.since - self.begun
-
-    def took(self, count: int) -> None:
-        """Tell the drain; raises what it raises."""
-        self.moved += count
-        self.left -= count
-        self._window += count
-        self.drain.took(count)
-        if isinstance(self.drain, Frame):  # which learns its own length on the way
-            self.left = self.drain.length - self.moved
-
-    def waited(self, now: float, who: str) -> None:
-        """Bytes came; raises :class:`TransferStalled` if they keep coming too slowly."""
-        if self.moved or not isinstance(self.drain, Frame):  # a message may be long in coming
-            self._waited += now - self.since
-        self.since = now
-        if self._waited >= self.stall:
-            if self._window < self.min_rate * self._waited:
-                raise TransferStalled(f"{who}: {self._window / self._waited:.0f} bytes a second")
-            self._waited, self._window = 0.0, 0
-
-
-class Sending:
-    """A few bytes, and behind them a feed."""
-
-    def __init__(self, head: bytes, feed: Feed | None, *, stall: float, done: Done) -> None:
-        self.view = memoryview(head)
-        self.feed = feed
-        self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
-        self.moved = 0
-        self.piece = memoryview(b"")  # handed to the socket, which has not taken it yet
-        self.stall = stall
-        self.done = done
-        self.starved = False  # the feed has nothing
-        self.held = 0.0  # seconds it had nothing, all in all
-        self.since = 0.0
-        self.blocked = False  # the socket takes no more
-        self.queued = False  # waits for its turn under the upload limit
-
-    def more(self) -> bool:
-        """Have something in ``view``; False: the feed has nothing now, or it is done."""
-        if self.view or not self.left or self.feed is None:
-            return bool(self.view)
-        chunk = self.feed.next()
-        if chunk is None:
-            self.starved, self.since = True, time.monotonic()
-            return False
-        self.view = memoryview(chunk).cast("B")
-        if not self.view:
-            raise LocalProtocolError(f"body {self.left} bytes shorter than announced")
-        if len(self.view) > self.left:
-            raise LocalProtocolError(f"body longer than the announced {self.length} bytes")
-        self.left -= len(self.view)
-        return True
 
 
 class Lane:

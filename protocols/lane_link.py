@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, Malformed, Unreachable, Why
 from protocols.identity import PeerId, public_key
-from protocols.lane import Lane, Receiving, Sending
+from protocols.lane import Lane
 from protocols.lane_bodies import ChunkDrain
+from protocols.lane_moves import Receiving, Sending
 from protocols.lane_wire import PREAMBLE, Frame, claim, claim_frame, preamble_frame
 from protocols.reactor import Reactor
 from protocols.transport import Drain, Feed
