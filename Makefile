@@ -4,6 +4,7 @@
 #   make demo         three islands on this machine, with a page to watch them
 #   make test         the fast tests            make test ARGS="-k wire"
 #   make test-swarm   real processes that are killed, minutes each
+#   make test-browser the dashboard in a headless chromium, where there is one
 #   make lint         style, types, and which package may import which
 #   make clean        remove .venv and caches
 
@@ -12,7 +13,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.complete
 
-.PHONY: demo test test-swarm lint lint-style lint-format lint-types lint-imports format clean
+.PHONY: demo test test-swarm test-browser lint lint-style lint-format lint-types lint-imports format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m node demo $(ARGS)
@@ -22,6 +23,9 @@ test: $(STAMP)
 
 test-swarm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m swarm $(ARGS)
+
+test-browser: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
 
 # targets of their own, so that `make --keep-going lint` shows everything there is
 lint: lint-style lint-format lint-types lint-imports

@@ -168,6 +168,7 @@ def test_the_makefile_makes_what_it_says() -> None:
         "demo": "-m node demo",
         "test": "-m pytest",
         "test-swarm": "-m pytest -m swarm",
+        "test-browser": "-m pytest -m browser",
         "lint": "lint-imports",
     }.items():
         result = subprocess.run(

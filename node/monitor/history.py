@@ -1,9 +1,10 @@
 """The run so far, one row a round, in bounded memory: what the dashboard's charts are drawn from.
 
 A :class:`History` subscribes to the event log. Rows are kept in numpy columns; when there are
-:data:`MAX_ROWS` of them the older half is thinned two to one, so a long run is remembered whole and
-its recent past exactly. The same rows lie in ``history.jsonl``, since the event log, which also
-holds every inner step, is rotated long before a run ends; a restarted node reads them back.
+:data:`MAX_ROWS` of them all but the newest quarter are put together by two, four, eight … rounds,
+so that a long run is remembered whole and evenly, and its recent past exactly. The same rows lie in
+``history.jsonl``, since the event log, which also holds every inner step, is rotated long before a
+run ends; a restarted node reads them back.
 
 The file::
 
@@ -157,16 +158,19 @@ class History:
         return self.islands.index(peer)
 
     def _thin(self) -> None:
-        """Every two rows of the older half become one."""
-        half = self._size // 2
-        rest = self._size - half
+        """Put older rows together by equal numbers of rounds, until they fill half of the room."""
+        old = self._size - self._max_rows // 4
+        every = 2
+        while len(starts := _starts(self._rows[:old, _ROUND] // every)) > self._max_rows // 2:
+            every *= 2
+        size = len(starts) + self._size - old
         for kept, merged in (
-            (self._rows, _merged(self._rows[:half], 2)),
-            (self._losses, _means(self._losses[:half], 2)),
+            (self._rows, _merged(self._rows[:old], starts)),
+            (self._losses, _means(self._losses[:old], starts)),
         ):
-            kept[half // 2 : half // 2 + rest] = kept[half : self._size].copy()
-            kept[: half // 2] = merged
-        self._size = half // 2 + rest
+            kept[len(starts) : size] = kept[old : self._size].copy()
+            kept[: len(starts)] = merged
+        self._size = size
         self._rewrite()
 
     # --- out -------------------------------------------------------------------------------------
@@ -184,7 +188,8 @@ class History:
             start = int(np.searchsorted(self._rows[: self._size, _ROUND], edge, side="right"))
         rows, losses = self._rows[start : self._size], self._losses[start : self._size]
         every = max(1, math.ceil(len(rows) / points))
-        rows, losses = _merged(rows, every), _means(losses, every)
+        starts = np.arange(0, len(rows), every)
+        rows, losses = _merged(rows, starts), _means(losses, starts)
         return {
             "every": every,
             "rounds": self._size,
@@ -265,23 +270,26 @@ class History:
             self.lost += 1
 
 
-def _merged(rows: Array, every: int) -> Array:
-    """[R, C] to [R / every, C]; what is left over makes the last row."""
-    merged = _means(rows, every)
-    if every > 1 and len(rows):
-        ends = np.minimum(np.arange(every, len(rows) + every, every), len(rows)) - 1
+def _starts(groups: Array) -> npt.NDArray[np.int64]:
+    """Where a new group begins in a sorted column."""
+    return np.flatnonzero(np.diff(groups, prepend=np.nan))
+
+
+def _merged(rows: Array, starts: npt.NDArray[np.int64]) -> Array:
+    """[R, C] to [len(starts), C]: one row for those from a start to the next."""
+    merged: Array = _means(rows, starts)
+    if len(starts) < len(rows):
+        ends = np.append(starts[1:], len(rows)) - 1
         merged[:, _NEWEST] = rows[ends][:, _NEWEST]
-        starts = np.arange(0, len(rows), every)
         for column in _WORST:
             merged[:, column] = np.maximum.reduceat(rows[:, column], starts)
     return merged
 
 
-def _means(rows: npt.NDArray[Any], every: int) -> npt.NDArray[Any]:
-    """Means of every so many rows, over what is known in them."""
-    if every == 1 or not len(rows):
+def _means(rows: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Means over what is known in the rows from a start to the next."""
+    if len(starts) == len(rows):
         return rows.copy()
-    starts = np.arange(0, len(rows), every)
     known = ~np.isnan(rows)
     counts = np.add.reduceat(known, starts, dtype=np.int64)
     sums = np.add.reduceat(np.where(known, rows, 0), starts)

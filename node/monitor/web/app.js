@@ -151,7 +151,7 @@ class App {
     const apply = (theme) => {
       if (theme === "auto") delete document.documentElement.dataset.theme;
       else document.documentElement.dataset.theme = theme;
-      say(button, `Theme: ${theme}`);
+      say(button.querySelector(".label"), `Theme: ${theme}`);
     };
     let theme = localStorage.getItem("atoll-theme") ?? "auto";
     if (!THEMES.includes(theme)) theme = "auto";

@@ -157,7 +157,7 @@ function swatch(line) {
   mark.style.borderTopColor = `var(${line.color})`;
   mark.style.borderTopStyle = !line.dash?.length ? "solid" : line.dash[0] < 3 ? "dotted" : "dashed";
   mark.style.borderTopWidth = `${Math.max(2, line.width ?? 2)}px`;
-  if (line.stacked) mark.style.background = `var(${line.stacked})`;
+  if (line.stacked ?? line.fill) mark.style.background = `var(${line.stacked ?? line.fill})`;
   return mark;
 }
 

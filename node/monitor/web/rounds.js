@@ -83,7 +83,7 @@ export class Rounds {
     const merged = ([, item]) => (item.tokens ?? 0) > 0;
     const last = islands.filter(merged).at(-1);
     const shown = islands.length > 12 ? [...islands.slice(0, 4), null, ...islands.slice(-7)] : islands;
-    const say_ = !last || islands.length < 2
+    const words = !last || islands.length < 2
       ? "Nobody waited: one island was ready alone, or this node came after the round."
       : last[1].ready_s < 0.05
         ? "All were ready within 50 ms."
@@ -98,11 +98,27 @@ export class Rounds {
     });
     fill(
       this.detail,
-      el("p", {}, say_),
+      el("p", {}, words),
       rows.length ? el("ol", { class: "waits" }, ...rows) : null,
       dropped.length
         ? el("div", {}, el("h3", {}, "Dropped"), el("ul", { class: "dropped" }, ...dropped.map(([peer, why]) => el("li", {}, el("span", { class: "mark", "aria-hidden": "true" }, "✕ "), `${this.store.names.of(peer)}: ${why}`))))
         : el("p", { class: "quiet" }, "Nobody was dropped."),
+      this.habit(),
     );
+  }
+
+  /** Who was the last one most often, in the rounds that are shown. */
+  habit() {
+    const times = new Map();
+    const rounds = this.store.rounds.slice(-SHOWN);
+    for (const { islands } of rounds) {
+      const merged = Object.entries(islands).filter(([, item]) => known(item.ready_s) && item.tokens > 0);
+      if (merged.length < 2) continue;
+      const [peer] = merged.reduce((a, b) => (b[1].ready_s > a[1].ready_s ? b : a));
+      times.set(peer, (times.get(peer) ?? 0) + 1);
+    }
+    if (!times.size) return null;
+    const order = [...times].sort((a, b) => b[1] - a[1]).slice(0, 4);
+    return el("div", {}, el("h3", {}, `Last in the newest ${rounds.length} rounds`), el("p", { class: "quiet" }, order.map(([peer, n]) => `${this.store.names.of(peer)} ${n}×`).join(" · ")));
   }
 }

@@ -128,7 +128,7 @@ export function table(caption, head, rows) {
     "table",
     {},
     el("caption", { class: "sr" }, caption),
-    el("thead", {}, el("tr", {}, ...head.map((name) => el("th", { scope: "col" }, name)))),
+    el("thead", {}, el("tr", {}, ...head.map((name, i) => el("th", { scope: "col", class: i ? "num" : null }, name)))),
     el(
       "tbody",
       {},

@@ -1,0 +1,236 @@
+"""The run so far: rows in bounded memory, downsampled, and back after a restart."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.monitor.events import EventLog, RoundDone, RoundFailed, Step
+from node.monitor.history import COLUMNS, MAX_ISLANDS, MAX_POINTS, MAX_TOTALS, PHASES, History
+
+RUN = "8c41"
+
+
+def done(round_: int, **changes: object) -> RoundDone:
+    return RoundDone(round=round_, **changes)  # type: ignore[arg-type]
+
+
+def island(loss: float, tokens: int = 0) -> dict[str, float]:
+    return {"loss": loss, "tokens": tokens}
+
+
+class Kit:
+    """A history behind an event log with a clock in hand."""
+
+    def __init__(self, path: Path | None = None, max_rows: int = 64) -> None:
+        self.now = 1000.0
+        self.history = History(path, max_rows=max_rows)
+        self.history.begin(RUN)
+        self.log = EventLog(clock=lambda: self.now)
+        self.log.subscribe(self.history)
+
+    def rounds(self, *numbers: int, **changes: object) -> None:
+        for number in numbers:
+            self.now += 10
+            self.log.emit(done(number, **changes))
+
+
+def test_a_row_is_what_the_round_was() -> None:
+    kit = Kit()
+    kit.log.emit(Step(step=1, round=0, loss=3.0, lr=1e-3, grad_norm=0.5, tokens_per_second=900.0))
+    kit.log.emit(RoundFailed(round=0, reason="no quorum"))
+    kit.rounds(
+        0,
+        outcome="degraded",
+        members=2,
+        live=3,
+        agreeing=2,
+        loss=2.5,
+        tokens=100,
+        consensus=0.04,
+        consensus_after=0.01,
+        sent_bytes=7,
+        phases={"compute": 5.0, "exchange": 0.25},
+        islands={"a": island(2.4, 60), "b": island(2.6, 40)},
+    )
+    kit.rounds(1, islands={"a": island(2.3, 50)})
+    found = kit.history.columns()
+    rows = found["columns"]
+    assert rows["round"] == [0, 1]
+    assert rows["time"] == [1010, 1020]
+    assert rows["outcome"] == [1, 0]
+    assert rows["failed"] == [1, 0]
+    assert rows["loss"] == [2.5, None]
+    assert rows["lr"] == [0.001, 0.001]
+    assert rows["consensus"] == [0.04, None]
+    assert rows["compute"] == [5, None]
+    assert rows["exchange"] == [0.25, None]
+    assert rows["validation_loss"] == [None, None]
+    assert set(rows) == set(COLUMNS)
+    assert found["islands"] == {"a": [2.4, 2.3], "b": [2.6, None]}
+    assert kit.history.totals == {"a": 110, "b": 40}
+    json.dumps(found, allow_nan=False)
+
+
+@given(st.integers(0, 300), st.integers(2, 80))
+def test_downsampling_keeps_means_ends_and_the_worst(rows: int, points: int) -> None:
+    kit = Kit(max_rows=512)
+    for number in range(rows):
+        bad = number == rows // 2
+        kit.rounds(number, outcome="skipped" if bad else "committed", loss=float(number))
+    found = kit.history.columns(points)
+    columns = found["columns"]
+    count = len(columns["round"])
+    assert count <= points
+    assert count == math.ceil(rows / found["every"]) if rows else count == 0
+    if rows:
+        assert columns["round"][-1] == rows - 1
+        assert max(columns["outcome"]) == 2
+        starts = range(0, rows, found["every"])
+        for start, mean in zip(starts, columns["loss"], strict=True):
+            exact = np.mean(range(start, min(rows, start + found["every"])))
+            assert mean == pytest.approx(exact, rel=1e-4, abs=1e-4)
+
+
+def test_what_is_not_known_does_not_weigh() -> None:
+    kit = Kit()
+    for number in range(8):
+        kit.rounds(number, validation_loss=2.0 if number == 1 else None)
+    columns = kit.history.columns(2)["columns"]
+    assert columns["validation_loss"] == [2, None]
+
+
+def test_only_the_newest_rounds() -> None:
+    kit = Kit()
+    kit.rounds(*range(20))
+    columns = kit.history.columns(last=5)["columns"]
+    assert columns["round"] == [15, 16, 17, 18, 19]
+    assert kit.history.columns(last=1000)["columns"]["round"] == list(range(20))
+    assert History().columns(last=5)["columns"]["round"] == []
+
+
+def test_points_are_bounded() -> None:
+    kit = Kit(max_rows=4096)
+    kit.rounds(*range(MAX_POINTS + 10))
+    assert len(kit.history.columns(10**9)["columns"]["round"]) <= MAX_POINTS
+    assert len(kit.history.columns(0)["columns"]["round"]) == 2
+
+
+def test_memory_is_bounded_and_the_start_stays() -> None:
+    kit = Kit(max_rows=64)
+    kit.rounds(*range(1000), loss=1.0, islands={"a": island(2.0, 3)})
+    assert len(kit.history) <= 64
+    columns = kit.history.columns(64)["columns"]
+    assert columns["round"] == sorted(columns["round"])
+    gaps = np.diff(columns["round"])
+    assert columns["round"][0] <= max(gaps) <= 64, "the old part is as fine as there is room"
+    assert columns["round"][-8:] == list(range(992, 1000))
+    assert set(columns["loss"]) == {1}
+    assert set(kit.history.columns(64)["islands"]["a"]) == {2}
+    assert kit.history.totals == {"a": 3000}
+
+
+def test_a_million_names_take_no_more_room() -> None:
+    kit = Kit()
+    for number in range(3):
+        names = {f"{number}-{i}": island(1.0, 1) for i in range(1000)}
+        kit.rounds(number, islands=names)
+    assert len(kit.history.islands) == MAX_ISLANDS
+    assert len(kit.history.totals) == MAX_TOTALS
+
+
+def test_going_back_in_the_chain_takes_rows_back() -> None:
+    kit = Kit()
+    kit.rounds(0, 1, 2, 3, loss=1.0)
+    kit.rounds(2, loss=5.0)
+    columns = kit.history.columns()["columns"]
+    assert columns["round"] == [0, 1, 2]
+    assert columns["loss"] == [1, 1, 5]
+
+
+def test_readers_get_what_is_new() -> None:
+    kit = Kit()
+    kit.rounds(0, 1)
+    cursor = kit.history.added
+    assert kit.history.since(cursor) == []
+    kit.rounds(2, loss=2.5, islands={"a": island(2.25)})
+    (row,) = kit.history.since(cursor) or []
+    assert row["round"] == 2
+    assert row["loss"] == 2.5
+    assert row["islands"] == {"a": 2.25}
+    assert kit.history.since(cursor + 5) is None
+    kit.rounds(*range(3, 200))
+    assert kit.history.since(cursor) is None, "more than is kept"
+
+
+def test_a_restart_brings_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    phases = dict.fromkeys(PHASES, 0.125)
+    kit.rounds(*range(40), loss=2.123456, islands={"a": island(2.5, 7)}, phases=phases)
+    again = Kit(path)
+    assert again.history.columns() == kit.history.columns()
+    assert again.history.totals == kit.history.totals
+    assert again.history.added == 40
+    again.rounds(40, loss=2.0)
+    assert Kit(path).history.columns()["columns"]["round"] == list(range(41))
+
+
+def test_a_restart_after_thinning_counts_tokens_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path, max_rows=32)
+    kit.rounds(*range(200), islands={"a": island(2.0, 5)})
+    again = Kit(path, max_rows=32)
+    assert again.history.totals == {"a": 1000}
+    assert again.history.columns() == kit.history.columns()
+    assert len(path.read_text().splitlines()) <= 33
+
+
+def test_another_run_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    Kit(path).rounds(0, 1, 2)
+    other = History(path)
+    other.begin("ffff")
+    assert len(other) == 0
+    assert json.loads(path.read_text())["run"] == "ffff"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]\n",
+        '{"run": "8c41"}\n',
+        "\x00" * 100,
+        '{"run": "8c41", "schema": 9, "totals": {}}',
+    ],
+)
+def test_a_damaged_file_is_started_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(text)
+    kit = Kit(path)
+    kit.rounds(0)
+    assert len(kit.history) == 1
+    assert len(Kit(path).history) == 1
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    Kit(path).rounds(0, 1)
+    with path.open("a") as file:
+        file.write('[[2,1],{}]\n[[1,"x"]]\nnull\n{"a":1}\n[[3,')
+    assert Kit(path).history.columns()["columns"]["round"] == [0, 1]
+
+
+def test_a_full_disk_costs_rows_of_the_file_only(tmp_path: Path) -> None:
+    kit = Kit(tmp_path / "gone" / "history.jsonl")
+    kit.rounds(0, 1)
+    assert len(kit.history) == 2
+    assert kit.history.lost == 3  # its head and two rows
