@@ -108,6 +108,8 @@ class Owning:
         passed = asyncio.Event()
         self.wiring.transport.post(lambda: _tell(loop, passed.set))
         await passed.wait()
+        for part in self._parts.values():
+            part.overseer = None  # a cancelled task keeps its frame, and that the part
         self._parts.clear()
         self.held = _nobody
 

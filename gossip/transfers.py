@@ -82,6 +82,7 @@ class Transfers:
                     )
                 finally:
                     self.bytes_sent += feed.given
+                    _let_go(feed)
             except Unreachable as error:
                 if error.why is not Why.RESET or not left or self.closed:
                     raise
@@ -111,6 +112,15 @@ class Transfers:
         self._receiving[what] += 1
         try:
             await incoming.into(drain)
+            self.bytes_received += drain.length
         finally:
             self._receiving[what] -= 1
-        self.bytes_received += drain.length
+            _let_go(drain)
+
+
+def _let_go(body: CountingFeed | SizedDrain) -> None:
+    """Drop what a body refers to: whoever moved it may be kept until the garbage collector comes.
+
+    The parts of rounds that are over would add up to several times the vector meanwhile.
+    """
+    vars(body).clear()
