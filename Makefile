@@ -5,6 +5,8 @@
 #   make test         the fast tests            make test ARGS="-k wire"
 #   make test-swarm   real processes that are killed, minutes each
 #   make test-browser the dashboard in a headless chromium, where there is one
+#   make test-faults  every fault at every stage of a round, as root on Linux, 12 minutes
+#   make test-slow    256 members on a virtual clock
 #   make lint         style, types, and which package may import which
 #   make clean        remove .venv and caches
 
@@ -13,7 +15,8 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.complete
 
-.PHONY: demo test test-swarm test-browser lint lint-style lint-format lint-types lint-imports format clean
+.PHONY: demo test test-swarm test-faults test-slow test-browser lint lint-style lint-format lint-types \
+	lint-imports format clean
 
 demo: $(STAMP)
 	$(BIN)/python -m node demo $(ARGS)
@@ -26,6 +29,12 @@ test-swarm: $(STAMP)
 
 test-browser: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
+
+test-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults $(ARGS)
+
+test-slow: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 # targets of their own, so that `make --keep-going lint` shows everything there is
 lint: lint-style lint-format lint-types lint-imports

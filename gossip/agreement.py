@@ -121,6 +121,7 @@ class Agreement:
     _asked: Prepare | None = None
     _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
+    _voted_hash: bytes = b""  # of the outcome voted for: it is long, and every vote is compared
 
     @property
     def me(self) -> PeerId:
@@ -334,13 +335,14 @@ class Agreement:
             return []
         outcome = cert.outcome_of(plan, results, self.place.work)
         self.voted = (self._ballot(), outcome)
+        self._voted_hash = cert.outcome_hash(outcome)
         vote = cert.sign_vote(
             self.identity,
             self.place.run,
             self.place.fragment,
             self.place.round,
             self._ballot(),
-            cert.outcome_hash(outcome),
+            self._voted_hash,
         )
         slot = (self._ballot(), vote.outcome)
         self._votes.setdefault(slot, {})[self.me] = vote.signature
@@ -362,7 +364,7 @@ class Agreement:
         valid = {peer: sign for peer, sign in votes.items() if peer in roster}
         if len(valid) < cert.majority(roster):
             return []
-        if self.voted is not None and cert.outcome_hash(self.voted[1]) == hash_:
+        if self.voted is not None and self._voted_hash == hash_:
             self.certificate = cert.certify(self.place.run, ballot, roster, self.voted[1], valid)
             return [Decided(self.certificate)]
         if self._reported_elsewhere:

@@ -272,6 +272,7 @@ class Exchange:
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
         """Pull a part from its owner or from any other member."""
         key = key_of(result)
+        await self._while_it_comes(key, plan.patience_s)
         sources = [result.owner, *(peer for peer in plan.roster if peer != result.owner)]
         for peer in [peer for peer in sources if peer != self.me] * 2:
             if key in self.parts:
@@ -288,6 +289,13 @@ class Exchange:
                 return
         if key not in self.parts:
             self.listener.lost(result)
+
+    async def _while_it_comes(self, key: PartKey, patience: float) -> None:
+        """Wait as long as a part is on its way here already and moves: nobody sends it twice."""
+        moved = -1
+        while (inflow := self._inflows.get(key)) is not None and inflow.moved != moved:
+            moved = inflow.moved
+            await asyncio.sleep(patience / 4)
 
     async def _watch(self, key: PartKey, plan: Plan) -> None:
         """Blame the owner of a part that does not come and does not move.

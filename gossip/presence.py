@@ -25,12 +25,14 @@ from protocols.errors import (
     Stale,
     TransportError,
     Unreachable,
+    Why,
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce, Known
 
 LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
+TRIES = 3  # of an announcement whose connection breaks
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 MAX_ENVELOPE_BYTES = 4096
@@ -122,14 +124,18 @@ class Presence:
             await asyncio.sleep(self.membership.patience.heartbeat_s)
 
     async def _tell(self, peer: PeerId, envelope: bytes) -> None:
-        try:
-            await self.wiring.transport.call(peer, "announce", envelope, timeout=CALL_TIMEOUT_S)
-        except Unreachable:
-            self.unreachable(peer)
-        except TransportError:
-            return  # silence is noticed by itself
-        else:
-            self.contact(peer)
+        for left in reversed(range(TRIES)):
+            try:
+                await self.wiring.transport.call(peer, "announce", envelope, timeout=CALL_TIMEOUT_S)
+            except Unreachable as error:
+                if error.why is Why.RESET and left:
+                    continue  # old connections may all have broken: that is not the peer's death
+                self.unreachable(peer)
+            except TransportError:
+                return  # silence is noticed by itself
+            else:
+                self.contact(peer)
+            return
 
     # --- listening -----------------------------------------------------------------------------
 

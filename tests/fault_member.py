@@ -9,42 +9,55 @@ the parent and stands still until that has done something to its link.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from gossip_kit import announce_of
 from simulated_swarm import RUN, ToyReplica
 
-from gossip.driver import Hooks, Swarm
+from gossip.driver import Hooks
 from gossip.exchange import Exchange, Wiring
 from gossip.membership import Membership, Patience
 from gossip.planning import Rules
 from gossip.presence import Presence
-from gossip.round import Instruction, Round, Send, Work
+from gossip.round import Instruction, Round, Work
+from node.bench.watching import Stage as Passed
+from node.bench.watching import Watch, WatchedSwarm
+from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
+from protocols.errors import TransportError
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Certificate, PartResult, Plan, Vote
-from protocols.transport import Buffer, Incoming, Outgoing
+from protocols.messages import Certificate, Plan
+from protocols.transport import Buffer, Feed
 
 Role = Literal["member", "owner", "leader"]
 Stage = Literal["before sending", "in the middle of sending", "after merging", "before certifying"]
+STAGES: dict[Passed, Stage] = {
+    Passed.PLANNED: "before sending",  # and the leader has not sent its plan either
+    Passed.MERGED: "after merging",
+    Passed.CERTIFYING: "before certifying",
+}  # for the middle, bytes on the wire are counted
 Action = Literal["kill", "stop", "tell", "double", "spoil"]
 
 CLONE_NEWNET = 0x40000000
+WINDOW_S = 0.1
+WINDOWS = 20
+WINDOW_BYTES = 16 * 1024
 POLL_S = 0.002  # how often the bytes that went out are looked at
 ASK_S = 0.05  # until all are there
 KEPT = 64  # rounds, for those who were away
-PATIENCE = Patience()
 
 
 @dataclass(frozen=True)
@@ -61,14 +74,20 @@ class Trap:
 class Setup:
     """What a member is started with."""
 
-    seed: bytes
+    number: int  # whose identity it has
     listen: str
     addresses: dict[PeerId, str]  # of the others
-    namespace: str  # a file that names it; empty: where the parent is
     size: int  # elements
     codec: str
     think: float  # seconds of training between rounds
+    patience: Patience
+    namespace: str = ""  # a file that names it; empty: where the parent is
     trap: Trap | None = None
+
+
+def identity_of(number: int) -> Identity:
+    """The same in every run."""
+    return Identity.from_seed((number + 1).to_bytes(32, "big"))
 
 
 def enter(namespace: str) -> None:
@@ -80,10 +99,38 @@ def enter(namespace: str) -> None:
         os.close(file)
 
 
-def sent_bytes() -> int:
-    """Bytes that have left this namespace on the wire so far, headers included."""
+def wire_bytes() -> tuple[int, int]:
+    """Bytes that have come into and left this namespace so far, headers included."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
-    return sum(int(line.split()[9]) for line in lines[2:] if not line.lstrip().startswith("lo:"))
+    found = [line.split() for line in lines[2:] if not line.lstrip().startswith("lo:")]
+    return sum(int(words[1]) for words in found), sum(int(words[9]) for words in found)
+
+
+def sent_bytes() -> int:
+    """Bytes that have left this namespace."""
+    return wire_bytes()[1]
+
+
+class Meter(threading.Thread):
+    """Measures in passing what the link carries: the most in a window, of the last few seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.download = self.upload = 0.0  # bytes a second; 0: not known yet
+
+    def run(self) -> None:
+        downs: deque[float] = deque(maxlen=WINDOWS)
+        ups: deque[float] = deque(maxlen=WINDOWS)
+        before, then = wire_bytes(), time.monotonic()
+        while True:
+            time.sleep(WINDOW_S)
+            bytes_, now = wire_bytes(), time.monotonic()
+            for way, rates in enumerate((downs, ups)):
+                count = bytes_[way] - before[way]
+                if count >= WINDOW_BYTES:  # less is no load
+                    rates.append(count / (now - then))
+            before, then = bytes_, now
+            self.download, self.upload = max(downs, default=0.0), max(ups, default=0.0)
 
 
 def main(pipe: Connection, setup: Setup) -> None:
@@ -95,45 +142,16 @@ def main(pipe: Connection, setup: Setup) -> None:
 
 
 @dataclass
-class TrappedSwarm(Swarm):
-    """A swarm member that passes its trap at every stage."""
+class TrappedSwarm(WatchedSwarm):
+    """A swarm member that reports its plans, and shows them to its trap."""
 
-    trap: Sprung | None = None
-    told: Callable[..., None] = lambda **fact: None
+    planned: Callable[[Plan], None] = lambda plan: None
 
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Work) and of is self.round:
-                self._on_plan(instruction.plan)
-            if isinstance(instruction, Send) and isinstance(instruction.message, Vote):
-                self._pass("before certifying")
+                self.planned(instruction.plan)
         super().carry_out(of, instructions)
-
-    def held(self, result: PartResult) -> None:
-        merges = self.trap is None or self.trap.setup.role != "member"
-        if result.owner == self.me or not merges:
-            self._pass("after merging")
-        super().held(result)
-
-    def _on_plan(self, plan: Plan) -> None:
-        parts = [(part.start, part.stop, part.owner) for part in plan.parts]
-        self.told(
-            event="plan",
-            round=plan.round,
-            ballot=(plan.epoch, plan.ballot),
-            leader=plan.leader,
-            expected=plan.expected_s,
-            patience=plan.patience_s,
-            parts=parts,
-            sent=sent_bytes(),
-        )
-        if self.trap is not None:
-            self.trap.planned(plan, self.rules)
-            self._pass("before sending")
-
-    def _pass(self, stage: Stage) -> None:
-        if self.trap is not None:
-            self.trap.passing(stage, self.round.place.round)
 
 
 @dataclass
@@ -153,7 +171,9 @@ class Sprung:
         """Note whether this is the round; it is the first one in which the role is right."""
         owns = sum(part.stop - part.start for part in plan.parts if part.owner == self.me)
         leads = plan.leader == self.me
-        role = "leader" if leads else "owner" if owns else "member"
+        role = "leader" if leads else "owner" if owns > rules.size / 8 else "member"
+        if owns and role == "member":
+            return  # neither the one nor the other
         gives = any(c.peer == self.me and c.active for c in plan.contributors)
         right = role == self.setup.role and gives and (plan.epoch, plan.ballot) == (0, 0)
         if self.round is not None or plan.round < self.setup.first or not right:
@@ -164,16 +184,21 @@ class Sprung:
             half = int(rules.encoded_bytes(0, rules.size) * other / 2)
             threading.Thread(target=self._watch, args=(sent_bytes() + half,), daemon=True).start()
 
-    def passing(self, stage: Stage, round_: int) -> None:
+    def passing(self, passed: Passed, round_: int) -> None:
         """Spring if it is time."""
-        if stage != self.setup.stage or round_ != self.round:
+        if STAGES.get(passed) == self.setup.stage:
+            self.spring(round_)
+
+    def spring(self, round_: int) -> None:
+        """Spring if this is the round."""
+        if round_ != self.round:
             return
         with self._lock:
             if self.done:
                 return
             self.done = True
         action = self.setup.action
-        self.told(event="sprung", round=round_, stage=stage)
+        self.told(event="sprung", round=round_)
         match action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -190,7 +215,7 @@ class Sprung:
         while sent_bytes() < until:
             time.sleep(POLL_S)
         assert self.round is not None
-        self.passing("in the middle of sending", self.round)
+        self.spring(self.round)
 
 
 class Meddling:
@@ -218,46 +243,48 @@ class Meddling:
         return first
 
     async def push(
-        self, peer: PeerId, name: str, header: bytes, body: Any, *, timeout: float
+        self, peer: PeerId, name: str, header: bytes, body: Feed, *, timeout: float
     ) -> bytes:
-        """The push, and the same bytes again afterwards."""
+        """The push, with one bit flipped in it, or the same bytes once more afterwards."""
         if self.spoils and name == "merged":
-            body = again([spoilt(await everything(body))])
+            body = Spoilt(body)
         if not self.doubles:
             return await self.inner.push(peer, name, header, body, timeout=timeout)
-        data = await everything(body)
-        first, _ = await asyncio.gather(
-            self.inner.push(peer, name, header, again([data]), timeout=timeout),
-            self.inner.push(peer, name, header, again([data]), timeout=timeout),
-            return_exceptions=True,
-        )
-        if isinstance(first, BaseException):
-            raise first
-        return first
-
-    def pull(self, *arguments: Any, **options: Any) -> AbstractAsyncContextManager[Incoming]:
-        return self.inner.pull(*arguments, **options)
+        copied = Copied(body)
+        reply = await self.inner.push(peer, name, header, copied, timeout=timeout)
+        with contextlib.suppress(TransportError):  # it is not wanted any more
+            again = BufferFeed(bytes(copied.copy))
+            await self.inner.push(peer, name, header, again, timeout=timeout)
+        return reply
 
 
-async def everything(body: Outgoing) -> bytes:
-    """All of a body."""
-    return b"".join([bytes(chunk) async for chunk in body.chunks])
+class Copied:
+    """A feed of which a copy is kept."""
+
+    def __init__(self, inner: Feed) -> None:
+        self.inner, self.copy = inner, bytearray()
+
+    @property
+    def length(self) -> int:
+        return self.inner.length
+
+    def next(self) -> Buffer | None:
+        piece = self.inner.next()
+        self.copy += piece or b""
+        return piece
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        self.inner.attach(wake)
 
 
-def again(pieces: list[bytes]) -> Outgoing:
-    """A body of these bytes."""
+class Spoilt(Copied):
+    """A feed whose first bit is another."""
 
-    async def chunks() -> AsyncIterator[Buffer]:
-        for piece in pieces:
-            yield piece
-
-    return Outgoing(sum(map(len, pieces)), chunks())
-
-
-def spoilt(data: bytes) -> bytes:
-    """The same but for one bit."""
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    def next(self) -> Buffer | None:
+        first, piece = not self.copy, super().next()
+        if piece is None or not first:
+            return piece
+        return bytes([piece[0] ^ 1]) + bytes(piece[1:])
 
 
 class Member:
@@ -272,6 +299,10 @@ class Member:
         with self._lock:
             self.pipe.send({"time": time.monotonic(), **fact})
 
+    def sent(self) -> dict[PeerId, int]:
+        """Bytes of bodies sent so far, by peer."""
+        return {p: s.bytes_out for p, s in self.transport.stats.by_peer.items()}
+
     def wait(self) -> None:
         """Stand still until the parent has done its part."""
         self.pipe.recv()
@@ -283,7 +314,7 @@ class Member:
     async def live(self) -> None:
         """Take part until killed."""
         setup = self.setup
-        identity = Identity.from_seed(setup.seed)
+        identity = identity_of(setup.number)
         loop = asyncio.get_running_loop()
         codec = RangeCodec(setup.codec, dense=setup.size - 1000)
         everybody = tuple(sorted([identity.peer_id, *setup.addresses]))
@@ -301,37 +332,17 @@ class Member:
             wiring = Wiring(
                 self.transport, identity, RUN, codec, spawn, asyncio.to_thread, loop.time
             )
-            place = replica.place
-            announce = Announce(
-                peer=identity.peer_id,
-                role="island",
-                status="active",
-                incarnation=1,
-                addresses=(),
-                version="0",
-                region="",
-                round=0,
-                head=place.previous,
-                state=place.state,
-                work=0,
+            announce = announce_of(
+                identity.peer_id,
+                replica.place,
                 ready=False,
-                tokens=0,
-                steps=0,
-                weight=0.0,
                 eta=setup.think,
-                tokens_per_second=0.0,
-                steps_per_second=0.0,
                 upload=0.0,
                 download=0.0,
-                loss=0.0,
-                validation_loss=0.0,
-                total_tokens=0,
-                sketch_round=0,
-                sketch=b"",
             )
             presence = Presence(
                 wiring,
-                Membership(identity.peer_id, PATIENCE),
+                Membership(identity.peer_id, setup.patience),
                 announce,
                 lambda: replica.place,
                 wall=time.time,
@@ -344,7 +355,7 @@ class Member:
                     round=certificate.outcome.round,
                     certificate=certificate.encode(),
                     state=replica.place.state,
-                    sent=sent_bytes(),
+                    sent=self.sent(),
                 )
                 moved.set()
 
@@ -360,8 +371,24 @@ class Member:
             trap = None
             if setup.trap is not None:
                 trap = Sprung(setup.trap, identity.peer_id, self.tell, self.wait, self.meddle)
+
+            def planned(plan: Plan) -> None:
+                self.tell(
+                    event="plan",
+                    round=plan.round,
+                    ballot=(plan.epoch, plan.ballot),
+                    leader=plan.leader,
+                    expected=plan.expected_s,
+                    patience=plan.patience_s,
+                    parts=[(part.start, part.stop, part.owner) for part in plan.parts],
+                    sent=self.sent(),
+                )
+                if trap is not None:
+                    trap.planned(plan, rules)
+
+            watch = Watch() if trap is None else Watch(trap.passing)
             swarm = TrappedSwarm(
-                wiring, replica, rules, presence, hooks, KEPT, trap=trap, told=self.tell
+                wiring, replica, rules, presence, hooks, KEPT, watch=watch, planned=planned
             )
             while len(presence.membership.islands) < len(setup.addresses):
                 for peer in setup.addresses:
@@ -370,23 +397,25 @@ class Member:
             group.create_task(swarm.run())
             group.create_task(self._train(swarm, replica, moved))
 
-    async def _train(self, swarm: Swarm, replica: ToyReplica, moved: asyncio.Event) -> None:
+    async def _train(self, swarm: TrappedSwarm, replica: ToyReplica, moved: asyncio.Event) -> None:
+        meter = Meter()
+        meter.start()
         while True:
             round_ = replica.place.round
+            swarm.watch.begin(round_)
             swarm.update(eta=self.setup.think, ready=False)
             await asyncio.sleep(self.setup.think)
             if replica.place.round != round_:
                 continue
-            replica.train(int.from_bytes(self.setup.seed[:2], "big") + 1000 * round_)
-            speeds = list(self.transport.stats.by_peer.values())
+            replica.train(self.setup.number + 1000 * round_)
             swarm.update(
                 ready=True,
                 tokens=1000,
                 steps=10,
                 weight=1000.0,
                 eta=0.0,
-                upload=max((s.upload or 0.0 for s in speeds), default=0.0),
-                download=max((s.download or 0.0 for s in speeds), default=0.0),
+                upload=meter.upload,
+                download=meter.download,
             )
             while replica.place.round == round_:
                 moved.clear()

@@ -18,10 +18,10 @@ BUFFER = 128 * 1024  # little is under way in here: senders shall notice what re
 NO_LINGER = struct.pack("ii", 1, 0)  # close with a reset
 
 
-def main(pipe: Connection, namespace: str, host: str, routes: dict[int, str]) -> None:
-    """Pass on what comes to each port of ``routes`` to its address, until killed."""
+def main(pipe: Connection, namespace: str, routes: dict[str, str]) -> None:
+    """Pass on what comes to each address of ``routes`` to the other one, until killed."""
     enter(namespace)
-    asyncio.run(Relay(host, routes).run(pipe))
+    asyncio.run(Relay(routes).run(pipe))
 
 
 @dataclass(eq=False)
@@ -52,13 +52,14 @@ class Way:
 class Relay:
     """The connections that go through here."""
 
-    def __init__(self, host: str, routes: dict[int, str]) -> None:
-        self.host, self.routes = host, routes
+    def __init__(self, routes: dict[str, str]) -> None:
+        self.routes = routes
         self.ways: set[Way] = set()
 
     async def run(self, pipe: Connection) -> None:
-        for port, address in self.routes.items():
-            await asyncio.start_server(self._taker(address), self.host, port, limit=PIECE)
+        for here, there in self.routes.items():
+            host, _, port = here.rpartition(":")
+            await asyncio.start_server(self._taker(there), host, int(port), limit=PIECE)
         pipe.send("ready")
         commands: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()

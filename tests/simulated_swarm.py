@@ -129,6 +129,7 @@ class SimulatedSwarm:
     patience: Patience
     rules: Rules
     members: dict[PeerId, Member] = field(default_factory=dict)
+    said: dict[PeerId, tuple[float, bytes]] = field(default_factory=dict)  # when, and what
     incarnations: dict[PeerId, int] = field(default_factory=dict)
     stopped: set[PeerId] = field(default_factory=set)
     tokens: dict[PeerId, int] = field(default_factory=dict)  # of a contribution, else 1000
@@ -217,9 +218,9 @@ class SimulatedSwarm:
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
                 member_group.append(group)
-                for other in self.members.values():
-                    if other.peer != peer and other.peer not in self.stopped:
-                        swarm.presence.learn(other.swarm.presence.envelope())
+                for other in self.living():
+                    if other.peer != peer:
+                        swarm.presence.learn(self.envelope(other))
                 group.create_task(swarm.run())
                 group.create_task(self._train(swarm, replica, moved))
 
@@ -227,6 +228,13 @@ class SimulatedSwarm:
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
+
+    def envelope(self, member: Member) -> bytes:
+        """What a member says of itself; signed once, however many start at one moment."""
+        now = asyncio.get_running_loop().time()
+        if self.said.get(member.peer, (-1.0, b""))[0] != now:
+            self.said[member.peer] = (now, member.swarm.presence.envelope())
+        return self.said[member.peer][1]
 
     async def _train(self, swarm: Swarm, replica: ToyReplica, moved: asyncio.Event) -> None:
         while True:
@@ -286,7 +294,7 @@ async def simulated_swarm(
     mix: Mix = MEAN,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
-    identities = [Identity.from_seed(bytes([i + 1, i // 256]) * 16) for i in range(count)]
+    identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
     range_codec = RangeCodec(codec, dense=size - 1000)
     rules = Rules(size, codec, range_codec.encoded_size, mix=mix)
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
@@ -304,10 +312,6 @@ async def simulated_swarm(
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)
-        for member in swarm.members.values():
-            for other in swarm.members.values():
-                if other is not member:
-                    member.swarm.presence.learn(other.swarm.presence.envelope())
         yield swarm
         for member in swarm.members.values():
             member.task.cancel()

@@ -16,6 +16,7 @@ from gossip.membership import Patience
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link
+from protocols.messages import Certificate
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -231,6 +232,26 @@ def test_many_members(count: int, rounds: int) -> None:
                 assert member.behind == []
             counted = sum(m.replica.counted for m in swarm.members.values())
             assert counted > 0.9 * sum(lengths)  # the grace goes by who is late
+
+    virtual_time.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_and_fifty_six_members() -> None:
+    async def main() -> None:
+        patience = Patience(heartbeat_s=60.0)
+        async with simulated_swarm(256, think=(0.4, 0.5), patience=patience) as swarm:
+            members = list(swarm.members.values())
+            while min(len(m.replica.history) for m in members) < 1:
+                await asyncio.sleep(0.1)
+                assert asyncio.get_running_loop().time() < 5.0
+            swarm.agree()
+            newest = members[0].swarm.ledger.newest()
+            assert newest is not None
+            assert len(newest.outcome.contributors) > 0.9 * len(members)
+            assert len(newest.encode()) < Certificate.MAX_BYTES / 4
+            assert not any(m.rejected for m in members)
 
     virtual_time.run(main())
 
