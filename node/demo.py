@@ -56,6 +56,8 @@ class Summary:
 class IslandProcess:
     """One island of the demonstration."""
 
+    program: tuple[str, ...] = ("-m", "node")
+
     def __init__(self, name: str, root: Path, threads: int) -> None:
         self.name, self.dir, self.threads = name, root / name, threads
         self.dir.mkdir(parents=True)
@@ -65,7 +67,7 @@ class IslandProcess:
     def start(self, *arguments: str) -> None:
         """Run ``node start`` for this island."""
         command = [
-            *(sys.executable, "-m", "node", "start"),
+            *(sys.executable, *self.program, "start"),
             *("--dir", str(self.dir), "--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"),
             *("--name", self.name, "--threads", str(self.threads), "--device", "cpu"),
             *("--checkpoint-every", "2", *arguments),
@@ -190,6 +192,7 @@ class Demo:
         first = self._new(*settings)
         self._until(lambda: bool(first.join_address()), READY_TIMEOUT_S, "the first island starts")
         self.address = first.join_address()
+        self.print(f"watch them at http://{first.events('started')[-1]['api']}/")
         for _ in range(self.count - 1):
             self._new("--peers", self.address)
         self.print(f"{self.count} islands; another machine would join with:")
