@@ -288,6 +288,11 @@ class Member:
             watch.pass_(Stage.READY)
             swarm.update(ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0)
             await replica.moved.wait()
+            speeds = transport.stats.by_peer.values()
+            swarm.presence.note(  # the next plan's parts and patience follow from them
+                upload=max((speed.upload or 0.0 for speed in speeds), default=0.0),
+                download=max((speed.download or 0.0 for speed in speeds), default=0.0),
+            )
             self.took(
                 Taken(
                     round_,
