@@ -1,0 +1,290 @@
+"""Parts whose slices are kept: merged column by column, or weighed first and merged then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from gossip_kit import leader, plan_of
+
+from diloco import robust
+from gossip.judging import ColumnMerge, KeptMerge, WeighedMerge
+from gossip.merging import AT_A_TIME, PartMerge, SliceDrain
+from gossip.slicing import SliceFeed
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.errors import Malformed, NonFinite
+from protocols.identity import Identity, PeerId
+
+MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
+PEERS = [c.peer for c in plan_of(leader(MEMBERS), MEMBERS).contributors]
+ME, *OTHERS = PEERS
+START, STOP = 1024, 1024 + 5 * CHUNK // 2
+CODECS = ["fp32", "int8"]
+ERRORS = {"fp32": 1e-5, "int8": 2e-2}
+
+
+class Values:
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(self.values[start - START : stop - START])
+
+
+@dataclass
+class Owner:
+    """A merge of mine and three others' slices, driven by hand."""
+
+    kind: type[PartMerge]
+    codec_name: str = "fp32"
+    more: dict[str, Any] = field(default_factory=dict)
+    posted: list[Callable[[], None]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    merge: Any = field(init=False)
+    values: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.codec = RangeCodec(self.codec_name, dense=STOP - 777)
+        generator = torch.Generator().manual_seed(7)
+        self.values = torch.randn(4, STOP - START, generator=generator)
+        if issubclass(self.kind, KeptMerge):
+            self.more.setdefault("order", PEERS)
+        if self.kind is WeighedMerge:
+            self.more.setdefault("judged", lambda: self.told.append("judged"))
+        self.merge = self.kind(
+            self.codec,
+            START,
+            STOP,
+            shares=dict.fromkeys(PEERS, 0.25),
+            expected=PEERS,
+            me=ME,
+            post=self.posted.append,
+            begun=lambda: self.told.append("begun"),
+            finished=lambda: self.told.append("finished"),
+            **self.more,
+        )
+
+    def bring(self, peer: PeerId, chunks: int = 99) -> None:
+        first = self.merge.reached(peer)
+        source = Values(self.values[PEERS.index(peer)])
+        feed = SliceFeed(self.codec, source, START, STOP, first)
+        drain = SliceDrain(self.merge, peer, first)
+        for _ in range(min(chunks, len(self.merge.chunks) - first)):
+            data = bytes(feed.next())
+            drain.room()[: len(data)] = data
+            drain.took(len(data))
+
+    def bring_all(self) -> None:
+        self.merge.settle(Values(self.values[0]))
+        for peer in OTHERS:
+            self.bring(peer)
+        self.run()
+
+    def run(self) -> None:
+        while self.posted:
+            self.posted.pop(0)()
+
+    def result(self) -> torch.Tensor:
+        assert self.merge.done
+        found = torch.empty(STOP - START)
+        self.codec.decode(START, self.merge.result, found)
+        return found
+
+
+def close(got: torch.Tensor, want: torch.Tensor, codec: str) -> bool:
+    return bool((got - want).norm() <= ERRORS[codec] * want.norm())
+
+
+# --- column by column -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_median_of_each_element(codec: str) -> None:
+    owner = Owner(ColumnMerge, codec, {"column": robust.coordinate_median})
+    owner.bring_all()
+    want = robust.coordinate_median(owner.values, [1.0] * 4)
+    assert close(owner.result(), want, codec)
+    assert owner.told == ["begun", "finished"]
+    assert all(owner.merge.counted(peer) == STOP - START for peer in PEERS)
+
+
+def test_a_chunk_is_merged_as_soon_as_everybody_has_brought_it() -> None:
+    owner = Owner(ColumnMerge, more={"column": robust.trimmed_mean})
+    owner.merge.settle(Values(owner.values[0]))
+    owner.bring(OTHERS[0])
+    owner.bring(OTHERS[1], 2)
+    assert owner.merge.merged == 0
+    owner.bring(OTHERS[2], 1)
+    assert owner.merge.merged == 1
+    owner.merge.give_up(OTHERS[2])
+    assert owner.merge.merged == 2
+    owner.bring(OTHERS[1])
+    want = robust.trimmed_mean(owner.values, [1.0] * 4)
+    rest = robust.trimmed_mean(owner.values[:3], [1.0] * 3)
+    got = owner.result()
+    assert torch.allclose(got[:CHUNK], want[:CHUNK], atol=1e-6)
+    assert torch.allclose(got[CHUNK:], rest[CHUNK:], atol=1e-6)
+    assert owner.merge.counted(OTHERS[2]) == CHUNK
+
+
+def test_nobody_brings_anything() -> None:
+    owner = Owner(ColumnMerge, more={"column": robust.coordinate_median})
+    owner.merge.settle(None)
+    for peer in OTHERS:
+        owner.merge.give_up(peer)
+    owner.run()
+    assert not owner.result().any()
+
+
+# --- weighed first --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_products_first_then_the_sum_by_coefficients(codec: str) -> None:
+    owner = Owner(WeighedMerge, codec)
+    owner.bring_all()
+    merge = owner.merge
+    assert owner.told == ["judged"]
+    assert merge.present == PEERS
+    assert merge.merged == 0
+    wide = owner.values.double()
+    assert (merge.products - wide @ wide.T).norm() < ERRORS[codec] * (wide @ wide.T).norm()
+    coefficients = dict(zip(PEERS, [0.4, 0.3, 0.2, 0.1], strict=True))
+    merge.deal(coefficients)
+    owner.run()
+    want = torch.tensor([0.4, 0.3, 0.2, 0.1]) @ owner.values
+    assert close(owner.result(), want, codec)
+    assert owner.told == ["judged", "begun", "finished"]
+
+
+def test_who_is_left_out_is_not_counted() -> None:
+    owner = Owner(WeighedMerge)
+    owner.bring_all()
+    owner.merge.deal({ME: 0.5, OTHERS[1]: 0.5})
+    owner.run()
+    assert torch.allclose(owner.result(), (owner.values[0] + owner.values[2]) / 2, atol=1e-6)
+    assert [owner.merge.counted(peer) > 0 for peer in PEERS] == [True, False, True, False]
+
+
+def test_a_slice_that_breaks_off_is_not_present() -> None:
+    owner = Owner(WeighedMerge)
+    owner.merge.settle(Values(owner.values[0]))
+    owner.bring(OTHERS[0], 2)
+    owner.bring(OTHERS[1])
+    owner.bring(OTHERS[2])
+    assert owner.told == []
+    owner.merge.give_up(OTHERS[0])
+    owner.run()
+    assert owner.told == ["judged"]
+    assert owner.merge.present == [ME, OTHERS[1], OTHERS[2]]
+    wide = owner.values[[0, 2, 3]].double()
+    assert torch.allclose(owner.merge.products, wide @ wide.T)
+
+
+def test_without_a_contribution_of_mine() -> None:
+    owner = Owner(WeighedMerge)
+    owner.merge.settle(None)
+    for peer in OTHERS:
+        owner.bring(peer)
+    owner.run()
+    assert owner.merge.present == OTHERS
+
+
+def test_products_of_huge_values_are_finite() -> None:
+    owner = Owner(WeighedMerge)
+    owner.values[1] *= 1e30
+    owner.bring_all()
+    assert owner.merge.products.isfinite().all()
+
+
+def test_products_are_multiplied_a_few_chunks_at_a_time() -> None:
+    owner = Owner(WeighedMerge)
+    owner.merge.settle(Values(owner.values[0]))
+    for peer in OTHERS:
+        owner.bring(peer)
+    assert len(owner.merge.chunks) == AT_A_TIME
+    assert owner.told == ["judged"]
+
+
+def test_a_merge_that_was_closed_stays_silent() -> None:
+    owner = Owner(WeighedMerge)
+    owner.merge.settle(Values(owner.values[0]))
+    owner.bring(OTHERS[0])
+    owner.merge.close()
+    for peer in OTHERS:
+        owner.merge.give_up(peer)
+    owner.run()
+    assert owner.told == []
+
+
+# --- what all merges refuse -----------------------------------------------------------------------
+
+KINDS = [
+    (PartMerge, {}),
+    (ColumnMerge, {"column": robust.coordinate_median}),
+    (WeighedMerge, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "more"), KINDS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_slice_that_is_longer_than_announced(
+    kind: type[PartMerge], more: dict[str, Any], codec: str
+) -> None:
+    """The chunks up to the one with which it became too long are kept."""
+    owner = Owner(kind, codec, dict(more))
+    first = owner.values[1, :CHUNK].norm().item()
+    limits = {OTHERS[0]: 1.1 * first, OTHERS[1]: 1.1 * owner.values[2].norm().item()}
+    owner = Owner(kind, codec, dict(more) | {"limits": limits})
+    owner.bring(OTHERS[0], 1)
+    with pytest.raises(Malformed, match="longer"):
+        owner.bring(OTHERS[0])
+    owner.bring(OTHERS[1])
+    assert owner.merge.elements(OTHERS[0]) == CHUNK
+    assert owner.merge.elements(OTHERS[1]) == STOP - START
+    assert owner.merge.waits_for() == {OTHERS[2]}
+
+
+@pytest.mark.parametrize(("kind", "more"), KINDS)
+def test_who_announces_nothing_may_send_zeros_only(
+    kind: type[PartMerge], more: dict[str, Any]
+) -> None:
+    owner = Owner(kind, more=dict(more) | {"limits": dict.fromkeys(PEERS, 0.0)})
+    owner.values[1] = 0
+    owner.bring(OTHERS[0])
+    with pytest.raises(Malformed, match="longer"):
+        owner.bring(OTHERS[1])
+
+
+@pytest.mark.parametrize(("kind", "more"), KINDS)
+def test_a_value_that_is_not_finite(kind: type[PartMerge], more: dict[str, Any]) -> None:
+    owner = Owner(kind, more=dict(more))
+    data = torch.full((CHUNK,), float("nan")).view(torch.uint8)
+    with pytest.raises(NonFinite):
+        owner.merge.add(OTHERS[0], 0, data)
+    assert OTHERS[0] not in owner.merge.waits_for()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_scales_of_the_mean(codec: str) -> None:
+    """What is scaled down is not given to the others."""
+    scales = dict(zip(PEERS, [1.0, 0.5, 0.0, 1.0], strict=True))
+    owner = Owner(PartMerge, codec, {"scales": scales})
+    owner.bring_all()
+    want = torch.tensor([0.25, 0.125, 0.0, 0.25]) @ owner.values
+    assert close(owner.result(), want, codec)
+
+
+def test_scales_where_somebody_is_missing() -> None:
+    scales = dict(zip(PEERS, [1.0, 0.5, 1.0, 1.0], strict=True))
+    owner = Owner(PartMerge, more={"scales": scales})
+    owner.merge.give_up(OTHERS[2])
+    owner.merge.settle(Values(owner.values[0]))
+    owner.bring(OTHERS[0])
+    owner.bring(OTHERS[1])
+    owner.run()
+    want = torch.tensor([1.0, 0.5, 1.0]) @ owner.values[:3] / 3
+    assert torch.allclose(owner.result(), want, atol=1e-5)
