@@ -8,6 +8,7 @@ each names its predecessor, and the first builds on :func:`genesis`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -224,9 +225,18 @@ def outcome_of(plan: Plan, results: Sequence[PartResult], work_before: int) -> O
 def work_after(
     before: int, contributors: Sequence[Contributor], results: Iterable[PartResult]
 ) -> int:
-    """The weight of a chain with one more round: the tokens of those who are in any part."""
-    counted = {included.contributor for result in results for included in result.included}
-    return min(before + sum(contributors[index].tokens for index in counted), MAX_WORK)
+    """The weight of a chain with one more round: the tokens that are in it.
+
+    A contributor of whom only a share of the elements was merged counts with that share of its
+    tokens, rounded down: the rest of what it has learnt is not in the chain.
+    """
+    size, merged = 0, Counter[int]()
+    for result in results:
+        size += result.stop - result.start
+        for included in result.included:
+            merged[included.contributor] += included.elements
+    tokens = sum(contributors[index].tokens * count // size for index, count in merged.items())
+    return min(before + tokens, MAX_WORK)
 
 
 def _result_bytes(run: bytes, result: PartResult) -> bytes:

@@ -7,7 +7,7 @@ round to round. What a round means for parameters is the :class:`Replica`'s busi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol
@@ -170,14 +170,21 @@ class Swarm:
         self._kick.set()
         self.presence.tell()
 
-    async def move(self, certificate: Certificate | None, lineage: Lineage) -> None:
-        """The replica was put elsewhere in the chain (a state download): start over there.
+    async def move(
+        self,
+        jump: Callable[[], Awaitable[None]],
+        certificate: Certificate | None,
+        lineage: Lineage,
+    ) -> None:
+        """Put the replica elsewhere in the chain (a state download), and start over there.
 
-        ``certificate`` is the newest one there and ``lineage`` leads to it, for those who ask on
-        what we build.
+        ``jump`` does it, once nothing reads the replica any more. ``certificate`` is the newest
+        one there and ``lineage`` leads to it, for those who ask on what we build.
         """
         async with self._advancing:
             before = self.round.place
+            await self.exchange.stop()
+            await jump()
             place = self.replica.place
             if (place.round, place.previous) == (before.round, before.previous):
                 self._forgotten = max(self._forgotten, place.round)  # votes count, and are lost
@@ -185,7 +192,6 @@ class Swarm:
             self.lineage = lineage
             if certificate is not None:
                 self.ledger.add(certificate, {})
-            await self.exchange.stop()
             self._open_round()
         await self._announce_move()
 

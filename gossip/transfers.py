@@ -19,9 +19,10 @@ from protocols.identity import PeerId
 from protocols.messages import Transfer
 from protocols.transport import Drain, Feed, Incoming
 
-TRIES = 5  # of a push whose connection breaks
+TRIES = 5  # at least, of a push that breaks again and again where it stands
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.25  # before it is tried again
 AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next try
-ASK_S = 5.0  # for the answer of where to resume
+ASK_S = 5.0  # at most, for the answer of where to resume
 
 
 class CountingFeed(Feed, Protocol):
@@ -69,10 +70,12 @@ class Transfers:
         ``ask``: it may be there already. Raises TransportError, RemoteProtocolError for an answer
         that makes no sense, and whatever the feed raises.
         """
-        for left in reversed(range(TRIES)):
+        breaks = _Breaks(self.wiring.now, timeout)
+        while True:
             try:
                 if ask:
-                    header = await self._reached(peer, name, header)
+                    header = await self._reached(peer, name, header, min(ASK_S, timeout))
+                    breaks.reached(header.done)
                     if name == "slice" and header.done == header.stop - header.start:
                         return
                 feed = feed_from(chunk_at(self.wiring.codec, header))
@@ -82,19 +85,20 @@ class Transfers:
                     )
                 finally:
                     self.bytes_sent += feed.given
-                    _let_go(feed)
+                    del feed  # it may refer to a part; this waits
             except Unreachable as error:
-                if error.why is not Why.RESET or not left or self.closed:
+                if error.why is not Why.RESET or self.closed or not breaks.bearable():
                     raise
             except RemoteRefused as error:
-                if error.code != "again" or not left:
+                if error.code != "again" or not breaks.bearable():
                     raise
             else:
                 return
+            await asyncio.sleep(breaks.pause)
             ask = True
 
-    async def _reached(self, peer: PeerId, name: str, header: Transfer) -> Transfer:
-        reply = await self.wiring.transport.call(peer, name, header.encode(), timeout=ASK_S)
+    async def _reached(self, peer: PeerId, name: str, header: Transfer, timeout: float) -> Transfer:
+        reply = await self.wiring.transport.call(peer, name, header.encode(), timeout=timeout)
         done = Transfer.decode(reply).done
         if done > header.stop - header.start:
             raise Malformed("it has more than there is")
@@ -115,12 +119,34 @@ class Transfers:
             self.bytes_received += drain.length
         finally:
             self._receiving[what] -= 1
-            _let_go(drain)
 
 
-def _let_go(body: CountingFeed | SizedDrain) -> None:
-    """Drop what a body refers to: whoever moved it may be kept until the garbage collector comes.
+class _Breaks:
+    """Breaks of one transfer, since it last came further.
 
-    The parts of rounds that are over would add up to several times the vector meanwhile.
+    It may break as often as it likes while it comes further from break to break. Where it does
+    not it is given up after :data:`TRIES` tries, but not before ``patience`` seconds.
     """
-    vars(body).clear()
+
+    def __init__(self, now: Callable[[], float], patience: float) -> None:
+        self._now, self._patience = now, patience
+        self._done = -1
+        self._count = 0
+        self._since = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next try."""
+        return min(FIRST_PAUSE_S * 2.0 ** (self._count - 1), LAST_PAUSE_S)
+
+    def reached(self, done: int) -> None:
+        """The other end has so many elements."""
+        if done > self._done:
+            self._done, self._count = done, 0
+
+    def bearable(self) -> bool:
+        """It broke again: whether to try once more."""
+        if not self._count:
+            self._since = self._now()
+        self._count += 1
+        return self._count < TRIES or self._now() < self._since + self._patience

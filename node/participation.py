@@ -355,9 +355,11 @@ class Participation:
         keep = "local" if missed <= self.replica.manifest.rounds.max_staleness else "nothing"
         if ending is Ending.FORKED:
             keep = "all"
-        async with self.swarm.still():
-            await self.replica.jump(base, momentum, state, keep=keep)
-        await self.swarm.move(state.certificate, state.lineage)
+        await self.swarm.move(
+            lambda: self.replica.jump(base, momentum, state, keep=keep),
+            state.certificate,
+            state.lineage,
+        )
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         self.reporter.on_peer(peer, what, why)

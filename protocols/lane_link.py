@@ -17,7 +17,7 @@ from protocols.errors import LocalProtocolError, Malformed, Unreachable, Why
 from protocols.identity import PeerId, public_key
 from protocols.lane import Lane
 from protocols.lane_bodies import ChunkDrain
-from protocols.lane_moves import Receiving, Sending
+from protocols.lane_moves import Done, Receiving, Sending
 from protocols.lane_wire import PREAMBLE, Frame, claim, claim_frame, preamble_frame
 from protocols.reactor import Reactor
 from protocols.transport import Drain, Feed
@@ -26,25 +26,23 @@ from protocols.transport import Drain, Feed
 class Transfer:
     """Something under way on a lane; ``ended`` carries its error, ``moved()`` its bytes so far."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.ended: asyncio.Future[None] = loop.create_future()
-        self.what: Receiving | Sending
-
-    def done(self, error: BaseException | None) -> None:
-        """The end, told on the data thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.settle, error)
+    def __init__(self, what: Receiving | Sending, ended: asyncio.Future[None]) -> None:
+        self.what = what
+        self.ended = ended
 
     def settle(self, error: BaseException | None) -> None:
         """The end, on the event loop."""
-        if self.ended.done():
-            return
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-            self.ended.exception()  # whoever started two transfers may look at one only
+        _settle(self.ended, error)
+
+
+def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
+        ended.exception()  # whoever started two transfers may look at one only
 
 
 class Link:
@@ -122,9 +120,9 @@ class Link:
 
     def start_sending(self, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
         """Send a few bytes and a feed."""
-        transfer = Transfer(self._loop)
-        sending = Sending(head, feed, stall=stall, done=transfer.done)
-        transfer.what = sending
+        ended, done = self._ending()
+        sending = Sending(head, feed, stall=stall, done=done)
+        transfer = Transfer(sending, ended)
         if not self._post(lambda: self.lane.send(sending)):
             transfer.settle(self._closed())
         return transfer
@@ -133,14 +131,29 @@ class Link:
         self, drain: Drain, length: int, *, stall: float, last: bool = False
     ) -> Transfer:
         """Fill a drain with ``length`` bytes; with ``last`` nothing is to come behind them."""
-        transfer = Transfer(self._loop)
+        ended, done = self._ending()
         receiving = Receiving(
-            drain, length, stall=stall, min_rate=self._min_rate, last=last, done=transfer.done
+            drain, length, stall=stall, min_rate=self._min_rate, last=last, done=done
         )
-        transfer.what = receiving
+        transfer = Transfer(receiving, ended)
         if not self._post(lambda: self.lane.receive(receiving)):
             transfer.settle(self._closed())
         return transfer
+
+    def _ending(self) -> tuple[asyncio.Future[None], Done]:
+        """How the data thread tells the end of a transfer.
+
+        It does not refer to the transfer: that refers to what is under way, which has this, and a
+        cycle would keep the body until the garbage collector comes.
+        """
+        loop = self._loop
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def done(error: BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(_settle, ended, error)
+
+        return ended, done
 
     async def finish(self, transfer: Transfer) -> None:
         """Wait for its end; if we are cancelled, end it first."""

@@ -169,13 +169,21 @@ def test_the_basis_names_who_contributes_with_which_weight(identities: Identitie
         assert basis != basis_of(other)
 
 
-def test_work_counts_who_is_in_any_part(identities: Identities) -> None:
+def test_work_counts_the_share_that_is_merged(identities: Identities) -> None:
     three = identities(3)
     plan = plan_of(leader(three), three)
     results = results_of(plan, three)
     assert outcome_of(plan, results, 500).work == 800
-    only = [dataclasses.replace(result, included=(Included(1, 5),)) for result in results]
+    only = [
+        dataclasses.replace(result, included=(Included(1, result.stop - result.start),))
+        for result in results
+    ]
     assert outcome_of(plan, only, 500).work == 600
+    half = [
+        dataclasses.replace(result, included=(Included(1, (result.stop - result.start) // 2),))
+        for result in results
+    ]
+    assert outcome_of(plan, half, 500).work == 549  # rounded down
     assert outcome_of(plan, [], 500).work == 500
     assert work_after(MAX_WORK - 1, plan.contributors, results) == MAX_WORK
 
