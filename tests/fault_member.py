@@ -392,7 +392,8 @@ class Member:
             )
             while len(presence.membership.islands) < len(setup.addresses):
                 for peer in setup.addresses:
-                    await presence.ask(peer)
+                    if peer not in presence.membership.islands:
+                        await presence.ask(peer)
                 await asyncio.sleep(ASK_S)
             group.create_task(swarm.run())
             group.create_task(self._train(swarm, replica, moved))

@@ -14,10 +14,10 @@ from protocols.messages import Certificate
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
 COUNT = 32
-SIZE = 1_000_000
-ROUNDS = 3
-CROWDED = Patience(heartbeat_s=4.0)  # each has a sixteenth of a core
-MEETING_S = 120.0
+SIZE = 200_000
+ROUNDS = 2
+CROWDED = Patience(heartbeat_s=10.0)  # each has a sixteenth of a core
+MEETING_S = 180.0
 
 
 def test_thirty_two_processes_commit_rounds_with_equal_digests(record_property: Record) -> None:
