@@ -494,3 +494,45 @@ def test_survivors_that_lose_one_more_go_on() -> None:
     before = len(candidate.chain)
     world.run(world.now + 30.0)
     assert len(candidate.chain) > before + 5
+
+
+def under_way(world: World) -> tuple[Peer, list[Peer]]:
+    """Run until a round has a plan at all members, none of them done; its leader, the others."""
+    peers = list(world.peers.values())
+
+    def planned() -> bool:
+        current = [peer.round for peer in peers]
+        plans = {r.agreement.plan.leader for r in current if r and r.agreement.plan}
+        return len(plans) == 1 and all(
+            r is not None and not r.finished and r.agreement.plan is not None for r in current
+        )
+
+    while not planned():
+        assert world.now < 20.0
+        world.run(world.now + 0.01)
+    leader = next(p for p in peers if p.round and p.round.agreement.plan.leader == p.round.me)  # type: ignore[union-attr]
+    return leader, [peer for peer in peers if peer is not leader]
+
+
+def test_who_finds_most_of_the_others_at_fault_blames_nobody() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    assert leader.round is not None
+    now = world.now
+    for other in others[:2]:
+        assert leader.round.on_fault(other.identity.peer_id, now) == []
+    for later in (0.3, 0.6, 0.9):  # it leaves it to them to stand
+        sent = leader.round.tick(now + later)
+        assert not any(isinstance(i, rounds.Send) for i in sent)
+    assert leader.round.company.gone == set()
+
+
+def test_one_that_does_not_deliver_is_blamed_after_a_moment() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    assert leader.round is not None
+    now, faulty = world.now, others[0].identity.peer_id
+    assert leader.round.on_fault(faulty, now) == []
+    assert leader.round.company.gone == set()
+    leader.round.tick(now + 0.3)
+    assert leader.round.company.gone == {faulty}
