@@ -106,9 +106,11 @@ def _far(done: RoundDone) -> set[str]:
     distances = {p: item["apart"] for p, item in done.islands.items() if "apart" in item}
     if len(distances) < DRIFT_ISLANDS:
         return set()
+    ordered = sorted(distances.values())
+    middle = (len(ordered) - 2) // 2  # of the others, whoever is left out
     far = set()
     for peer, distance in distances.items():
-        usual = median(other for who, other in distances.items() if who != peer)
+        usual = ordered[middle] if distance > ordered[middle] else ordered[middle + 1]
         if distance > DRIFT_FACTOR * usual:
             far.add(peer)
     return far

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -123,6 +124,8 @@ class RoundDone(Event):
     sent_bytes: int = 0
     received_bytes: int = 0
     raw_bytes: int = 0  # what was sent, in fp32
+    codec: str = ""  # in which it was sent
+    codec_before: str = ""  # that of the round before, where it was another
     consensus: float | None = None  # relative distance to the mean before the merge
     consensus_after: float | None = None
     agreeing: int = 0  # peers whose state is equal bit for bit
@@ -340,7 +343,8 @@ class EventLog:
 
     def since(self, seq: int, limit: int = 500) -> list[Record]:
         """The oldest ``limit`` records still in memory with a higher number than ``seq``."""
-        return [record for record in self.recent if record.seq > seq][:limit]
+        newer = list(itertools.takewhile(lambda record: record.seq > seq, reversed(self.recent)))
+        return newer[::-1][:limit]
 
     def close(self) -> None:
         """Close the file; further events stay in memory."""
