@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -36,6 +36,10 @@ PURPOSE = "manifest"
 NEVER = 253_402_300_800.0  # the year 10000: a run's description does not expire
 
 Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
+CodecChoice = Literal[
+    "fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3", "auto"
+]
+FINEST_FIRST: tuple[str, ...] = get_args(Codec)
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
 
@@ -125,7 +129,10 @@ class Rounds(Section):
     inner_steps: int = Field(default=50, ge=1, le=100_000)  # H of the fastest island
     overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
     total_rounds: int = Field(default=60, ge=1)
-    codec: Codec = "int4"
+    codec: CodecChoice = "int4"
+    # for "auto": which of them, the finest first; chosen for each round by the measured links
+    codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=9)
+    exposed: float = Field(default=0.05, gt=0, le=1)  # share of a round "auto" lets it wait
     # how much of what a coarse codec lost is added to what is sent next
     feedback: float = Field(default=0.95, ge=0, le=1)
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
@@ -136,15 +143,26 @@ class Rounds(Section):
     eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
 
     @property
+    def allowed_codecs(self) -> tuple[str, ...]:
+        """Those that a round of this run may have, the finest first."""
+        return self.codecs if self.codec == "auto" else (self.codec,)
+
+    @property
     def feeds_back(self) -> bool:
         """Whether islands keep what was lost, which takes one more vector of memory."""
-        return self.codec in COARSE
+        return any(name in COARSE for name in self.allowed_codecs)
 
     @model_validator(mode="after")
-    def _feedback(self) -> Rounds:
-        if self.feeds_back and not self.feedback:
+    def _codecs(self) -> Rounds:
+        if not self.codecs or len(set(self.codecs)) != len(self.codecs):
+            raise ValueError("rounds.codecs must name at least one codec, and none twice")
+        ladder = sorted(self.codecs, key=FINEST_FIRST.index)
+        if list(self.codecs) != ladder:
+            raise ValueError("rounds.codecs must go from fine to coarse: " + ", ".join(ladder))
+        coarse = [name for name in self.allowed_codecs if name in COARSE]
+        if coarse and not self.feedback:
             raise ValueError(
-                f"rounds.feedback = 0 with codec {self.codec}: what it loses has to be sent later, "
+                f"rounds.feedback = 0 with codec {coarse[0]}: what it loses has to be sent later, "
                 "or training goes astray; set rounds.feedback, 0.95 say, or use int4"
             )
         return self
@@ -194,9 +212,10 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _momentum(self) -> Manifest:
-        if self.rounds.codec in SPARSE and (self.outer.momentum or self.outer.momentum_start):
+        sparse = [name for name in self.rounds.allowed_codecs if name in SPARSE]
+        if sparse and (self.outer.momentum or self.outer.momentum_start):
             raise ValueError(
-                f"codec {self.rounds.codec} with outer.momentum: what comes late by feedback would "
+                f"codec {sparse[0]} with outer.momentum: what comes late by feedback would "
                 "be carried on as if it were new; set outer.momentum and outer.momentum_start to 0 "
                 "(and outer.lr to 1), or use int2"
             )

@@ -224,7 +224,7 @@ class Agreement:
         self._check_candidate(sender, ballot, plan.roster)
         check_plan(plan, self.place, self.shape, self.roster, self._known)
         self._promise(ballot, plan.roster)
-        self.plan, self.basis = plan, cert.basis_of(plan.contributors)
+        self.plan, self.basis = plan, cert.basis_of(plan.codec, plan.contributors)
         return [Adopted(plan), *self._vote_if_complete()]
 
     def on_held(self, result: PartResult) -> list[Event]:

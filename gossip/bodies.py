@@ -36,7 +36,7 @@ class Wiring:
     transport: Transport
     identity: Identity
     run: bytes
-    codec: RangeCodec
+    codec: RangeCodec  # of the vector; each round's is ``codec.named(plan.codec)``
     spawn: Spawn
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     now: Callable[[], float]
@@ -87,9 +87,12 @@ def included_of(counts: Sequence[int]) -> tuple[Included, ...]:
 
 
 def chunk_at(codec: RangeCodec, header: Transfer) -> int:
-    """The number of the chunk a transfer begins with; Malformed if none begins there."""
+    """The number of the chunk a transfer begins with; Malformed if none begins there.
+
+    ``codec`` is any of the vector's; the transfer names its own.
+    """
     at = header.start + header.done
-    chunks = codec.chunks(header.start, header.stop)
+    chunks = codec.named(header.codec).chunks(header.start, header.stop)
     for index, chunk in enumerate(chunks):
         if chunk.start == at:
             return index

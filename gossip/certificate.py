@@ -82,13 +82,13 @@ def _unsigned(outcome: Outcome) -> Handover:
     )
 
 
-def basis_of(contributors: Iterable[Contributor]) -> bytes:
-    """32 bytes that name who contributes with which weight, norm and scale.
+def basis_of(codec: str, contributors: Iterable[Contributor]) -> bytes:
+    """32 bytes that name the codec, and who contributes with which weight, norm and scale.
 
     Two plans of one round may differ in it; a part merged for one is then useless to the other.
     Who was found dead (``active``) does not matter.
     """
-    hasher = blake3(_BASIS)
+    hasher = blake3(_BASIS + codec.encode() + b"\n")
     for c in contributors:
         numbers = " ".join(float(number).hex() for number in (c.weight, c.norm, c.scale))
         hasher.update(f"{c.peer} {numbers} {c.tokens}\n".encode())

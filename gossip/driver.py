@@ -150,6 +150,12 @@ class Swarm:
     def now(self) -> float:
         return self.wiring.now()
 
+    @property
+    def codec(self) -> str | None:
+        """The codec of the newest round, None if that is not known."""
+        newest = self.ledger.newest()
+        return newest.outcome.codec if newest is not None else None
+
     # --- for whoever owns this -------------------------------------------------------------------
 
     @property
@@ -373,6 +379,7 @@ class Swarm:
             lambda: self.status,
             self._abstain_until,
             forgot,
+            self.codec,
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
 

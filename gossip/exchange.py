@@ -28,6 +28,7 @@ from gossip.slicing import OwnContribution, SliceFeed, Source, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, Place, Shape, check_statement, key_of
 from protocols.errors import (
+    Malformed,
     RemoteProtocolError,
     RemoteRefused,
     TransportError,
@@ -61,7 +62,7 @@ class Exchange:
     listener: Listener
     plan: Plan | None = None
     parts: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
-    _planned: dict[PartKey, int] = field(default_factory=dict)  # number of its contributors
+    _planned: dict[PartKey, Plan] = field(default_factory=dict)  # the newest that has the part
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _transfers: Transfers = field(init=False)
     _own: OwnContribution = field(init=False)
@@ -122,7 +123,7 @@ class Exchange:
 
     def work(self, plan: Plan) -> None:
         """Start whatever this plan asks of me and is not under way yet."""
-        self.plan, basis = plan, basis_of(plan.contributors)
+        self.plan, basis = plan, basis_of(plan.codec, plan.contributors)
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
         holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
@@ -136,10 +137,10 @@ class Exchange:
                 self._want(part.result, plan)
                 continue
             key = (part.start, part.stop, part.owner, basis)
-            self._planned[key] = len(plan.contributors)
+            self._planned[key] = plan
             wanted.add(key)
             if part.owner == self.me:
-                self._owning.work(key, self._header(key), plan)
+                self._owning.work(key, self._header(key, plan), plan)
             elif key not in self.parts:
                 if contributes and key not in self._slices and key[:3] not in holders:
                     self._slices[key] = self._transfers.start(self._send_slice(key, plan))
@@ -171,18 +172,16 @@ class Exchange:
         async with self._changed:
             self._changed.notify_all()
 
-    def _header(self, key: PartKey) -> Transfer:
+    def _header(self, key: PartKey, plan: Plan) -> Transfer:
         start, stop, _, basis = key
         place = self.place
-        return Transfer(
-            place.run, place.fragment, place.round, start, stop, self.shape.codec, basis, 0
-        )
+        return Transfer(place.run, place.fragment, place.round, start, stop, plan.codec, basis, 0)
 
     # --- slices ------------------------------------------------------------------------------
 
     async def _send_slice(self, key: PartKey, plan: Plan) -> None:
         start, stop, owner, _ = key
-        codec, header = self.wiring.codec, self._header(key)
+        codec, header = self.wiring.codec.named(plan.codec), self._header(key, plan)
 
         async def push(*, everything: bool) -> None:
             def feed(first: int) -> SliceFeed:
@@ -218,7 +217,9 @@ class Exchange:
         """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
         key = (header.start, header.stop, sender, header.basis)
         inflow = await self._inflow(key)
-        contributors, place, shape = self._planned[key], self.place, self.shape
+        plan, place, shape = self._planned[key], self.place, self.shape
+        if header.codec != plan.codec:
+            raise Malformed("a part in another codec than planned")
         found: list[PartResult] = []
 
         def finish(trailer: bytes) -> None:
@@ -229,7 +230,7 @@ class Exchange:
             found.append(result)
 
         first = chunk_at(self.wiring.codec, header)
-        drain = PartDrain(inflow, first, trailer_size(contributors), finish)
+        drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
         try:
             await self._transfers.receive(sender, header, incoming, drain)
         except RemoteProtocolError:
@@ -249,7 +250,8 @@ class Exchange:
         if key in self.parts:
             raise RemoteRefused("late", "held already")
         if key not in self._inflows:
-            self._inflows[key] = Inflow(self.wiring.codec, key[0], key[1])
+            codec = self.wiring.codec.named(self._planned[key].codec)
+            self._inflows[key] = Inflow(codec, key[0], key[1])
         return self._inflows[key]
 
     async def _until_planned(self, key: PartKey) -> None:

@@ -144,7 +144,7 @@ class Owning:
 
         Somebody else may have stood for it in between, who got slices that I have not.
         """
-        before = (*key[:3], draft_basis(plan.contributors))
+        before = (*key[:3], draft_basis(plan.codec, plan.contributors))
         part = self._parts.get(before)
         if part is None or not isinstance(part.merge, WeighedMerge) or part.merge.dealt:
             return None
@@ -175,7 +175,7 @@ class Owning:
             plan,
             lambda: _tell(loop, self._judged(part)),
         )(
-            self.wiring.codec,
+            self.wiring.codec.named(plan.codec),
             key[0],
             key[1],
             shares=shares(plan.contributors),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from gossip.agreement import Remains
 from gossip.certificate import basis_of, leader_order, sign_result
+from gossip.ladder import budget_s, choose
+from gossip.lateness import step_s
 from gossip.mixing import MAX_NORM, MEAN, Mix
 from gossip.partition import Link, cut
 from gossip.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, MAX_TOKENS, Place, Shape
@@ -33,19 +35,26 @@ class Rules:
     """The run's rules as far as rounds are concerned."""
 
     size: int  # elements of the vector
-    codec: str
-    encoded_bytes: Callable[[int, int], int]  # of a range [start, stop)
+    codecs: tuple[str, ...]  # that a round may have, the finest first
+    encoded_bytes: Callable[[str, int, int], int]  # with a codec, of a range [start, stop)
     quorum: float = 0.5
     grace_fraction: float = 0.1
     min_grace_s: float = 0.25
     patience_s: float = 1.0  # floor for a transfer that stands still
     alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
     mix: Mix = MEAN  # how contributions become one
+    exposed: float = 0.05  # share of a round that may be spent waiting for bytes,
+    overlapped: float = 0.0  # and that during which inner steps go on meanwhile
 
     @property
     def shape(self) -> Shape:
         """What is merged."""
-        return Shape(self.size, self.codec, self.mix)
+        return Shape(self.size, self.codecs, self.mix)
+
+    @property
+    def most_bytes(self) -> int:
+        """The whole vector in the codec that makes the most of it."""
+        return max(self.encoded_bytes(name, 0, self.size) for name in self.codecs)
 
     def grace_s(self, round_s: float) -> float:
         """How long the ready wait for the late, given the usual length of a round."""
@@ -62,8 +71,13 @@ def fresh_plan(
     ready: Sequence[Announce],
     members: Sequence[Announce],
     next_roster: Iterable[PeerId],
+    round_s: float = 0.0,
+    previous_codec: str | None = None,
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
+
+    The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
+    known yet) and the codec of the round before (:mod:`gossip.ladder`).
 
     A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
     a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
@@ -80,7 +94,8 @@ def fresh_plan(
     links = _links(members, contributing)
     parts = tuple(Part(*piece, None) for piece in cut(rules.size, links))
     ordered = sorted(ready, key=lambda announce: announce.peer)
-    expected = _expected_seconds(parts, links, rules)
+    codec = _codec(parts, links, rules, round_s, previous_codec)
+    expected = _expected_seconds(parts, links, rules, codec)
     return Plan(
         place.fragment,
         place.round,
@@ -88,13 +103,13 @@ def fresh_plan(
         identity.peer_id,
         place.previous,
         place.state,
-        rules.codec,
+        codec,
         roster,
         rules.mix.scaled([_contributor(announce) for announce in ordered]),
         parts,
         next_roster_of(roster, next_roster),
         min(expected, MAX_EXPECTED_S),
-        min(max(rules.patience_s, expected / 2), MAX_PATIENCE_S),
+        min(max(rules.patience_s, _stillness(expected, parts)), MAX_PATIENCE_S),
         draft,
     )
 
@@ -118,15 +133,16 @@ def renewed_plan(
         dataclasses.replace(c, active=c.active and c.peer not in gone) for c in plan.contributors
     )
     draft = plan.draft and any(contributor.active for contributor in contributors)
-    basis = basis_of(contributors)
-    merged = {(r.start, r.stop): r for r in remains.held.values() if r.basis == basis and r.digest}
+    basis = basis_of(plan.codec, contributors)
+    held = {key: r for key, r in remains.held.items() if r.codec == plan.codec}
+    merged = {(r.start, r.stop): r for r in held.values() if r.basis == basis and r.digest}
     load = dict.fromkeys(sorted(live), 0)
     for part in plan.parts:
         if part.owner in load:
             load[part.owner] += part.stop - part.start
     parts = []
     for part in plan.parts:
-        result = remains.held.get((part.start, part.stop, part.owner, basis))
+        result = held.get((part.start, part.stop, part.owner, basis))
         if result is None or not result.digest:
             result = merged.get((part.start, part.stop))
         if plan.draft:
@@ -214,12 +230,31 @@ def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]
     ]
 
 
-def _expected_seconds(parts: Sequence[Part], links: Sequence[Link], rules: Rules) -> float:
+def _codec(
+    parts: Sequence[Part],
+    links: Sequence[Link],
+    rules: Rules,
+    round_s: float,
+    previous: str | None,
+) -> str:
+    if round_s <= 0:  # no round has been timed yet
+        return previous if previous in rules.codecs else rules.codecs[0]
+    return choose(
+        rules.codecs,
+        lambda name: _expected_seconds(parts, links, rules, name),
+        budget_s(round_s, rules.exposed, rules.overlapped),
+        previous,
+    )
+
+
+def _expected_seconds(
+    parts: Sequence[Part], links: Sequence[Link], rules: Rules, codec: str
+) -> float:
     """Seconds until the slowest member has sent and received its bytes."""
-    whole = sum(rules.encoded_bytes(part.start, part.stop) for part in parts)
+    whole = sum(rules.encoded_bytes(codec, part.start, part.stop) for part in parts)
     merges = dict.fromkeys((link.peer for link in links), 0)
     for part in parts:
-        merges[part.owner] += rules.encoded_bytes(part.start, part.stop)
+        merges[part.owner] += rules.encoded_bytes(codec, part.start, part.stop)
     contributors = sum(link.contributes for link in links)
     slowest = 0.0
     for link in links:
@@ -228,6 +263,12 @@ def _expected_seconds(parts: Sequence[Part], links: Sequence[Link], rules: Rules
         down = own * (contributors - gives) + (whole - own)
         slowest = max(slowest, up / link.upload, down / link.download)
     return slowest
+
+
+def _stillness(expected_s: float, parts: Sequence[Part]) -> float:
+    """How long a transfer at the expected speed may seem to stand still: some chunks' time."""
+    largest = max(part.stop - part.start for part in parts)
+    return min(expected_s / 2, 4 * step_s(expected_s, largest))
 
 
 def _empty(identity: Identity, place: Place, codec: str, basis: bytes, part: Part) -> PartResult:

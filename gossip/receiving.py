@@ -120,7 +120,7 @@ async def pull_part(
     header = PartRequest(
         wiring.run, result.fragment, result.round, result.start, result.stop, result.digest
     )
-    inflow = Inflow(wiring.codec, result.start, result.stop)
+    inflow = Inflow(wiring.codec.named(result.codec), result.start, result.stop)
     drain = PartDrain(inflow, 0, 0, lambda _: inflow.check_digest(result.digest))
     async with wiring.transport.pull(
         peer, "part", header.encode(), max_length=drain.length, timeout=timeout

@@ -93,6 +93,7 @@ class Round:
     myself: Callable[[], Announce]  # this node's own announcement as of now
     abstain_until: float = 0.0  # just started: hear first what the others have decided
     forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
+    previous_codec: str | None = None  # of the round before, if known
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
@@ -412,6 +413,8 @@ class Round:
             ready=ready,
             members=members,
             next_roster=next_roster,
+            round_s=self.round_s,
+            previous_codec=self.previous_codec,
         )
 
     # --- without a majority ----------------------------------------------------------------------

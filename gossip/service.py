@@ -40,7 +40,7 @@ class Service:
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         transport = swarm.wiring.transport
-        largest = swarm.wiring.codec.encoded_size(0, swarm.rules.size)
+        largest = swarm.rules.most_bytes
 
         async def on_round(sender: PeerId, body: bytes) -> bytes:
             return await self._counted(sender, self._on_round(sender, body))

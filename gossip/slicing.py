@@ -116,14 +116,15 @@ class OwnContribution:
         return self._sound
 
     def _flaw(self) -> str:
-        bound = largest(self.wiring.codec)
+        codec = self.wiring.codec  # which one the round will have is not known yet
+        bound, name = min((largest(codec.named(name)), name) for name in self.shape.codecs)
         scratch = torch.empty(min(CHUNK, self.shape.size))
         for at in range(0, self.shape.size, CHUNK):
             stop = min(at + CHUNK, self.shape.size)
             values = self.source.delta(at, stop, scratch[: stop - at])
             if not within(values, bound):
                 if values.isfinite().all():
-                    return f"beyond what {self.shape.codec} can carry"
+                    return f"beyond what {name} can carry"
                 return "not finite"
         return ""
 

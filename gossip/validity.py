@@ -41,7 +41,7 @@ class Shape:
     """The vector that a run's rounds merge, and how."""
 
     size: int  # elements
-    codec: str
+    codecs: tuple[str, ...]  # that a round may have
     mix: Mix = MEAN
 
 
@@ -56,8 +56,8 @@ def check_plan(
         raise Stale("a plan for another round")
     if (plan.previous, plan.state) != (place.previous, place.state):
         raise Stale("the plan builds on another state")
-    if plan.codec != shape.codec:
-        raise Malformed("another codec than the run's")
+    if plan.codec not in shape.codecs:
+        raise Malformed("a codec that the run does not allow")
     if not (0 <= plan.expected_s <= MAX_EXPECTED_S and 0 < plan.patience_s <= MAX_PATIENCE_S):
         raise Malformed("a plan that would wait for ever, or not at all")
     check_contributors(plan.contributors, roster)
@@ -65,7 +65,7 @@ def check_plan(
     _check_names(plan.next_roster, "the next roster")
     _check_cover(plan.parts, shape.size)
     check_scales(plan, place.run, shape.mix)
-    basis = basis_of(plan.contributors)
+    basis = basis_of(plan.codec, plan.contributors)
     for part in plan.parts:
         if part.result is None:
             if part.owner not in plan.roster:
@@ -73,7 +73,7 @@ def check_plan(
         else:
             if (part.result.start, part.result.stop) != (part.start, part.stop):
                 raise Malformed("a result for another range")
-            _check_result(part.result, place, shape, roster, plan.contributors, basis, known)
+            _check_result(part.result, place, shape, roster, plan, basis, known)
 
 
 def check_outcome(
@@ -92,15 +92,15 @@ def check_outcome(
         raise Stale("an outcome of another round")
     if outcome.state != place.state:
         raise Stale("the outcome builds on another state")
-    if outcome.codec != shape.codec:
-        raise Malformed("another codec than the run's")
+    if outcome.codec not in shape.codecs:
+        raise Malformed("a codec that the run does not allow")
     check_contributors(outcome.contributors, roster)
     shape.mix.check(outcome.contributors)
     _check_names(outcome.next_roster, "the next roster")
     _check_cover(outcome.parts, shape.size)
-    basis = basis_of(outcome.contributors)
+    basis = basis_of(outcome.codec, outcome.contributors)
     for result in outcome.parts:
-        _check_result(result, place, shape, roster, outcome.contributors, basis, known)
+        _check_result(result, place, shape, roster, outcome, basis, known)
     if outcome.work != work_after(place.work, outcome.contributors, outcome.parts):
         raise Malformed("the work is not the sum of the tokens")
 
@@ -142,8 +142,8 @@ def check_statement(result: PartResult, place: Place, shape: Shape) -> None:
     """A result as far as it can be judged without the plan, its signature excepted."""
     if (result.fragment, result.round) != (place.fragment, place.round):
         raise Stale("a result of another round")
-    if result.codec != shape.codec:
-        raise Malformed("another codec than the run's")
+    if result.codec not in shape.codecs:
+        raise Malformed("a codec that the run does not allow")
     if not 0 <= result.start < result.stop <= shape.size:
         raise Malformed("a part outside the vector")
     if len(result.digest) not in (0, 32) or (result.included and not result.digest):
@@ -160,14 +160,16 @@ def _check_result(
     place: Place,
     shape: Shape,
     roster: Sequence[PeerId],
-    contributors: Sequence[Contributor],
+    within: Plan | Outcome,
     basis: bytes,
     known: Known | None,
 ) -> None:
     check_statement(result, place, shape)
     if result.basis != basis:
         raise Malformed("a result that was merged for another plan")
-    if any(i.contributor >= len(contributors) for i in result.included):
+    if result.codec != within.codec:
+        raise Malformed("a result in another codec than its round's")
+    if any(i.contributor >= len(within.contributors) for i in result.included):
         raise Malformed("a result that counts an unknown contributor")
     if result.owner not in roster:
         raise Malformed("a result of a stranger")

@@ -68,7 +68,7 @@ def check_gram(gram: Gram, run: bytes, plan: Plan, part: Part, mix: Mix) -> None
         raise Malformed("inner products of another round")
     if (gram.start, gram.stop) != (part.start, part.stop) or gram.owner not in plan.roster:
         raise Malformed("inner products of another part")
-    if gram.basis != draft_basis(plan.contributors):
+    if gram.basis != draft_basis(plan.codec, plan.contributors):
         raise Malformed("inner products for another plan")
     present = gram.present
     if list(present) != sorted(set(present)) or (present and present[-1] >= len(plan.contributors)):
@@ -85,9 +85,9 @@ def check_gram(gram: Gram, run: bytes, plan: Plan, part: Part, mix: Mix) -> None
     verify(gram.owner, gram.signature, _signed_bytes(run, gram))
 
 
-def draft_basis(contributors: Iterable[Contributor]) -> bytes:
+def draft_basis(codec: str, contributors: Iterable[Contributor]) -> bytes:
     """What a draft's slices and products belong to: the contributors before they were weighed."""
-    return basis_of(dataclasses.replace(c, scale=1.0) for c in contributors)
+    return basis_of(codec, (dataclasses.replace(c, scale=1.0) for c in contributors))
 
 
 def weighed(

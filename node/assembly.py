@@ -71,8 +71,10 @@ def make_swarm(
         replica,
         Rules(
             size=size,
-            codec=rules.codec,
-            encoded_bytes=codec.encoded_size,
+            codecs=rules.allowed_codecs,
+            encoded_bytes=codec.size_as,
+            exposed=rules.exposed,
+            overlapped=rules.overlap_steps / rules.inner_steps,
             quorum=rules.quorum,
             grace_fraction=rules.grace_fraction,
             min_grace_s=rules.min_grace_s,
@@ -167,7 +169,7 @@ def _first_announcement(
         eta=UNKNOWN_ETA_S,
         tokens_per_second=0.0,
         steps_per_second=0.0,
-        upload=0.0,
+        upload=node.config.max_upload,  # until it is measured
         download=0.0,
         loss=0.0,
         validation_loss=0.0,

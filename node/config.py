@@ -81,6 +81,35 @@ def _peers(value: object) -> object:
     return tuple(str(address) for address in addresses)
 
 
+_SPEED = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
+)
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+MIN_UPLOAD = 1000.0  # bytes a second: with less nothing would get through in time
+
+
+def speed(value: object) -> object:
+    """``20Mbit``, ``2.5 MB/s`` or plain bytes as bytes a second; raises ``ValueError``.
+
+    Bits where it says bit or bps, else bytes. 0 means no limit.
+    """
+    if not isinstance(value, str):
+        return value
+    found = _SPEED.fullmatch(value.strip())
+    if found is None:
+        raise ValueError("must be a speed, as in 20Mbit, 2.5MB or 2500000 (bytes a second)")
+    number, thousands, unit = found.groups()
+    unit = unit or ""
+    bits = unit.lower() in ("bit", "bits", "bps") or unit == "b"
+    return float(number) * _THOUSANDS[thousands.lower()] / (8 if bits else 1)
+
+
+def _fast_enough(bytes_s: float) -> float:
+    if 0 < bytes_s < MIN_UPLOAD:
+        raise ValueError("must be at least 8kbit, or 0 for no limit")
+    return bytes_s
+
+
 def _checked_host_port(text: str) -> str:
     if text:
         host_port(text)
@@ -136,6 +165,11 @@ class NodeConfig(BaseModel):
     )
     public_addr: Annotated[str, AfterValidator(_dialable)] = Field(
         default="", description="HOST:PORT under which others reach this node."
+    )
+    max_upload: Annotated[float, BeforeValidator(speed), AfterValidator(_fast_enough)] = Field(
+        default=0.0,
+        ge=0,
+        description="The most to upload a second, as in 20Mbit or 2.5MB; 0: no limit.",
     )
     api: HostPort = Field(
         default=f"127.0.0.1:{DEFAULT_API_PORT}",

@@ -100,7 +100,7 @@ class Participation:
                 tokens = await self._tokens(run)
             vectors = SharedVectors.create(layout.size)
             try:
-                codec = RangeCodec(manifest.rounds.codec, layout.dense)
+                codec = RangeCodec(manifest.rounds.allowed_codecs[0], layout.dense)
                 self.replica = OuterReplica(
                     manifest,
                     self.me,
@@ -288,11 +288,11 @@ class Participation:
     # --- while it runs ---------------------------------------------------------------------------
 
     def _on_committed(self, certificate: object, exchange: object) -> None:
-        stats = self.node.transport.stats.by_peer.values()
-        self.swarm.presence.note(
-            upload=max((s.upload or 0.0 for s in stats), default=0.0),
-            download=max((s.download or 0.0 for s in stats), default=0.0),
-        )
+        stats = self.node.transport.stats
+        upload, limit = stats.upload.read() or 0.0, self.config.max_upload
+        if limit:
+            upload = min(upload or limit, limit)
+        self.swarm.presence.note(upload=upload, download=stats.download.read() or 0.0)
         self.reporter.on_committed(certificate, exchange)  # type: ignore[arg-type]
         if self.conductor is None:
             self._check_end()

@@ -100,6 +100,7 @@ class Reporter:
     bytes_sent: int = 0
     _pending: Pending | None = None
     _last_round: float | None = None
+    _last_codec: str = ""
     _ready: dict[int, dict[PeerId, float]] = field(default_factory=dict)  # by round: since when
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
 
@@ -156,6 +157,7 @@ class Reporter:
         if validation is not None:
             self.swarm.presence.note(validation_loss=validation)
         total = self.manifest.rounds.total_rounds
+        codec_before, self._last_codec = self._last_codec, outcome.codec
         counted = {i.contributor for result in outcome.parts for i in result.included}
         merged = {outcome.contributors[index].peer: index for index in counted}
         live = self._mine + len(self.swarm.membership.islands_alive(self.swarm.now()))
@@ -189,6 +191,8 @@ class Reporter:
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,
                 raw_bytes=RAW_BYTES * self.swarm.rules.size,
+                codec=outcome.codec,
+                codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
                 consensus_after=pending.spread.after(merged.keys()),
                 agreeing=self.agreeing(),

@@ -131,14 +131,16 @@ class Daemon:
 
     async def _open_transport(self, identity: Identity) -> HttpTransport:
         """Open the port; where nobody asked for this one and it is taken, any free one."""
-        transport = HttpTransport(identity, listen=self.config.listen)
+        limit = self.config.max_upload or None
+        transport = HttpTransport(identity, listen=self.config.listen, max_upload=limit)
         try:
             await transport.start()
         except OperatorError as error:
             if error.code != "E303" or not self.config.is_default("listen"):
                 raise
             host, _ = host_port(self.config.listen)
-            transport = HttpTransport(identity, listen=_hostport(host, 0))
+            where = _hostport(host, 0)
+            transport = HttpTransport(identity, listen=where, max_upload=limit)
             await transport.start()
         return transport
 

@@ -126,6 +126,7 @@ def _network(state: dict[str, Any]) -> list[str]:
         f"network   sent {megabytes(rounds['sent_bytes'])}"
         f"  received {megabytes(rounds['received_bytes'])}"
         + (f"  compressed {compression:.1f}x" if compression else "")
+        + (f"  codec {clean(rounds['codec'])}" if rounds["codec"] else "")
         + f"  {state['node']['reachability']}".rstrip()
     ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
@@ -10,6 +11,7 @@ from protocols.identity import PeerId
 MAX_PEERS = 1024  # peers with figures of their own; the longest unused is dropped
 LONG_BYTES = 256 * 1024  # shorter bodies say nothing about throughput
 _SMOOTHING = 0.2  # weight of a new sample
+_KEPT_TRANSFERS = 64  # between two looks at a meter
 
 
 @dataclass(slots=True)
@@ -21,6 +23,46 @@ class PeerStats:
     round_trip: float | None = None
     upload: float | None = None
     download: float | None = None
+
+
+@dataclass(slots=True)
+class Meter:
+    """How fast this node's own link is in one direction, by what its transfers show together.
+
+    Transfers that run at once share the link, so what counts is what all of them moved while one
+    of them ran; of all those times the best one, as some peers are slower than this link.
+    """
+
+    _speed: float | None = None
+    _moved: deque[tuple[float, float, int]] = field(
+        default_factory=lambda: deque(maxlen=_KEPT_TRANSFERS)
+    )  # from, until, bytes
+
+    def note(self, until: float, seconds: float, count: int) -> None:
+        """A transfer of ``count`` bytes took the ``seconds`` before ``until``."""
+        self._moved.append((until - seconds, until, count))
+
+    def read(self) -> float | None:
+        """Bytes a second by the transfers since the last look; as before if there were none.
+
+        A link that has become slower shows at once, a faster one within a few looks.
+        """
+        if self._moved:
+            best = max(_within(began, ended, self._moved) for began, ended, _ in self._moved)
+            self._moved.clear()
+            rises = self._speed is not None and best > self._speed
+            self._speed = (self._speed + best) / 2 if rises and self._speed else best
+        return self._speed
+
+
+def _within(began: float, ended: float, moved: deque[tuple[float, float, int]]) -> float:
+    """Bytes a second of all transfers between two moments, each as if at an even pace."""
+    total = 0.0
+    for start, stop, count in moved:
+        shared = min(ended, stop) - max(began, start)
+        if shared > 0:
+            total += count * shared / (stop - start)
+    return total / (ended - began)
 
 
 @dataclass(slots=True)
@@ -37,6 +79,8 @@ class TransportStats:
     refused_requests: int = 0  # answered with an error
     stalled_bodies: int = 0
     by_peer: dict[PeerId, PeerStats] = field(default_factory=dict)
+    upload: Meter = field(default_factory=Meter)
+    download: Meter = field(default_factory=Meter)
 
     def peer(self, peer: PeerId) -> PeerStats:
         """The figures of ``peer``, started if there are none."""
@@ -66,12 +110,14 @@ class TransportStats:
         if count >= LONG_BYTES and seconds > 0:
             stats = self.peer(peer)
             stats.upload = _smooth(stats.upload, count / seconds)
+            self.upload.note(asyncio.get_running_loop().time(), seconds, count)
 
     def measured_download(self, peer: PeerId, count: int, seconds: float) -> None:
         """A body of ``count`` bytes arrived from the peer."""
         if count >= LONG_BYTES and seconds > 0:
             stats = self.peer(peer)
             stats.download = _smooth(stats.download, count / seconds)
+            self.download.note(asyncio.get_running_loop().time(), seconds, count)
 
 
 def _smooth(old: float | None, new: float) -> float:

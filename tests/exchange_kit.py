@@ -139,7 +139,7 @@ async def world(
     shape: Shape, *, link: Link | None = None, upload: float = 1e6, count: int = 4, seed: int = 3
 ) -> AsyncIterator[World]:
     """``count`` members on a simulated network, each with another contribution."""
-    codec = RangeCodec(shape.codec, dense=shape.size - 1000)
+    codec = RangeCodec(shape.codecs[0], dense=shape.size - 1000)
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=upload, download=1e7)
     loop = asyncio.get_running_loop()
 

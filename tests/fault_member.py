@@ -367,7 +367,7 @@ class Member:
                 rejected=lambda who, why: self.tell(event="rejected", who=who, why=why),
                 behind=lambda ending, peers: self.tell(event="behind", why=ending.name),
             )
-            rules = Rules(setup.size, setup.codec, codec.encoded_size)
+            rules = Rules(setup.size, (setup.codec,), codec.size_as)
             trap = None
             if setup.trap is not None:
                 trap = Sprung(setup.trap, identity.peer_id, self.tell, self.wait, self.meddle)

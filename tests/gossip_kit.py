@@ -33,7 +33,7 @@ from protocols.messages import (
 )
 
 RUN = b"r" * 32
-SHAPE = Shape(64 * 1024, "int4")
+SHAPE = Shape(64 * 1024, ("int4",))
 PLACE = Place(RUN, 0, 3, genesis(RUN), b"s" * 32, 500)
 
 
@@ -80,7 +80,7 @@ def plan_of(
         by.peer_id,
         place.previous,
         place.state,
-        shape.codec,
+        shape.codecs[0],
         roster,
         tuple(Contributor(peer, 100.0, 100, True) for peer in roster),
         parts,
@@ -104,7 +104,7 @@ def result_of(
         plan.codec,
         blake3(b"%d %d" % (start, stop) + content).digest(),
         tuple(Included(i, stop - start) for i in range(len(plan.contributors))),
-        basis_of(plan.contributors),
+        basis_of(plan.codec, plan.contributors),
         b"",
     )
     return sign_result(owner, RUN, dataclasses.replace(unsigned, **changes))

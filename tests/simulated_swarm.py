@@ -15,7 +15,7 @@ from blake3 import blake3
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.driver import Hooks, Swarm
-from gossip.exchange import Wiring
+from gossip.exchange import Exchange, Wiring
 from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
 from gossip.mixing import MEAN, Mix
@@ -85,7 +85,7 @@ class ToyReplica:
                 mean = torch.empty(result.stop - result.start)
                 data = parts[result.start, result.stop]
                 assert blake3(data.numpy()).digest() == result.digest
-                self.codec.decode(result.start, data, mean)
+                self.codec.named(outcome.codec).decode(result.start, data, mean)
                 theta[result.start : result.stop] -= mean
                 merged[result.start : result.stop] = mean
         await asyncio.sleep(0.01)  # a kill here leaves the old state, as a checkpoint would
@@ -191,8 +191,16 @@ class SimulatedSwarm:
         rejected: list[tuple[PeerId, str]] = []
         behind: list[str] = []
         moved = asyncio.Event()
+
+        def applied(certificate: Certificate, exchange: Exchange | None) -> None:
+            presence.note(
+                upload=transport.stats.upload.read() or upload or 0.0,
+                download=transport.stats.download.read() or upload or 0.0,
+            )
+            moved.set()
+
         hooks = Hooks(
-            applied=lambda certificate, exchange: moved.set(),
+            applied=applied,
             rejected=lambda who, why: rejected.append((who, why)),
             behind=lambda ending, peers: behind.append(ending.name),
         )
@@ -286,7 +294,7 @@ async def simulated_swarm(
     *,
     seed: int = 0,
     size: int = 70_000,
-    codec: str = "int4",
+    codec: str | tuple[str, ...] = "int4",  # several: as the links allow, the finest first
     think: tuple[float, float] = (0.3, 0.6),
     link: Link | None = None,
     patience: Patience | None = None,
@@ -295,8 +303,9 @@ async def simulated_swarm(
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
-    range_codec = RangeCodec(codec, dense=size - 1000)
-    rules = Rules(size, codec, range_codec.encoded_size, mix=mix)
+    codecs = (codec,) if isinstance(codec, str) else codec
+    range_codec = RangeCodec(codecs[0], dense=size - 1000)
+    rules = Rules(size, codecs, range_codec.size_as, mix=mix)
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
         swarm = SimulatedSwarm(

@@ -157,16 +157,17 @@ def test_results_are_signed_over_everything(identities: Identities) -> None:
 def test_the_basis_names_who_contributes_with_which_weight(identities: Identities) -> None:
     contributors = plan_of(leader(identities(2)), identities(2)).contributors
     first, second = contributors
-    basis = basis_of(contributors)
-    assert basis == basis_of([dataclasses.replace(first, active=False), second])
-    assert basis == basis_of([dataclasses.replace(first, weight=100), second])
+    basis = basis_of("int4", contributors)
+    assert basis != basis_of("int2", contributors)
+    assert basis == basis_of("int4", [dataclasses.replace(first, active=False), second])
+    assert basis == basis_of("int4", [dataclasses.replace(first, weight=100), second])
     for other in (
         [first],
         [second, first],
         [dataclasses.replace(first, weight=99.0), second],
         [dataclasses.replace(first, tokens=101), second],
     ):
-        assert basis != basis_of(other)
+        assert basis != basis_of("int4", other)
 
 
 def test_work_counts_the_share_that_is_merged(identities: Identities) -> None:

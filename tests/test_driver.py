@@ -374,3 +374,48 @@ def test_the_heavier_chain_leads_not_the_longer_one() -> None:
             assert not ahead(head=b"\x00" * 32)
 
     virtual_time.run(main())
+
+
+def test_the_codec_follows_the_links_down_and_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 4096)
+    fast, slow = 4e6, 4e5  # bytes a second: int4 takes 0.08 s and 0.8 s of rounds of 4 s
+
+    async def main() -> None:
+        async with simulated_swarm(
+            4,
+            size=400_000,
+            codec=("int4", "int2"),
+            think=(4.0, 4.1),
+            link=Link(latency=0.002),
+            uploads=[fast] * 4,
+        ) as swarm:
+            one = next(iter(swarm.members.values()))
+
+            def speed(rate: float) -> int:
+                for member in swarm.members.values():
+                    node = swarm.network.node(member.peer)
+                    assert node is not None
+                    node.upload = node.download = rate
+                return len(one.replica.certificates)
+
+            async def rounds(count: int) -> None:
+                while len(one.replica.certificates) < count:
+                    await asyncio.sleep(0.1)
+
+            await rounds(2)
+            dropped = speed(slow)
+            await rounds(dropped + 3)
+            risen = speed(fast)
+            await rounds(risen + 6)
+            swarm.agree()
+            taken = [certificate.outcome.codec for certificate in one.replica.certificates]
+            assert taken[:dropped] == ["int4"] * dropped
+            assert taken[dropped + 2 : risen] == ["int2"] * (risen - dropped - 2)
+            assert taken[risen + 4 :] == ["int4"] * (len(taken) - risen - 4)
+            for member in swarm.members.values():
+                assert member.rejected == []
+                for certificate in member.replica.certificates:
+                    outcome = certificate.outcome
+                    assert {part.codec for part in outcome.parts} == {outcome.codec}
+
+    virtual_time.run(main())

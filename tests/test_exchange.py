@@ -28,7 +28,7 @@ from protocols.memory import Link
 from protocols.messages import Included, Part, PartResult, Transfer
 
 SIZE = 120_000
-SHAPE = Shape(SIZE, "int8")
+SHAPE = Shape(SIZE, ("int8",))
 CODEC = RangeCodec("int8", dense=SIZE - 1000)
 PLAN = plan_of(LEADER, MEMBERS, shape=SHAPE)
 world = functools.partial(exchange_kit.world, SHAPE)
@@ -36,7 +36,7 @@ world = functools.partial(exchange_kit.world, SHAPE)
 
 def result_of(peer: Peer, part: Part) -> PartResult:
     """What was merged for a part of the usual plan."""
-    key = (part.start, part.stop, part.owner, basis_of(PLAN.contributors))
+    key = (part.start, part.stop, part.owner, basis_of(PLAN.codec, PLAN.contributors))
     return peer.exchange.parts[key][0]
 
 
@@ -110,7 +110,7 @@ def test_what_a_dead_owner_had_merged_is_fetched_from_who_has_it() -> None:
             here.network.tamper = only_the_lucky
             here.work()
             part = next(p for p in PLAN.parts if p.owner == dead.me)
-            key = (part.start, part.stop, dead.me, basis_of(PLAN.contributors))
+            key = (part.start, part.stop, dead.me, basis_of(PLAN.codec, PLAN.contributors))
             await until(lambda: key in lucky.exchange.parts)
             here.network.kill(dead.me)
             here.network.tamper = None
@@ -136,7 +136,7 @@ def test_a_part_that_nobody_has_is_reported_as_lost() -> None:
                 RUN,
                 PartResult(
                     0, 3, part.start, part.stop, owner.me, "int8", b"d" * 32, (),
-                    basis_of(PLAN.contributors), b"",
+                    basis_of(PLAN.codec, PLAN.contributors), b"",
                 ),
             )  # fmt: skip
             done = dataclasses.replace(part, result=result)
@@ -207,7 +207,7 @@ def test_the_same_things_twice_are_taken_once() -> None:
 
 
 def header_of(part: Part, **changes: Any) -> Transfer:
-    basis = basis_of(PLAN.contributors)
+    basis = basis_of(PLAN.codec, PLAN.contributors)
     header = Transfer(RUN, 0, 3, part.start, part.stop, "int8", basis, 0)
     return dataclasses.replace(header, **changes)
 
@@ -329,7 +329,7 @@ def merged_as(part: Part, data: torch.Tensor) -> PartResult:
     """What an owner says of a part that looks like this."""
     return PartResult(
         0, 3, part.start, part.stop, part.owner, "int8", blake3(as_bytes(data)).digest(),
-        (Included(0, 5),), basis_of(PLAN.contributors), b"",
+        (Included(0, 5),), basis_of(PLAN.codec, PLAN.contributors), b"",
     )  # fmt: skip
 
 
@@ -486,7 +486,7 @@ def test_another_list_of_contributors_is_merged_anew() -> None:
             fewer = dataclasses.replace(PLAN, ballot=5, contributors=PLAN.contributors[1:])
             here.work(fewer)
             keys = {
-                (part.start, part.stop, part.owner, basis_of(fewer.contributors))
+                (part.start, part.stop, part.owner, basis_of(fewer.codec, fewer.contributors))
                 for part in PLAN.parts
             }
             await until(lambda: all(keys <= set(p.exchange.parts) for p in here.peers))

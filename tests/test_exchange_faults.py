@@ -58,7 +58,7 @@ def without(here: World, plan: Plan, gone: Peer, ballot: int) -> Plan:
 @pytest.mark.parametrize("codec", list(ERRORS))
 def test_all_codecs_in_many_chunks(codec: str) -> None:
     async def scene() -> None:
-        async with world(Shape(SIZE, codec), upload=UPLOAD) as here:
+        async with world(Shape(SIZE, (codec,)), upload=UPLOAD) as here:
             here.work()
             await until(here.whole)
             assert same_bytes(here.peers)
@@ -75,7 +75,7 @@ def test_chunks_are_merged_and_passed_on_while_others_arrive() -> None:
     """The whole takes little longer than its bytes: nothing waits for a whole slice."""
 
     async def scene() -> None:
-        async with world(Shape(SIZE, "fp32"), upload=UPLOAD, link=Link(latency=0.001)) as here:
+        async with world(Shape(SIZE, ("fp32",)), upload=UPLOAD, link=Link(latency=0.001)) as here:
             started = asyncio.get_running_loop().time()
             here.work()
             took = await until(here.whole) - started
@@ -89,7 +89,7 @@ def test_chunks_are_merged_and_passed_on_while_others_arrive() -> None:
 def test_a_member_that_dies_at_any_stage(codec: str, share: float) -> None:
     async def scene() -> None:
         bytes_each = 1.5 * {"fp32": 4.0, "int8": 1.008}[codec] * SIZE
-        async with world(Shape(SIZE, codec), upload=UPLOAD) as here:
+        async with world(Shape(SIZE, (codec,)), upload=UPLOAD) as here:
             dead, *rest = here.peers
             here.work()
             await asyncio.sleep(share * bytes_each / UPLOAD)
@@ -131,7 +131,7 @@ def test_a_member_that_dies_at_any_stage(codec: str, share: float) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_connections_that_break_are_taken_up_where_they_ended(seed: int) -> None:
     async def scene() -> None:
-        shape = Shape(SIZE, "int8")
+        shape = Shape(SIZE, ("int8",))
         link = Link(latency=0.005, drop=0.25)
         async with world(shape, upload=UPLOAD, link=link, seed=seed) as here:
             trace = here.network.trace = []
@@ -155,7 +155,7 @@ def test_connections_that_break_are_taken_up_where_they_ended(seed: int) -> None
 
 def test_who_goes_dark_in_the_middle_is_given_up_on_by_all_owners() -> None:
     async def scene() -> None:
-        async with world(Shape(SIZE, "int8"), upload=UPLOAD) as here:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
             dark, *rest = here.peers
             here.work()
             await asyncio.sleep(0.6 * 1.5 * SIZE / UPLOAD)  # all its slices have begun
@@ -178,7 +178,7 @@ def test_who_goes_dark_in_the_middle_is_given_up_on_by_all_owners() -> None:
 
 def test_a_link_that_is_too_slow_counts_with_what_it_brought() -> None:
     async def scene() -> None:
-        async with world(Shape(SIZE, "int8"), upload=UPLOAD) as here:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
             slow, *rest = here.peers
             node = here.network.node(slow.me)
             assert node is not None
@@ -204,7 +204,7 @@ def test_a_link_that_is_too_slow_counts_with_what_it_brought() -> None:
 
 def test_parts_of_a_round_that_is_over_do_not_wait_for_the_garbage_collector() -> None:
     async def scene() -> None:
-        async with world(Shape(SIZE, "int8"), upload=UPLOAD) as here:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
             here.work()
             await until(here.whole)
             await until(lambda: not any(p.exchange._transfers.tasks for p in here.peers))

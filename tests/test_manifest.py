@@ -12,10 +12,12 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import (
     COARSE,
+    FINEST_FIRST,
     MAX_MANIFEST_BYTES,
     NEVER,
     PURPOSE,
     Codec,
+    CodecChoice,
     Data,
     Inner,
     Manifest,
@@ -33,7 +35,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "8681d9fbe8409182e6aacdf14a2ef6df61e4a6b96c69d9d33ade7d9cd1a8ad0e"
+GOLDEN = "a4d55a6c166b99ad1ed9128f2baaf8c694f2d6862c0fc81ad67fe938155cb60f"
 
 
 def test_the_run_id_is_the_same_everywhere():
@@ -305,7 +307,14 @@ def test_a_changed_copy_is_another_run() -> None:
     ("text", "expected"),
     [
         ("[rounds]\ncodec = 'int2'\nfeedback = 0", "rounds.feedback = 0 with codec int2"),
+        ("[rounds]\ncodec = 'auto'\nfeedback = 0", "rounds.feedback = 0 with codec int2"),
         ("[rounds]\ncodec = 'top3'", "codec top3 with outer.momentum"),
+        ("[rounds]\ncodec = 'auto'\ncodecs = ['top12']", "codec top12 with outer.momentum"),
+        ("[rounds]\ncodecs = []", "rounds.codecs must name at least one"),
+        ("[rounds]\ncodecs = ['int4', 'int4']", "none twice"),
+        ("[rounds]\ncodecs = ['int2', 'int4']", "from fine to coarse: int4, int2"),
+        ("[rounds]\ncodecs = ['auto']", "must be"),
+        ("[rounds]\nexposed = 0", "rounds.exposed = 0: must be more than 0"),
         (
             "[rounds]\ncodec = 'top12'\n[outer]\nmomentum = 0",
             "codec top12 with outer.momentum",  # the start value is there still
@@ -320,6 +329,10 @@ def test_codecs_that_would_lead_astray_are_refused(tmp_path, text, expected):
 def test_which_runs_keep_what_codecs_lose() -> None:
     assert not Rounds(feedback=0).feeds_back
     assert Rounds(codec="int1").feeds_back
+    assert Rounds(codec="auto").feeds_back
+    assert not Rounds(codec="auto", codecs=("bf16", "int4")).feeds_back
+    assert Rounds().allowed_codecs == ("int4",)
+    assert Rounds(codec="auto").allowed_codecs == ("int4", "int2")
     sparse = Manifest(
         rounds=Rounds(codec="top3"), outer=Outer(lr=1.0, momentum=0, momentum_start=0)
     )
@@ -328,4 +341,7 @@ def test_which_runs_keep_what_codecs_lose() -> None:
 
 def test_the_manifest_knows_the_codecs_as_they_are() -> None:
     assert set(get_args(Codec)) == set(NAMES)
+    assert get_args(CodecChoice) == (*get_args(Codec), "auto")
+    bits = [codec(name).bits for name in FINEST_FIRST]
+    assert bits == sorted(bits, reverse=True)
     assert {name for name in NAMES if codec(name).feedback} == set(COARSE)

@@ -28,12 +28,12 @@ from gossip.planning import (
     repeated_plan,
 )
 from gossip.validity import MAX_PATIENCE_S, MAX_TOKENS, Known, PartKey, check_plan, key_of
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, Malformed
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Certificate, PartResult, Plan, Promise
 
 Identities = Callable[[int], list[Identity]]
-RULES = Rules(SHAPE.size, SHAPE.codec, lambda start, stop: (stop - start) * 17 // 32)
+RULES = Rules(SHAPE.size, SHAPE.codecs, lambda codec, start, stop: (stop - start) * 17 // 32)
 
 
 def fresh(
@@ -106,9 +106,78 @@ def test_slow_links_get_patience_but_not_for_ever(identities: Identities) -> Non
 def test_the_expected_time_is_that_of_the_slowest_link(identities: Identities) -> None:
     members = identities(2)
     announces = [announce_of(p, upload=1e5, download=1e5) for p in roster_of(members)]
-    whole = RULES.encoded_bytes(0, SHAPE.size)
+    whole = RULES.encoded_bytes("int4", 0, SHAPE.size)
     # each sends half as slices and half as merged parts
     assert fresh(members, announces).expected_s == pytest.approx(whole / 1e5, rel=0.01)
+
+
+def test_the_codec_of_a_fresh_plan_follows_from_links_round_and_history(
+    identities: Identities,
+) -> None:
+    members = identities(2)
+    peers = roster_of(members)
+    rules = Rules(
+        SHAPE.size, ("int8", "int4", "int2"), lambda name, a, b: (b - a) * int(name[-1]) // 8
+    )
+
+    def taken(
+        speed: float, round_s: float, previous: str | None = None, exposed: float = 0.1
+    ) -> str:
+        announces = [announce_of(peer, upload=speed, download=speed) for peer in peers]
+        return fresh_plan(
+            leader(members),
+            PLACE,
+            dataclasses.replace(rules, exposed=exposed),
+            ballot=(0, 0),
+            roster=peers,
+            ready=announces,
+            members=announces,
+            next_roster=peers,
+            round_s=round_s,
+            previous_codec=previous,
+        ).codec
+
+    assert SHAPE.size == 65536  # int8 takes 1 s at 64 KiB/s, int4 half of it, int2 a quarter
+    assert [taken(65536, round_s) for round_s in (11.0, 6.0, 3.0, 1.0)] == [
+        "int8", "int4", "int2", "int2"
+    ]  # fmt: skip
+    assert taken(65536, 0.0) == "int8"  # no round was timed yet
+    assert taken(65536, 0.0, "int2") == "int2"
+    assert taken(65536, 0.0, "fp32") == "int8"
+    assert taken(65536, 9.0, "int8") == "int8"  # it stays until it costs a fifth too much
+    assert taken(65536, 8.0, "int8") == "int4"
+    assert taken(65536, 11.0, "int4") == "int4"  # and rises where there is room
+    assert taken(65536, 15.0, "int4") == "int8"
+
+
+def test_a_part_that_was_merged_in_another_codec_is_not_taken_over(identities: Identities) -> None:
+    members = identities(4)
+    plan = plan_of(leader(members), members)
+    result = dataclasses.replace(results_of(plan, members)[0], codec="int2")
+    live = list(plan.roster)
+    by = leader(members, 4)
+    renewed = renewed_plan(by, PLACE, plan, remains(plan, [result]), set(), live, live)
+    assert renewed.parts[0].result is None
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp32"])
+def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, codec: str) -> None:
+    members = identities(2)
+    plan = plan_of(leader(members), members)
+    wrong = dataclasses.replace(plan, codec=codec)
+    with pytest.raises(Malformed, match="does not allow"):
+        check_plan(wrong, PLACE, SHAPE, plan.roster, Known())
+    allowed = dataclasses.replace(SHAPE, codecs=("int4", codec))
+    check_plan(wrong, PLACE, allowed, plan.roster, Known())
+    done = dataclasses.replace(
+        wrong,
+        parts=tuple(
+            dataclasses.replace(part, result=result)
+            for part, result in zip(plan.parts, results_of(plan, members), strict=True)
+        ),
+    )
+    with pytest.raises(Malformed, match=r"another (codec|plan)|in another codec"):
+        check_plan(done, PLACE, allowed, plan.roster, Known())
 
 
 def test_what_is_merged_stays_merged_and_the_rest_moves_to_the_living(
@@ -188,7 +257,8 @@ def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) 
     assert len(empty) == 2
     assert {result.owner for result in empty} == {by.peer_id}
     outcome = outcome_of(renewed, [p.result for p in renewed.parts if p.result], PLACE.work)
-    assert outcome.work == PLACE.work + 100
+    merged = results[0].stop - results[0].start
+    assert outcome.work == PLACE.work + 100 * merged // SHAPE.size
 
 
 def test_a_vote_is_repeated_as_it_was(identities: Identities) -> None:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
 RUN = b"r" * 32
 SIZE = 256 * 1024
-RULES = Rules(size=SIZE, codec="int4", encoded_bytes=lambda a, b: (b - a) * 17 // 32)
+RULES = Rules(size=SIZE, codecs=("int4",), encoded_bytes=lambda codec, a, b: (b - a) * 17 // 32)
 
 
 @dataclass
@@ -309,7 +309,7 @@ class World:
                 if part.result.digest:
                     self.after(0.05, lambda r=part.result: self.fetch(peer, current, r, 0))
                 continue
-            key = (part.start, part.stop, part.owner, basis_of(plan.contributors))
+            key = (part.start, part.stop, part.owner, basis_of(plan.codec, plan.contributors))
             if contributes:
                 self.deliver(peer, part.owner, lambda t, k=key: self.take(t, current, k, me))
             if part.owner == me:
@@ -331,7 +331,7 @@ class World:
         if owner.round is not current or key in owner.merged or not owner.alive or owner.frozen:
             return
         open_parts = {(p.start, p.stop, p.owner) for p in plan.parts if p.result is None}
-        if key[:3] not in open_parts or key[3] != basis_of(plan.contributors):
+        if key[:3] not in open_parts or key[3] != basis_of(plan.codec, plan.contributors):
             return
         arrived = owner.slices.get(key, set())
         wanted = {c.peer for c in plan.contributors if c.active}

@@ -67,7 +67,7 @@ def gram_of(
         part.start,
         part.stop,
         part.owner,
-        draft_basis(draft.contributors),
+        draft_basis(draft.codec, draft.contributors),
         tuple(present),
         pack(piece @ piece.T),
         b"",
@@ -266,7 +266,7 @@ def test_an_owner_that_lies_does_not_lift_anybody_above_the_rule(lie: float) -> 
 
 
 def rules(mix: Mix) -> Rules:
-    return Rules(SIZE, SHAPE.codec, lambda start, stop: (stop - start) * 17 // 32, mix=mix)
+    return Rules(SIZE, SHAPE.codecs, lambda codec, start, stop: (stop - start) * 17 // 32, mix=mix)
 
 
 def first_plan(mix: Mix, count: int = 5, **changes: object) -> Plan:
@@ -331,7 +331,7 @@ def test_the_largest_plan_fits_its_message() -> None:
             part.start,
             part.stop,
             part.owner,
-            draft_basis(draft.contributors),
+            draft_basis(draft.codec, draft.contributors),
             tuple(range(count)),
             products,
             bytes(64),
@@ -369,7 +369,9 @@ def test_products_count_for_the_renewed_draft_as_well() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
     again = renewed(draft, {PEERS[2]})
-    assert draft_basis(again.contributors) == draft_basis(draft.contributors)
+    assert draft_basis(again.codec, again.contributors) == draft_basis(
+        draft.codec, draft.contributors
+    )
     gathering = Gathering(again, RUN, MIX)
     for number, part in enumerate(again.parts):
         if part.owner == draft.parts[number].owner:
@@ -386,7 +388,7 @@ def test_whoever_takes_a_part_over_merges_it_by_the_same_scales() -> None:
     final = gathered(draft, grams_of(draft, inputs))
     again = renewed(final, {PEERS[2]})
     assert not again.draft
-    assert basis_of(again.contributors) == basis_of(final.contributors)
+    assert basis_of(again.codec, again.contributors) == basis_of(final.codec, final.contributors)
     assert PEERS[2] not in {part.owner for part in again.parts}
     check_plan(again, PLACE, OPEN, roster_of(MEMBERS), Known())
 

@@ -264,7 +264,7 @@ class Member:
             learned=presence.on_news,
         )
         rules = Rules(
-            settings.size, settings.codec, wiring.codec.encoded_size, quorum=settings.quorum
+            settings.size, (settings.codec,), wiring.codec.size_as, quorum=settings.quorum
         )
         return WatchedSwarm(
             wiring, replica, rules, presence, hooks, settings.keep_rounds, watch=watch

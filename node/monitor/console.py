@@ -147,6 +147,8 @@ def round_line(event: RoundDone) -> str:
     if event.utilisation is not None:
         parts.append(f"util {event.utilisation:.0%}")
     parts.append(f"sent {megabytes(event.sent_bytes)}")
+    if event.codec_before:
+        parts.append(f"codec {clean(event.codec_before)} -> {clean(event.codec)}")
     if event.consensus is not None:
         parts.append(f"consensus {event.consensus:.3f}")
     if event.eta_s is not None:

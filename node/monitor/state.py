@@ -175,7 +175,7 @@ class NodeState:
             "consensus": _consensus(last),
             "alarms": [_plain(alarm) for alarm in self.alarms(views)],
             "peers": [_plain(view) for view in views],
-            "network": self._network(),
+            "network": self._network(last),
             "trust": {
                 "rejected": dict(self.rejected),
                 "refused": dict(self.refused),
@@ -215,12 +215,13 @@ class NodeState:
             "eta_s": last.eta_s if last is not None else None,
         }
 
-    def _network(self) -> dict[str, Any]:
+    def _network(self, last: RoundDone | None) -> dict[str, Any]:
         return {
             "rounds": {
                 "sent_bytes": self.sent_bytes,
                 "received_bytes": self.received_bytes,
                 "raw_bytes": self.raw_bytes,
+                "codec": last.codec if last is not None else "",
                 "compression": self.raw_bytes / self.sent_bytes if self.sent_bytes else None,
             },
             "by_kind": {kind: _plain(item) for kind, item in self.providers.traffic().items()},

@@ -42,6 +42,10 @@ class RangeCodec:
         """Bytes of the range, exactly."""
         return sum(one.encoded_size(b - a) for one, a, b in self._sections(start, stop))
 
+    def size_as(self, name: str, start: int, stop: int) -> int:
+        """Bytes of the range with the matrices as ``name``; may raise Malformed."""
+        return self.named(name).encoded_size(start, stop)
+
     def chunks(self, start: int, stop: int) -> list[Chunk]:
         """The pieces of the range in the order of their bytes, without gaps."""
         pieces, before = [], 0

@@ -1,0 +1,103 @@
+"""How fast this node's own link is: what transfers show together, and the operator's limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from http_kit import QUICK, A, B, address
+
+from node.config import resolve
+from protocols.bodies import BufferDrain, BufferFeed
+from protocols.errors import OperatorError
+from protocols.http import HttpTransport
+from protocols.http_stats import Meter
+from protocols.identity import PeerId
+from protocols.transport import Incoming
+
+
+def test_transfers_at_once_share_a_link() -> None:
+    meter = Meter()
+    assert meter.read() is None
+    meter.note(10.0, 4.0, 400)  # from 6 to 10
+    meter.note(10.0, 4.0, 400)
+    meter.note(11.0, 2.0, 100)  # half of it beside the others
+    assert meter.read() == pytest.approx((400 + 400 + 50) / 4)
+
+
+def test_a_slower_link_shows_at_once_and_a_faster_one_by_and_by() -> None:
+    meter = Meter()
+    meter.note(1.0, 1.0, 1000)
+    assert meter.read() == 1000
+    assert meter.read() == 1000  # nothing new
+    meter.note(9.0, 1.0, 50)
+    assert meter.read() == 50
+    meter.note(12.0, 1.0, 1000)
+    assert meter.read() == 525
+    meter.note(14.0, 1.0, 10)  # to a slow peer: one fast transfer shows what the link can
+    meter.note(16.0, 1.0, 1000)
+    assert meter.read() == pytest.approx(762.5)
+
+
+async def test_what_an_upload_limit_leaves_is_measured() -> None:
+    rate, size = 4e6, 1_000_000
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
+        HttpTransport(B, limits=QUICK, max_upload=rate) as b,
+    ):
+        b.book.add(A.peer_id, address(a))
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            await body.into(BufferDrain(bytearray(size)))
+            return b""
+
+        a.on_push("take", take, max_length=size)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                feed = BufferFeed(bytes(size))
+                group.create_task(b.push(A.peer_id, "take", b"", feed, timeout=5))
+        sent, received = b.stats.upload.read(), a.stats.download.read()
+        assert sent is not None
+        assert received is not None
+        # together they had the whole limit, though each alone had a third of it
+        assert 0.75 * rate < sent < 1.3 * rate
+        assert 0.75 * rate < received < 1.3 * rate
+        assert (b.stats.peer(A.peer_id).upload or 0.0) < 0.6 * rate
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_s"),
+    [
+        ("20Mbit", 2.5e6),
+        ("20 mbit/s", 2.5e6),
+        ("20Mbps", 2.5e6),
+        ("20Mb", 2.5e6),
+        ("2.5MB", 2.5e6),
+        ("2.5 MB/s", 2.5e6),
+        ("2500000", 2.5e6),
+        ("1Gbit", 1.25e8),
+        ("800k", 8e5),
+        ("0", 0.0),
+    ],
+)
+def test_a_limit_as_people_write_it(text: str, bytes_s: float) -> None:
+    assert resolve({"max_upload": text}, {}).max_upload == pytest.approx(bytes_s)
+    assert resolve({}, {"ATOLL_MAX_UPLOAD": text}).max_upload == pytest.approx(bytes_s)
+
+
+@pytest.mark.parametrize("text", ["fast", "-3MB", "20 apples", "", "1e400", "3bit", "20MBit per s"])
+def test_what_is_no_speed_is_refused_by_name(text: str) -> None:
+    with pytest.raises(OperatorError) as error:
+        resolve({"max_upload": text}, {})
+    assert error.value.code == "E204"
+    assert "max_upload" in error.value.why
+    assert "--max-upload" in error.value.why
+    assert "20Mbit" in error.value.why or "8kbit" in error.value.why
+
+
+def test_a_settings_file_may_have_either_form(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "node.toml"
+    file.write_text('max_upload = "20Mbit"\n')
+    assert resolve({}, {}, file).max_upload == 2.5e6
+    file.write_text("max_upload = 2500000\n")
+    assert resolve({}, {}, file).max_upload == 2.5e6
