@@ -1,0 +1,133 @@
+"""When to wait no longer: for a contributor at an owner, and for an owner at everybody else.
+
+Both are judged by what has moved, beside what the others have moved meanwhile, and by the seconds
+that the bytes need on the links as they were announced (``expected``). Whoever keeps to the speed
+that it has announced is never late: nothing is held against a transfer that moves before
+``expected`` seconds have passed, nor after them while it will end within as many again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from protocols.codecs import CHUNK
+from protocols.identity import PeerId
+
+SLACK = 1.0  # times the expected seconds: so much later than half of the others one may be in
+
+
+def step_s(expected_s: float, elements: int) -> float:
+    """Seconds from chunk to chunk of a part of so many elements, all parts moving at once."""
+    return expected_s * min(1.0, CHUNK / max(elements, 1))
+
+
+@dataclass
+class Lateness:
+    """Which contributors an owner need not wait for, ``size`` bytes being expected of each.
+
+    Late is one that has begun and stood still for ``patience_s``, one of whom nothing has come in
+    twice that time while others' slices move, one that at its pace would be in more than
+    ``expected_s`` and ``patience_s`` after half of the others, and all after three times
+    ``expected_s`` and ``patience_s``.
+    """
+
+    started: float
+    patience_s: float
+    expected_s: float
+    size: int
+    _seen: dict[PeerId, deque[tuple[float, int]]] = field(default_factory=dict)
+    _half: float | None = None  # when half of the contributors were in
+
+    @property
+    def deadline(self) -> float:
+        """All who are not in by then are late."""
+        return self.started + self.patience_s + 3 * self.expected_s
+
+    def late(
+        self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int], whole: int
+    ) -> dict[PeerId, str]:
+        """Who of ``waiting`` is late, and why; to be asked several times in ``patience_s``.
+
+        ``arrived`` are the bytes of each so far, ``whole`` is the number of slices that are in.
+        """
+        self._note(now, waiting, arrived)
+        if self._half is None and whole and whole >= len(waiting):
+            self._half = now
+        found = {}
+        for peer in waiting:
+            why = self._why(now, peer, any(arrived.get(p) for p in arrived if p != peer))
+            if why:
+                found[peer] = why
+        return found
+
+    def _note(self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int]) -> None:
+        """Keep when each moved last, and what it had about ``patience_s`` ago."""
+        for peer in waiting:
+            seen, count = self._seen.setdefault(peer, deque()), arrived.get(peer, 0)
+            if not seen or seen[-1][1] != count:
+                seen.append((now, count))
+            while len(seen) > 2 and seen[1][0] <= now - self.patience_s:
+                seen.popleft()
+
+    def _why(self, now: float, peer: PeerId, others_move: bool) -> str:
+        since, count = self._seen[peer][-1]
+        if now >= self.deadline:
+            return "its slice came too late"
+        if count and now >= since + self.patience_s:
+            return "its slice stands still"
+        if not count and others_move and now >= self.started + 2 * self.patience_s:
+            return "its slice does not come"
+        over = self.started + self.expected_s
+        if self._half is None or now < over or not count:
+            return ""
+        end = now + (self.size - count) / self._rate(now, peer)
+        allowed = max(self._half, over) + SLACK * self.expected_s + self.patience_s
+        return "its slice would come too late" if end > allowed else ""
+
+    def _rate(self, now: float, peer: PeerId) -> float:
+        """Bytes a second, of late or all in all, whichever is more."""
+        seen = self._seen[peer]
+        (before, had), count = seen[0], seen[-1][1]
+        average = count / max(now - self.started, 1e-9)
+        return max(average, (count - had) / max(now - before, 1e-9))
+
+
+@dataclass
+class Overdue:
+    """Whether an owner's part of ``elements`` elements is to be had from it no more.
+
+    An owner may be waiting for a contributor, so a part that does not move says nothing as long
+    as the other owners wait as well: it is overdue when it has stood still for one and a half
+    times ``patience_s`` and two chunks' time, another part is here, and ``expected_s`` is over.
+    Where no other part comes either an owner has until all its contributors are late.
+    """
+
+    started: float
+    patience_s: float
+    expected_s: float
+    elements: int
+    _moved: int = 0
+    _since: float = field(init=False)
+    _other: float | None = None  # when another part was here
+
+    def __post_init__(self) -> None:
+        self._since = self.started
+
+    def left(self, now: float, moved: int, others: bool) -> float:
+        """Seconds until it is overdue, if nothing changes.
+
+        ``moved`` are the bytes of it that came, ``others`` whether any other part is here.
+        """
+        if moved != self._moved:
+            self._moved, self._since = moved, now
+        if others and self._other is None:
+            self._other = now
+        few = 2 * step_s(self.expected_s, self.elements)
+        still = self._since + 1.5 * self.patience_s + few
+        excused = self.started + 2.5 * self.patience_s + 4 * self.expected_s
+        if self._other is not None:
+            over = max(self._other, self.started + self.expected_s)
+            excused = min(excused, over + self.patience_s / 2 + few)
+        return max(still, excused) - now
