@@ -30,7 +30,7 @@ from gossip.membership import Membership
 from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
 from gossip.validity import PartKey, Place, check_outcome, key_of
 from gossip.weighing import Gathering
-from protocols.errors import RemoteRefused
+from protocols.errors import BadSignature, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Announce,
@@ -44,7 +44,8 @@ from protocols.messages import (
     Vote,
 )
 
-DRAFT_PATIENCE = 4.0  # times a plan's patience and expected time: then its scales are overdue
+DRAFT_PATIENCE = 4.0  # times a draft's patience and expected time: then its owners are overdue
+LEADER_PATIENCE = 1.5  # times that: then its leader is
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Round:
             case Plan():
                 if now < self.abstain_until or (self.forgot and message.epoch == 0):
                     return []
-                out = self._carry_out(self.agreement.on_plan(sender, message), now)
+                out = self._carry_out(self._judged_plan(sender, message), now)
             case Vote():
                 out = self._carry_out(self.agreement.on_vote(message), now)
             case Promise():
@@ -151,6 +152,15 @@ class Round:
             case Certificate():
                 return self._on_certificate(sender, message, now)
         return out + self.tick(now)
+
+    def _judged_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
+        """Adopt a plan; whoever sends one that breaks the rules leads no more, as far as I can."""
+        try:
+            return self.agreement.on_plan(sender, plan)
+        except (Malformed, BadSignature):
+            if sender in self.roster:
+                self.company.gone.add(sender)
+            raise
 
     def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:
         """Answer a candidate. Raises RemoteProtocolError, or RemoteRefused to decline."""
@@ -280,12 +290,23 @@ class Round:
         return self._cannot_complete(now) or (plan.draft and self._stands_still(plan, now))
 
     def _stands_still(self, draft: Plan, now: float) -> bool:
-        """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long."""
+        """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long.
+
+        The leader is the first to whom it takes too long, and knows whom to blame. If it makes no
+        use of that, it is the one to be passed over.
+        """
         if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
             return True
-        if now > self._scales_due and self._gathering is not None:
+        if self._overdue(now) and self._gathering is not None:
             self.company.gone |= self._gathering.silent() - {self.me}
-        return now > self._scales_due
+        return self._overdue(now)
+
+    def _overdue(self, now: float) -> bool:
+        """Whether the draft that I work by should have become a plan by now."""
+        agreement = self.agreement
+        plan = agreement.plan
+        mine = plan is not None and agreement.promised == (plan.epoch, plan.ballot) and plan.draft
+        return mine and now > self._scales_due
 
     def _cannot_complete(self, now: float) -> bool:
         """Whether an open part of the plan waits for somebody, or something, that is gone."""
@@ -335,7 +356,7 @@ class Round:
             first = agreement.owner_of(agreement.promised, agreement.office)
             if first in order:
                 order.remove(first)
-                order.insert(0, first)
+                order.insert(0 if first == self.me or not self._overdue(now) else len(order), first)
         return order
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
@@ -458,8 +479,10 @@ class Round:
                     self.company.gone -= {p.owner for p in plan.parts if p.result is None}
                     self._doubts.clear()
                     self._told = frozenset()
-                    expected = plan.expected_s + plan.patience_s
-                    self._scales_due = now + DRAFT_PATIENCE * expected
+                    due = DRAFT_PATIENCE * (plan.expected_s + plan.patience_s)
+                    if plan.leader != self.me:
+                        due *= LEADER_PATIENCE
+                    self._scales_due = now + due
                     out.append(Work(plan))
                 case CastVote(vote):
                     self._voted_at = now
