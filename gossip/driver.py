@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +20,7 @@ from gossip.bodies import Wiring
 from gossip.catchup import Ending
 from gossip.exchange import Exchange
 from gossip.following import Following
-from gossip.ledger import Ledger
+from gossip.ledger import Ledger, stored
 from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
 from gossip.planning import Rules
@@ -96,6 +98,7 @@ class Swarm:
     presence: Presence
     hooks: Hooks
     keep_rounds: int = 5
+    ledger_directory: Path | None = None  # for parts of rounds that have no room in memory
     known_lineage: InitVar[Lineage | None] = None  # of a state that was fetched or restored
     new_identity: bool = False  # made just now: nobody can have promised anything under it
     round: Round = field(init=False)
@@ -115,7 +118,7 @@ class Swarm:
     _forgotten: int = -1  # in rounds up to this one we may have voted before a restart
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
-        self.ledger = Ledger(self.keep_rounds)
+        self.ledger = Ledger(self.keep_rounds, self.rules.size, self.ledger_directory)
         self.lineage = known_lineage or Lineage(self.wiring.run, self.replica.roster)
         self._started = self.now()
         forgetful = self.status.status == "joining" and not self.new_identity
@@ -328,6 +331,19 @@ class Swarm:
                 self.presence.note(status="active")
             self.hooks.applied(certificate, exchange)
         await self._announce_move()
+        await self._store_excess()
+
+    async def _store_excess(self) -> None:
+        """Move parts that have no room in memory to files."""
+        directory = self.ledger_directory
+        if directory is None:
+            return
+        for round_, parts in self.ledger.excess():
+            store = partial(stored, parts, directory)
+            try:
+                self.ledger.replace(round_, parts, await self.wiring.offload(store))
+            except OSError:  # no space: whoever missed the round downloads the state
+                self.ledger.replace(round_, parts, None)
 
     async def _announce_move(self) -> None:
         self._kick.set()

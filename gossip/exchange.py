@@ -22,6 +22,7 @@ import torch
 from gossip.bodies import Wiring as Wiring  # an exchange is made from it
 from gossip.bodies import chunk_at, result_from, trailer_size
 from gossip.certificate import basis_of, check_result
+from gossip.lateness import Overdue
 from gossip.owning import Owning
 from gossip.receiving import Inflow, PartDrain, pull_part
 from gossip.slicing import OwnContribution, SliceFeed, Source, shares
@@ -300,22 +301,17 @@ class Exchange:
             await asyncio.sleep(patience / 4)
 
     async def _watch(self, key: PartKey, plan: Plan) -> None:
-        """Blame the owner of a part that does not come and does not move.
-
-        An owner may wait for slices until a deadline of its own; after that it has no excuse.
-        """
+        """Blame the owner of a part that does not come and does not move."""
         clock, patience = self.wiring.now, plan.patience_s
-        until = clock() + 2.5 * patience + 4 * plan.expected_s
-        moved, since = 0, clock()
+        overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0])
         while key not in self.parts:
             inflow = self._inflows.get(key)
-            if inflow is not None and inflow.moved != moved:
-                moved, since = inflow.moved, clock()
-            left = max(until, since + 1.5 * patience) - clock()
+            moved = inflow.moved if inflow is not None else 0
+            left = overdue.left(clock(), moved, bool(self.parts))
             if left <= 0:
                 self.listener.fault(key[2], "its part does not come")
                 return
-            await asyncio.sleep(min(left, patience / 2))
+            await asyncio.sleep(min(left, patience / 8))
 
     def _hold(self, result: PartResult, data: torch.Tensor) -> None:
         """Keep a part, the first that comes."""

@@ -104,6 +104,12 @@ class PartMerge:
         number = len(self.chunks)
         return {peer for peer in tuple(self._expected) if self._reached[peer] < number}
 
+    @property
+    def slices_in(self) -> int:
+        """How many of those who are expected have brought all."""
+        number = len(self.chunks)
+        return sum(self._reached[peer] == number for peer in tuple(self._expected))
+
     def reached(self, peer: PeerId) -> int:
         """How many chunks of a contributor are in."""
         if peer == self._me:

@@ -4,9 +4,8 @@ The work on the numbers is :class:`gossip.merging.PartMerge`, which lives where 
 handles data. Here, on the event loop, is what happens once a part and not once a chunk: who may
 bring a slice, who is given up on and when, who gets the result.
 
-A contributor is given up on when its slice has begun and stands still for the plan's patience, and
-when it is not in by the time ``patience + 3 · expected`` after the plan came, ``expected`` being
-the seconds that the bytes need on the links as they were measured.
+A contributor is given up on when it is dark or much slower than it has announced
+(:class:`gossip.lateness.Lateness`).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import torch
 from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
 from gossip.certificate import sign_result
 from gossip.judging import ColumnMerge, WeighedMerge
+from gossip.lateness import Lateness
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
 from gossip.mixing import Mix
 from gossip.slicing import OwnContribution, shares
@@ -235,26 +235,18 @@ class Owning:
     async def _oversee(self, part: OwnedPart) -> None:
         """Give up on who is too late or stands still."""
         now, merge, plan = self.wiring.now, part.merge, part.plan
-        deadline = now() + plan.patience_s + 3 * plan.expected_s
-        seen: dict[PeerId, tuple[int, float]] = {}
+        size = len(merge.result)
+        lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
         while waiting := merge.waits_for():
-            for peer in waiting:
-                count = merge.arrived.get(peer, 0)
-                if peer not in seen or seen[peer][0] != count:
-                    seen[peer] = (count, now())
-            over = now() >= deadline
-            if over and merge.empty:
+            if now() >= lateness.deadline and merge.empty:
                 del self._parts[part.key]
                 self.wiring.transport.post(merge.close)
                 return  # nothing came in from anybody: the others find me at fault, rightly
-            for peer in waiting:
-                count, since = seen[peer]
-                if over:
-                    self._give_up(part, peer, "its slice came too late")
-                elif count and now() >= since + plan.patience_s:
-                    self._give_up(part, peer, "its slice stands still")
-            left = deadline - now()
-            await asyncio.sleep(min(plan.patience_s / 4, left) if left > 0 else plan.patience_s)
+            arrived = dict(merge.arrived)
+            for peer, why in lateness.late(now(), waiting, arrived, merge.slices_in).items():
+                self._give_up(part, peer, why)
+            left = lateness.deadline - now()
+            await asyncio.sleep(min(plan.patience_s / 8, left) if left > 0 else plan.patience_s)
 
     def _give_up(self, part: OwnedPart, peer: PeerId, why: str = "") -> None:
         self.wiring.transport.post(lambda: part.merge.give_up(peer))

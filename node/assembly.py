@@ -92,6 +92,7 @@ def make_swarm(
         keep_rounds=max(
             rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
         ),
+        ledger_directory=node.home.root,
         known_lineage=lineage,
         new_identity=node.new_key,
     )

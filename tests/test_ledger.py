@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 from gossip_kit import PLACE, decided
 
-from gossip.ledger import Ledger
+from gossip.ledger import Ledger, stored
 from gossip.validity import Place
 from protocols.identity import Identity
 from protocols.messages import Certificate
@@ -65,3 +67,67 @@ def test_parts_by_round_range_and_digest(identities: Identities) -> None:
     assert ledger.part(round_, second.start, second.stop, second.digest) is None  # not kept
     ledger.clear()
     assert ledger.part(round_, first.start, first.stop, first.digest) is None
+
+
+def big(certificate: Certificate, number: int, size: int) -> dict[tuple[int, int], torch.Tensor]:
+    """Encoded parts of ``size`` bytes each."""
+    return {
+        (result.start, result.stop): torch.full((size,), number, dtype=torch.uint8)
+        for result in certificate.outcome.parts
+    }
+
+
+def test_what_has_no_room_in_memory_is_served_from_files(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    ledger = Ledger(keep=5, size=1000, directory=tmp_path)  # 2000 bytes in memory, 8000 in all
+    made = rounds(identities(2), 6)
+    for number, certificate in enumerate(made[:3]):  # 1800 bytes each
+        ledger.add(certificate, big(certificate, number, 900))
+    assert [round_ for round_, _ in ledger.excess()] == [1, 0]
+    for round_, parts in ledger.excess():
+        ledger.replace(round_, parts, stored(parts, tmp_path))
+    assert ledger.excess() == []
+    assert list(tmp_path.iterdir()) == []  # the files have no names
+    for number, certificate in enumerate(made[:3]):
+        for result in certificate.outcome.parts:
+            data = ledger.part(number, result.start, result.stop, result.digest)
+            assert data is not None
+            assert torch.equal(data, torch.full((900,), number, dtype=torch.uint8))
+    for number in (3, 4, 5):
+        ledger.add(made[number], big(made[number], number, 900))
+    assert ledger.certificate(1) is None  # more than a state download is not kept
+    assert ledger.certificate(2) == made[2]
+
+
+def test_fp32_parts_leave_memory_at_once_and_without_space_altogether(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    ledger = Ledger(keep=5, size=1000, directory=tmp_path)
+    (certificate,) = rounds(identities(2), 1)
+    parts = big(certificate, 1, 2000)
+    ledger.add(certificate, parts)
+    assert ledger.excess() == [(0, parts)]
+    with pytest.raises(OSError, match="No such file"):
+        stored(parts, tmp_path / "gone")
+    ledger.replace(0, parts, None)
+    assert ledger.newest() == certificate
+    first = certificate.outcome.parts[0]
+    assert ledger.part(0, first.start, first.stop, first.digest) is None
+    ledger.replace(0, parts, parts)  # it is forgotten
+    assert ledger.part(0, first.start, first.stop, first.digest) is None
+
+
+def test_without_a_directory_the_newest_round_is_always_kept(
+    identities: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.ledger.SMALL", 1000)
+    ledger = Ledger(keep=5, size=1000)
+    made = rounds(identities(2), 3)
+    for number, certificate in enumerate(made):
+        ledger.add(certificate, big(certificate, number, 2000))
+    assert ledger.excess() == []
+    assert ledger.since(2, 5) == (made[2],)
+    assert ledger.certificate(1) is None

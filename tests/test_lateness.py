@@ -1,0 +1,181 @@
+"""Who is waited for and for how long: dark and slow members, on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+from exchange_kit import World, run, until, world
+from simulated_swarm import simulated_swarm
+
+from gossip.lateness import Lateness, Overdue, step_s
+from gossip.validity import Shape
+from protocols import virtual_time
+from protocols.codecs import CHUNK
+
+SIZE = 40 * CHUNK  # ten chunks a part
+UPLOAD = 4e6  # bytes a second
+EXPECTED = 1.5 * 1.008 * SIZE / UPLOAD  # 2 s in int8
+MEGABYTE = 1_000_000
+
+
+def fresh() -> Lateness:
+    """Four seconds are expected for a megabyte of each."""
+    return Lateness(0.0, 1.0, 4.0, MEGABYTE)
+
+
+def played(judge: Lateness, rates: dict[str, float], seconds: float) -> dict[str, float]:
+    """When each is given up on that brings so many bytes a second."""
+    late: dict[str, float] = {}
+    now = 0.0
+    while now < seconds:
+        arrived = {p: min(int(r * now), MEGABYTE) for p, r in rates.items() if r}
+        waiting = {p for p in rates if p not in late and arrived.get(p, 0) < MEGABYTE}
+        whole = sum(count == MEGABYTE for count in arrived.values())
+        for peer in judge.late(now, waiting, arrived, whole):
+            late[peer] = now
+        now += 0.125
+    return late
+
+
+@pytest.mark.parametrize("slowest", [250e3, 255e3, 300e3, 1e6])
+def test_who_keeps_to_the_announced_speed_is_never_late(slowest: float) -> None:
+    """However fast the others are."""
+    for others in (250e3, 1e6, 1e9):
+        assert played(fresh(), {"a": others, "b": others, "c": slowest}, 60.0) == {}
+
+
+def test_a_slice_that_gets_its_turn_last_is_not_late() -> None:
+    """A sender may serve another owner first: what counts is the pace of late, too."""
+    judge = fresh()
+    for tick in range(80):
+        now = tick / 8
+        mine = int(max(now * 5e3, (now - 3.0) * 300e3))
+        arrived = {"a": MEGABYTE, "b": MEGABYTE, "c": min(mine, MEGABYTE)}
+        assert not judge.late(now, {"c"} if mine < MEGABYTE else set(), arrived, 2)
+
+
+def test_half_as_fast_as_announced_is_waited_for_and_a_twentieth_is_not() -> None:
+    assert played(fresh(), {"a": 250e3, "b": 250e3, "c": 125e3}, 60.0) == {}
+    late = played(fresh(), {"a": 250e3, "b": 250e3, "c": 12.5e3}, 60.0)
+    assert 4.0 <= late.pop("c") <= 4.5
+    assert late == {}
+
+
+def test_nothing_at_all_while_others_move() -> None:
+    late = played(fresh(), {"a": 250e3, "b": 250e3, "c": 0.0}, 60.0)
+    assert set(late) == {"c"}
+    assert late["c"] == pytest.approx(2.0, abs=0.2)
+
+
+def test_nothing_of_anybody_has_time_until_the_deadline() -> None:
+    late = played(fresh(), {"a": 0.0, "b": 0.0}, 60.0)
+    assert set(late.values()) == {13.0}
+
+
+def test_one_that_stands_still() -> None:
+    judge = fresh()
+    arrived = {"a": 250_000, "b": 1}
+    assert not judge.late(1.0, {"a", "b"}, arrived, 0)
+    assert not judge.late(1.9, {"a", "b"}, {**arrived, "b": 2}, 0)
+    assert set(judge.late(2.0, {"a", "b"}, {**arrived, "b": 2}, 0)) == {"a"}
+
+
+def test_an_owner_is_excused_while_the_others_wait_as_well() -> None:
+    overdue = Overdue(0.0, 1.0, 4.0, 100 * CHUNK)
+    few = 2 * step_s(4.0, 100 * CHUNK)
+    assert overdue.left(10.0, 0, others=False) == pytest.approx(8.5)
+    assert overdue.left(10.0, 0, others=True) == pytest.approx(0.5 + few)
+    assert overdue.left(10.4, 5, others=True) == pytest.approx(1.5 + few)  # it has moved
+    assert overdue.left(12.2, 5, others=True) < 0
+
+
+def test_an_owner_has_the_expected_time_though_a_small_part_came_early() -> None:
+    overdue = Overdue(0.0, 1.0, 40.0, 100 * CHUNK)
+    assert overdue.left(9.0, 0, others=True) > 30.0
+
+
+async def played_out(here: World, slow: float, dark_at: float | None) -> float:
+    """Seconds until all others have all parts but the victim's, which is dark or slow."""
+    victim, *rest = here.peers
+    here.plan = dataclasses.replace(here.plan, expected_s=EXPECTED)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    node = here.network.node(victim.me)
+    assert node is not None
+    node.upload = UPLOAD * slow
+    if dark_at is not None and dark_at <= 0:
+        here.network.freeze(victim.me)
+    here.work()
+    if dark_at is not None and dark_at > 0:
+        await asyncio.sleep(dark_at * EXPECTED)
+        here.network.freeze(victim.me)
+    parts = len(here.plan.parts) - (dark_at is not None or slow < 0.5)
+    took = await until(lambda: all(len(p.exchange.parts) >= parts for p in rest)) - began
+    given_up = [p for p in rest if victim.me in dict(p.refusals)]
+    if dark_at is None:  # else all its slices may have been in already
+        assert len(given_up) == (0 if slow >= 0.5 else len(rest))
+    others = {p.me for p in rest}
+    for peer in rest:
+        assert not others & set(peer.faults)
+        assert not others & {who for who, _ in peer.refusals}
+    if dark_at is not None:
+        await until(lambda: all(victim.me in p.faults for p in rest))
+        took = clock() - began  # by then it is to be taken over
+        here.network.thaw(victim.me)
+    return took
+
+
+@pytest.mark.parametrize("dark_at", [0.0, 0.3, 0.6, 0.9])
+def test_a_dark_member_is_found_within_seconds(dark_at: float) -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
+            took = await played_out(here, 1.0, dark_at)
+            assert took - max(EXPECTED, dark_at * EXPECTED) < 2.2
+
+    run(scene)
+
+
+def test_twenty_times_slower_is_not_waited_for() -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
+            assert await played_out(here, 0.05, None) < EXPECTED + 1.5
+
+    run(scene)
+
+
+@pytest.mark.parametrize("slow", [1.0, 0.6])
+def test_slow_but_steady_is_waited_for(slow: float) -> None:
+    async def scene() -> None:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
+            await played_out(here, slow, None)
+            assert not any(p.faults or p.refusals for p in here.peers)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_link_that_goes_dark_stalls_a_round_for_less_than_three_seconds(share: float) -> None:
+    """Four members, as long an exchange as 25 million elements have in int4 at 100 Mbit/s."""
+    size, speed = 4_000_000, 2e6
+
+    async def main() -> None:
+        async with simulated_swarm(4, size=size, think=(0.5, 0.5), uploads=[speed] * 4) as swarm:
+            members = list(swarm.members.values())
+            clock = asyncio.get_running_loop().time
+            await until(lambda: min(len(m.replica.history) for m in members) >= 2)
+            usual = members[0].swarm.round_s
+            number = len(members[0].replica.history)
+            await until(lambda: members[0].swarm.exchange.plan is not None)
+            await asyncio.sleep(share * (usual - 0.5))
+            assert len(members[0].replica.history) == number
+            began, dark = clock() - share * (usual - 0.5), members[1]
+            swarm.network.freeze(dark.peer)
+            rest = [m for m in members if m is not dark]
+            await until(lambda: all(len(m.replica.history) > number for m in rest))
+            stall = clock() - began - (usual - 0.5)
+            assert stall < 3.0
+            swarm.agree()
+
+    virtual_time.run(main())
