@@ -76,6 +76,11 @@ def test_every_event_can_be_written_and_shown(cls):
     assert isinstance(render(record.event), str)
 
 
+def test_the_line_of_a_round_names_a_codec_that_has_changed():
+    assert "codec" not in render(RoundDone(round=3, codec="int4"))
+    assert "codec int4 -> int2" in render(RoundDone(round=4, codec="int2", codec_before="int4"))
+
+
 def test_odd_values_become_bounded_json():
     event = RoundDone(
         round=1,
