@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from http_kit import QUICK, A, B, address
 
-from node.config import resolve
+from node.config import NodeConfig, resolve
+from node.participation import Participation
 from protocols.bodies import BufferDrain, BufferFeed
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
-from protocols.http_stats import Meter
+from protocols.http_stats import Meter, TransportStats
 from protocols.identity import PeerId
 from protocols.transport import Incoming
 
@@ -63,6 +65,27 @@ async def test_what_an_upload_limit_leaves_is_measured() -> None:
         assert 0.75 * rate < sent < 1.3 * rate
         assert 0.75 * rate < received < 1.3 * rate
         assert (b.stats.peer(A.peer_id).upload or 0.0) < 0.6 * rate
+
+
+@pytest.mark.parametrize(
+    ("limit", "measured", "announced"),
+    [(0.0, None, 0.0), (0.0, 3e6, 3e6), (2e6, None, 2e6), (2e6, 3e6, 2e6), (2e6, 1e6, 1e6)],
+)
+def test_no_more_is_announced_than_the_limit(
+    limit: float, measured: float | None, announced: float
+) -> None:
+    stats, said = TransportStats(), {}
+    if measured is not None:
+        stats.upload.note(1.0, 1.0, int(measured))
+    node = SimpleNamespace(
+        node=SimpleNamespace(transport=SimpleNamespace(stats=stats)),
+        config=NodeConfig(max_upload=limit),
+        swarm=SimpleNamespace(presence=SimpleNamespace(note=said.update)),
+        reporter=SimpleNamespace(on_committed=lambda certificate, exchange: None),
+        conductor=object(),
+    )
+    Participation._on_committed(node, None, None)  # type: ignore[arg-type]
+    assert said == {"upload": announced, "download": 0.0}
 
 
 @pytest.mark.parametrize(
