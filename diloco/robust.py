@@ -17,6 +17,7 @@ rules of this module a weight counts at most as much as the median one.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -217,6 +218,40 @@ def _sorted_with_votes(
         raise ValueError(f"{len(values)} inputs with {len(share)} weights")
     if not counted:
         return None, torch.empty(0), torch.empty(0)
-    ordered, order = values[counted].sort(dim=0)
-    each = _column(share, counted)[order]
+    ordered, order = _sorted_columns(values[counted])
+    each = _column(share, counted)[order.int()]
     return ordered, each.cumsum(0), each
+
+
+def _sorted_columns(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite [K, n] with each column ascending, and the rows that its elements come from: uint8.
+
+    A sorting network whose comparisons are of whole rows: over so few rows it is many times as
+    fast as a sort of each column.
+    """
+    rows = list(values.unbind())
+    origins = [torch.full(row.shape, index, dtype=torch.uint8) for index, row in enumerate(rows)]
+    for low, high in _network(len(rows)):
+        a, b, of_a, of_b = rows[low], rows[high], origins[low], origins[high]
+        turned = a > b
+        rows[low], rows[high] = torch.minimum(a, b), torch.maximum(a, b)
+        origins[low] = torch.where(turned, of_b, of_a)
+        origins[high] = torch.where(turned, of_a, of_b)
+    return torch.stack(rows), torch.stack(origins)
+
+
+@functools.cache
+def _network(count: int) -> tuple[tuple[int, int], ...]:
+    """The comparisons of Batcher's odd-even merge sort (1968) of so many rows."""
+    found = []
+    size = 1
+    while size < count:
+        step = size
+        while step >= 1:
+            for first in range(step % size, count - step, 2 * step):
+                for low in range(first, first + min(step, count - first - step)):
+                    if low // (2 * size) == (low + step) // (2 * size):
+                        found.append((low, low + step))
+            step //= 2
+        size *= 2
+    return tuple(found)

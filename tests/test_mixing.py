@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gossip_kit import PLACE, SHAPE, leader, plan_of, roster_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -164,6 +164,7 @@ def test_limits() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 5000),

@@ -408,6 +408,15 @@ def test_trimming_nothing_is_the_mean() -> None:
     assert torch.allclose(got, values.mean(0), atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [*range(1, 18), 33, 64])
+def test_columns_are_sorted_and_know_where_they_come_from(count: int) -> None:
+    values = honest(count, 300).float().round()  # many are equal
+    ordered, origins = robust._sorted_columns(values)
+    assert torch.equal(ordered, values.sort(dim=0).values)
+    assert torch.equal(values.gather(0, origins.long()), ordered)
+    assert torch.equal(origins.sort(dim=0).values[:, 0], torch.arange(count, dtype=torch.uint8))
+
+
 ELEMENTWISE = [robust.coordinate_median, robust.trimmed_mean]
 
 
