@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from exchange_kit import until
 from simulated_swarm import Member, simulated_swarm
 
 from gossip.membership import Patience
 from protocols import virtual_time
+from protocols.codecs import CHUNK
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link
 from protocols.messages import Certificate
@@ -91,6 +94,39 @@ def test_a_frozen_member_is_passed_over_and_catches_up(seed: int) -> None:
                 await asyncio.sleep(8.0)
                 swarm.agree()
                 assert len(member.replica.history) >= len(others[0].replica.history) - 1
+
+    virtual_time.run(main())
+
+
+def test_nothing_reads_a_replica_while_it_is_put_elsewhere() -> None:
+    """A download ends in the middle of an exchange that sends what it replaces."""
+
+    async def main() -> None:
+        async with simulated_swarm(3, size=500_000, codec="fp32", uploads=[1e6] * 3) as swarm:
+            member = next(iter(swarm.members.values()))
+            read, jumping = 0, False
+            delta = member.replica.delta
+
+            def watched(start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+                nonlocal read
+                assert not jumping
+                read += 1
+                return delta(start, stop, out)
+
+            async def jump() -> None:
+                nonlocal jumping
+                jumping = True
+                await asyncio.sleep(3.0)
+                jumping = False
+
+            member.replica.delta = watched  # type: ignore[method-assign]
+            checked = -(-500_000 // CHUNK)  # a look at all of it comes before
+            await until(lambda: read > checked)
+            before = member.swarm.exchange
+            assert not before.closed
+            await member.swarm.move(jump, None, member.swarm.lineage)
+            assert before.closed
+            assert member.swarm.exchange is not before
 
     virtual_time.run(main())
 
@@ -399,8 +435,7 @@ def test_the_codec_follows_the_links_down_and_up_again(monkeypatch: pytest.Monke
                 return len(one.replica.certificates)
 
             async def rounds(count: int) -> None:
-                while len(one.replica.certificates) < count:
-                    await asyncio.sleep(0.1)
+                await until(lambda: len(one.replica.certificates) >= count, 600.0)
 
             await rounds(2)
             dropped = speed(slow)
