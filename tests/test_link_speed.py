@@ -74,7 +74,8 @@ async def test_what_an_upload_limit_leaves_is_measured() -> None:
 def test_no_more_is_announced_than_the_limit(
     limit: float, measured: float | None, announced: float
 ) -> None:
-    stats, said = TransportStats(), {}
+    stats = TransportStats()
+    said: dict[str, float] = {}
     if measured is not None:
         stats.upload.note(1.0, 1.0, int(measured))
     node = SimpleNamespace(
