@@ -168,6 +168,7 @@ class Exchange:
         for running in (self._slices, self._watches, self._fetches, self._inflows):
             running.clear()
         await self._owning.stopped()
+        await self._own.stop()
 
     async def _announce_change(self) -> None:
         async with self._changed:

@@ -115,6 +115,12 @@ class OwnContribution:
                     self.refused(f"own pseudo-gradient is {why}")
         return self._sound
 
+    async def stop(self) -> None:
+        """Look at it no more; returns when nobody does."""
+        async with self._judging:
+            if self._sound is None:
+                self._sound = False
+
     def _flaw(self) -> str:
         codec = self.wiring.codec  # which one the round will have is not known yet
         bound, name = min((largest(codec.named(name)), name) for name in self.shape.codecs)
