@@ -12,8 +12,11 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 
 import torch
+
+from protocols.codecs import RangeCodec
 
 SMALL = 1024 * 1024  # bytes; less is left to the usual allocator, which keeps it
 WASTE = 1.25  # a block may be so many times as large as what it is taken for, and SMALL more
@@ -63,3 +66,40 @@ class Buffers:
 
 
 buffers = Buffers()  # of this process
+
+
+class Whole:
+    """Memory for the encoded parts of one vector of ``size`` elements.
+
+    With codec fp32 they lie in one block, each where it belongs, so that in the end the vector is
+    there without a copy. A range that overlaps one taken before, as another owner's after a
+    takeover does, gets memory of its own, and so does every other codec's. The block stays for as
+    long as a part of it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = 4 * size
+        self._block: torch.Tensor | None = None
+        self._taken: list[tuple[int, int]] = []
+
+    def take(self, codec: RangeCodec, start: int, stop: int) -> torch.Tensor:
+        """A uint8 tensor for the elements [start, stop) encoded, with anything in it."""
+        taken = any(start < end and begin < stop for begin, end in self._taken)
+        if codec.name != "fp32" or taken:
+            return buffers.take(codec.encoded_size(start, stop))
+        block = buffers.take(self._size) if self._block is None else self._block
+        self._taken.append((start, stop))
+        complete = 4 * sum(end - begin for begin, end in self._taken) == self._size
+        self._block = None if complete else block  # from then on the parts alone keep it
+        return block[4 * start : 4 * stop]
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Uint8 tensors that follow each other in memory as one, without a copy; None: they do not."""
+    at, size = parts[0].storage_offset(), 0
+    block = parts[0].untyped_storage().data_ptr()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != block or part.storage_offset() != at + size:
+            return None
+        size += len(part)
+    return parts[0].as_strided((size,), (1,))

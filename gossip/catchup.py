@@ -14,6 +14,7 @@ from enum import Enum
 import torch
 
 from gossip.bodies import Wiring
+from gossip.buffers import Whole
 from gossip.certificate import check_certificate
 from gossip.receiving import pull_part
 from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
@@ -136,6 +137,7 @@ class CatchUp:
         """All parts of a certified round; raises TransportError when one is not to be had."""
         voters = [signed.voter for signed in certificate.votes if signed.voter != source]
         parts: dict[tuple[int, int], torch.Tensor] = {}
+        whole = Whole(certificate.outcome.parts[-1].stop)
 
         async def get(result: PartResult, turn: int) -> None:
             kept = self.held(key_of(result))
@@ -147,7 +149,7 @@ class CatchUp:
             for peer in asked:
                 try:
                     parts[result.start, result.stop] = await pull_part(
-                        self.wiring, peer, result, CALL_TIMEOUT_S
+                        self.wiring, peer, result, CALL_TIMEOUT_S, whole
                     )
                 except RemoteProtocolError as error:
                     self.rejected(peer, str(error))

@@ -175,7 +175,7 @@ class Swarm:
         """Change what this node says of itself, and say it at once."""
         self.presence.note(**changes)
         if changes.get("ready"):
-            self.exchange.prepare()
+            self.exchange.prepare(changes.get("norm", 0.0))
         self._kick.set()
         self.presence.tell()
 

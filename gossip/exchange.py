@@ -21,6 +21,7 @@ import torch
 
 from gossip.bodies import Wiring as Wiring  # an exchange is made from it
 from gossip.bodies import chunk_at, result_from, trailer_size
+from gossip.buffers import Whole
 from gossip.certificate import basis_of, check_result
 from gossip.lateness import Overdue
 from gossip.owning import Owning
@@ -68,6 +69,7 @@ class Exchange:
     _transfers: Transfers = field(init=False)
     _own: OwnContribution = field(init=False)
     _owning: Owning = field(init=False)
+    _whole: Whole = field(init=False)
     _inflows: dict[PartKey, Inflow] = field(default_factory=dict)
     _slices: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
     _watches: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._transfers = Transfers(self.wiring)
+        self._whole = Whole(self.shape.size)
         listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
         self._own = OwnContribution(
             self.wiring, self.shape, self.source, lambda why: listener.refused(me, why)
@@ -85,6 +88,7 @@ class Exchange:
             self._own,
             self.listener,
             self._hold,
+            self._whole,
             self.shape.mix,
             self.listener.weighed,
         )
@@ -115,8 +119,12 @@ class Exchange:
 
     # --- by the plan -------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """My contribution is ready: look at it now, so that it need not be done under a plan."""
+    def prepare(self, norm: float = 0.0) -> None:
+        """My contribution is ready: look at it now, so that it need not be done under a plan.
+
+        ``norm`` is its L2 norm, where that is known.
+        """
+        self._own.known(norm)
         self._transfers.start(self._prepare())
 
     async def _prepare(self) -> None:
@@ -253,7 +261,7 @@ class Exchange:
             raise RemoteRefused("late", "held already")
         if key not in self._inflows:
             codec = self.wiring.codec.named(self._planned[key].codec)
-            self._inflows[key] = Inflow(codec, key[0], key[1])
+            self._inflows[key] = Inflow(codec, key[0], key[1], self._whole)
         return self._inflows[key]
 
     async def _until_planned(self, key: PartKey) -> None:
@@ -282,7 +290,7 @@ class Exchange:
             if key in self.parts:
                 return
             try:
-                data = await pull_part(self.wiring, peer, result, plan.patience_s)
+                data = await pull_part(self.wiring, peer, result, plan.patience_s, self._whole)
             except RemoteProtocolError as error:
                 self.listener.refused(peer, str(error))
             except TransportError:

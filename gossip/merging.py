@@ -24,7 +24,7 @@ import torch
 from blake3 import blake3
 
 from gossip.bodies import as_bytes
-from gossip.buffers import buffers
+from gossip.buffers import Whole
 from gossip.slicing import FINITE, KeepsLost, Source, largest, squared_norm, within
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
@@ -38,8 +38,9 @@ class PartMerge:
     """One part being merged. ``shares`` are those of all who may count, mine (``me``) included.
 
     ``scales`` multiply them, where they are not 1. ``limits`` are norms that a contributor's values
-    must not exceed. ``expected`` are those to wait for; ``post`` runs a callback later on the same
-    thread; ``finished`` is called once, when the last chunk is merged.
+    must not exceed. ``expected`` are those to wait for; ``whole`` has room for the result;
+    ``post`` runs a callback later on the same thread; ``finished`` is called once, when the last
+    chunk is merged.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class PartMerge:
         limits: Mapping[PeerId, float] = MappingProxyType({}),
         expected: Iterable[PeerId],
         me: PeerId,
+        whole: Whole,
         post: Callable[[Callable[[], None]], None],
         begun: Callable[[], None],
         finished: Callable[[], None],
     ) -> None:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
-        self.result = buffers.take(codec.encoded_size(start, stop))
+        self.result = whole.take(codec, start, stop)
         self.merged = 0  # chunks
         self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
         self.trailer = b""  # what is sent behind the last chunk, once it is known

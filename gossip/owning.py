@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 
 from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
+from gossip.buffers import Whole
 from gossip.certificate import sign_result
 from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.lateness import Lateness
@@ -67,6 +68,7 @@ class Owning:
     own: OwnContribution
     listener: Refused
     held: Callable[[PartResult, torch.Tensor], None]
+    whole: Whole
     mix: Mix
     weighed: Callable[[Gram], None]
     _parts: dict[PartKey, OwnedPart] = field(default_factory=dict)
@@ -183,6 +185,7 @@ class Owning:
             limits={peer: limit for peer, limit in limits.items() if limit is not None},
             expected=expected,
             me=self.me,
+            whole=self.whole,
             post=self.wiring.transport.post,
             begun=lambda: _tell(loop, lambda: self._spread(part)),
             finished=lambda: self._seal(part, loop),

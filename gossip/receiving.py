@@ -13,10 +13,9 @@ import torch
 from blake3 import blake3
 
 from gossip.bodies import Wiring, as_bytes
-from gossip.buffers import buffers
-from gossip.slicing import FINITE, within
-from protocols.codecs import CHUNK, RangeCodec
-from protocols.errors import Malformed, NonFinite, RemoteRefused
+from gossip.buffers import Whole
+from protocols.codecs import RangeCodec
+from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import PartRequest, PartResult
 
@@ -24,15 +23,14 @@ from protocols.messages import PartRequest, PartResult
 class Inflow:
     """So much of a part as is here; a broken transfer is taken up where it ended."""
 
-    def __init__(self, codec: RangeCodec, start: int, stop: int) -> None:
+    def __init__(self, codec: RangeCodec, start: int, stop: int, whole: Whole) -> None:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
-        self.data = buffers.take(codec.encoded_size(start, stop))
+        self.data = whole.take(codec, start, stop)
         self.checked = 0  # chunks that are here, whole and sound
         self.moved = 0  # bytes that have come, in all transfers together
         self.newest: object = None  # of the transfers: an older one has no more to say
         self._hasher = blake3()
-        self._values = torch.empty(0)
 
     @property
     def elements(self) -> int:
@@ -44,13 +42,7 @@ class Inflow:
         chunk = self.chunks[self.checked]
         data = self.data[chunk.offset : chunk.offset + chunk.size]
         self._hasher.update(as_bytes(data))
-        if self.codec.name == "fp32":
-            if not within(data.view(torch.float32), FINITE):
-                raise NonFinite("fp32: a value is not finite")
-        else:
-            if not len(self._values):
-                self._values = torch.empty(CHUNK)
-            self.codec.decode_chunk(chunk, data, self._values[: chunk.stop - chunk.start])
+        self.codec.check_chunk(chunk, data)
         self.checked += 1
 
     def check_digest(self, digest: bytes) -> None:
@@ -114,13 +106,13 @@ class PartDrain:
 
 
 async def pull_part(
-    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float
+    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float, whole: Whole
 ) -> torch.Tensor:
     """The encoded bytes of a merged part, checked. Raises TransportError or RemoteProtocolError."""
     header = PartRequest(
         wiring.run, result.fragment, result.round, result.start, result.stop, result.digest
     )
-    inflow = Inflow(wiring.codec.named(result.codec), result.start, result.stop)
+    inflow = Inflow(wiring.codec.named(result.codec), result.start, result.stop, whole)
     drain = PartDrain(inflow, 0, 0, lambda _: inflow.check_digest(result.digest))
     async with wiring.transport.pull(
         peer, "part", header.encode(), max_length=drain.length, timeout=timeout

@@ -105,6 +105,15 @@ class OwnContribution:
     _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sound: bool | None = None
 
+    def known(self, norm: float) -> None:
+        """The norm of my contribution, as measured on what lies there now; 0 says nothing.
+
+        No value is larger than the norm of all, so a small one proves them all sound: one pass
+        over the vector less. Twice as much room as needed is left for how it was rounded.
+        """
+        if 0 < 2 * norm <= self._bound()[0]:
+            self._sound = True
+
     async def is_sound(self) -> bool:
         """Whether all of my pseudo-gradient can be merged: parts of a diverged one help nobody."""
         async with self._judging:
@@ -115,6 +124,14 @@ class OwnContribution:
                     self.refused(f"own pseudo-gradient is {why}")
         return self._sound
 
+    def _bound(self) -> tuple[float, str]:
+        """The largest magnitude that is sound, and the codec that sets it.
+
+        Which codec the round will have is not known yet: any of them must do.
+        """
+        codec = self.wiring.codec
+        return min((largest(codec.named(name)), name) for name in self.shape.codecs)
+
     async def stop(self) -> None:
         """Look at it no more; returns when nobody does."""
         async with self._judging:
@@ -122,8 +139,7 @@ class OwnContribution:
                 self._sound = False
 
     def _flaw(self) -> str:
-        codec = self.wiring.codec  # which one the round will have is not known yet
-        bound, name = min((largest(codec.named(name)), name) for name in self.shape.codecs)
+        bound, name = self._bound()
         scratch = torch.empty(min(CHUNK, self.shape.size))
         for at in range(0, self.shape.size, CHUNK):
             stop = min(at + CHUNK, self.shape.size)

@@ -7,7 +7,8 @@ import gc
 import torch
 
 from gossip.bodies import as_bytes
-from gossip.buffers import SMALL, Buffers
+from gossip.buffers import SMALL, Buffers, Whole, joined
+from protocols.codecs import RangeCodec
 
 SIZE = 3 * SMALL + 17
 
@@ -62,3 +63,32 @@ def test_what_is_small_is_not_kept() -> None:
     pool = Buffers()
     assert len(pool.take(100)) == 100
     assert pool.mapped == 0
+
+
+def test_parts_of_a_vector_come_to_lie_in_one_piece() -> None:
+    codec, size = RangeCodec("fp32", dense=900), 1000
+    whole = Whole(size)
+    ends = [(600, 1000), (0, 250), (250, 600)]
+    parts = {}
+    for start, stop in ends:
+        parts[start, stop] = whole.take(codec, start, stop)
+        codec.encode(start, torch.arange(start, stop).float(), parts[start, stop])
+    found = joined([parts[key] for key in sorted(parts)])
+    assert found is not None
+    assert torch.equal(found.view(torch.float32), torch.arange(size).float())
+    assert joined([parts[key] for key in ends]) is None
+    assert joined([parts[0, 250], torch.empty(1400, dtype=torch.uint8)]) is None
+
+
+def test_a_range_that_is_taken_already_is_not_overwritten() -> None:
+    whole, codec = Whole(1000), RangeCodec("fp32", dense=900)
+    first, second = whole.take(codec, 0, 500), whole.take(codec, 400, 600)
+    first.fill_(1)
+    second.fill_(2)
+    assert first.eq(1).all()
+    assert len(second) == 800
+
+
+def test_other_codecs_have_memory_of_the_size_they_need() -> None:
+    whole, codec = Whole(1000), RangeCodec("int8", dense=900)
+    assert len(whole.take(codec, 100, 1000)) == codec.encoded_size(100, 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -261,6 +261,26 @@ def test_decode_refuses_scales_that_no_encoder_writes(name: str, bad: float) -> 
     with pytest.raises(NonFinite):
         codec(name).decode_add(data, 1.0, accumulator)
     assert not accumulator.any()
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 600), st.binary(max_size=2500), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_a_check_refuses_what_decoding_refuses(
+    name: str, count: int, noise: bytes, fitting: bool
+) -> None:
+    size = codec(name).encoded_size(count)
+    if fitting:
+        noise = (noise * (size // max(len(noise), 1) + 1))[:size] or bytes(size)
+
+    def refused(work: Callable[[], None]) -> type[Exception] | None:
+        try:
+            work()
+        except (Malformed, NonFinite) as error:
+            return type(error)
+        return None
+
+    found = refused(lambda: codec(name).check(noise, count))
+    assert found is refused(lambda: codec(name).decode(noise, torch.empty(count)))
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])

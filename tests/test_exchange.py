@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import exchange_kit
@@ -16,9 +18,11 @@ from exchange_kit import LEADER, MEMBERS, Peer, run, same_bytes, until
 from gossip_kit import RUN, plan_of
 
 from gossip.bodies import as_bytes, trailer_of
+from gossip.buffers import Whole
 from gossip.certificate import basis_of, sign_result
 from gossip.exchange import PLAN_WAIT_S
 from gossip.receiving import pull_part
+from gossip.slicing import OwnContribution
 from gossip.validity import Shape, key_of
 from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
@@ -408,6 +412,34 @@ def test_an_island_whose_pseudo_gradient_is_not_finite_declines() -> None:
     run(scene)
 
 
+@dataclass
+class Reading:
+    """A source that tells when it is read."""
+
+    delta: Callable[[int, int, torch.Tensor], torch.Tensor]
+
+
+def test_a_known_norm_spares_looking_at_every_element() -> None:
+    """Unless it proves nothing: none was measured, or it is not finite, or too large."""
+
+    async def scene() -> None:
+        async with world() as here:
+            one, seen = here.peers[0], list[int]()
+
+            def delta(start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+                seen.append(start)
+                return one.values[start:stop]
+
+            for norm, looked in [(1e3, 0), (0.0, 1), (math.inf, 1), (math.nan, 1), (1e38, 1)]:
+                seen.clear()
+                own = OwnContribution(one.wiring, SHAPE, Reading(delta), lambda why: None)
+                own.known(norm)
+                assert await own.is_sound()
+                assert len(seen) == looked
+
+    run(scene)
+
+
 def test_an_island_beyond_what_the_codec_carries_declines() -> None:
     async def scene() -> None:
         async with world() as here:
@@ -525,12 +557,12 @@ def test_a_part_is_pulled_only_as_it_was_certified() -> None:
             await until(here.whole)
             one, other = here.peers[:2]
             result = result_of(one, PLAN.parts[0])
-            data = await pull_part(one.wiring, other.me, result, 1.0)
+            data = await pull_part(one.wiring, other.me, result, 1.0, Whole(SIZE))
             assert torch.equal(data, one.exchange.parts[key_of(result)][1])
             here.network.tamper = lambda sender, receiver, name, data: (
                 data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 4000 else data
             )
             with pytest.raises(RemoteProtocolError):
-                await pull_part(one.wiring, other.me, result, 1.0)
+                await pull_part(one.wiring, other.me, result, 1.0, Whole(SIZE))
 
     run(scene)

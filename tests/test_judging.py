@@ -11,6 +11,7 @@ import torch
 from gossip_kit import leader, plan_of
 
 from diloco import robust
+from gossip.buffers import Whole
 from gossip.judging import ColumnMerge, KeptMerge, WeighedMerge
 from gossip.merging import AT_A_TIME, PartMerge, SliceDrain
 from gossip.slicing import SliceFeed
@@ -61,6 +62,7 @@ class Owner:
             shares=dict.fromkeys(PEERS, 0.25),
             expected=PEERS,
             me=ME,
+            whole=Whole(STOP),
             post=self.posted.append,
             begun=lambda: self.told.append("begun"),
             finished=lambda: self.told.append("finished"),

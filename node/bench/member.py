@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
+from gossip.buffers import joined
 from gossip.certificate import genesis, outcome_hash
 from gossip.driver import Hooks
 from gossip.exchange import Wiring
@@ -97,7 +98,9 @@ class Noise:
         self.me, self.settings, self.codec, self.watch = me, settings, codec, watch
         self.offload = offload
         self.vector = torch.empty(settings.size)
+        self.mean = self.vector  # of all, once a round is over: fp32 [size]
         self.moved = asyncio.Event()
+        self.norm = 0.0  # of the vector that was drawn
         self.contributors, self.merged = 0, 0.0
         self._roster: tuple[PeerId, ...] = ()
         self._place = Place(settings.run, 0, 0, genesis(settings.run), bytes(32), 0)
@@ -116,8 +119,10 @@ class Noise:
 
     def draw(self) -> None:
         """New noise, determined by the member's seed and the round."""
+        self.mean = self.vector  # what it was before is not needed any more
         generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
         self.vector.normal_(generator=generator)
+        self.norm = torch.linalg.vector_norm(self.vector).item()  # as an island announces it
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """This member's noise, where it lies."""
@@ -143,7 +148,13 @@ class Noise:
         self.moved.set()
 
     def _decode(self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]) -> None:
-        for result in certificate.outcome.parts:
+        results = certificate.outcome.parts
+        if self.settings.codec == "fp32" and all(result.digest for result in results):
+            whole = joined([parts[result.start, result.stop] for result in results])
+            if whole is not None:  # it was received where it belongs
+                self.mean = whole.view(torch.float32)
+                return
+        for result in results:
             into = self.vector[result.start : result.stop]
             if result.digest:
                 self.codec.decode(result.start, parts[result.start, result.stop], into)
@@ -151,8 +162,8 @@ class Noise:
                 into.zero_()
 
     def digest(self) -> bytes:
-        """BLAKE3 of the vector: 32 bytes."""
-        view = memoryview(self.vector.numpy()).cast("B")  # type: ignore[arg-type]  # as in merging
+        """BLAKE3 of the mean: 32 bytes."""
+        view = memoryview(self.mean.numpy()).cast("B")  # type: ignore[arg-type]  # as in merging
         return blake3(view, max_threads=blake3.AUTO).digest()
 
 
@@ -286,7 +297,9 @@ class Member:
             before = transport.stats.in_by_name.total(), transport.stats.out_by_name.total()
             forget_peak()
             watch.pass_(Stage.READY)
-            swarm.update(ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0)
+            swarm.update(
+                ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0, norm=replica.norm
+            )
             await replica.moved.wait()
             speeds = transport.stats.by_peer.values()
             swarm.presence.note(  # the next plan's parts and patience follow from them

@@ -27,6 +27,7 @@ class Scratch(threading.local):
         self.codes = torch.empty(CHUNK, dtype=torch.uint8)
         self.decoded = torch.empty(CHUNK)
         self.levels = torch.empty(CHUNK)
+        self.checked = torch.empty(CHUNK)
 
 
 scratch = Scratch()
@@ -68,7 +69,8 @@ class Codec(ABC):
         :class:`~protocols.errors.NonFinite` if a value is not finite; ``out`` may then be partly
         written.
         """
-        for (start, stop), source in self._decodable(data, out):
+        _check_vector(out)
+        for (start, stop), source in self._decodable(data, len(out)):
             self._decode(source, out[start:stop])
 
     @torch.inference_mode()
@@ -80,8 +82,15 @@ class Codec(ABC):
         With weights that sum to at most 1 the accumulator cannot overflow. Raises as
         :meth:`decode` does; elements before the chunk at fault are then added already.
         """
-        for (start, stop), source in self._decodable(data, accumulator):
+        _check_vector(accumulator)
+        for (start, stop), source in self._decodable(data, len(accumulator)):
             self._decode_add(source, weight, accumulator[start:stop])
+
+    @torch.inference_mode()
+    def check(self, data: Buffer, count: int) -> None:
+        """Raise what :meth:`decode` to ``count`` elements would; costs less where it can."""
+        for (start, stop), source in self._decodable(data, count):
+            self._check(source, stop - start)
 
     def pieces(self, count: int) -> Iterator[tuple[int, int, int, int]]:
         """(start, stop) in elements and (offset, size) in bytes of each chunk."""
@@ -90,14 +99,13 @@ class Codec(ABC):
             stop = min(start + CHUNK, count)
             yield start, stop, index * step, self._size(stop - start)
 
-    def _decodable(self, data: Buffer, out: Tensor) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    def _decodable(self, data: Buffer, count: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
         source = byte_tensor(data)
-        _check_vector(out)
-        if len(source) != self.encoded_size(len(out)):
+        if len(source) != self.encoded_size(count):
             raise Malformed(
-                f"{len(source)} bytes of {self.name}, expected {self.encoded_size(len(out))}"
+                f"{len(source)} bytes of {self.name}, expected {self.encoded_size(count)}"
             )
-        for start, stop, offset, size in self.pieces(len(out)):
+        for start, stop, offset, size in self.pieces(count):
             yield (start, stop), source[offset : offset + size]
 
     @abstractmethod
@@ -115,6 +123,10 @@ class Codec(ABC):
     @abstractmethod
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         """One chunk, lengths checked; all of it or, on error, nothing."""
+
+    def _check(self, data: Tensor, count: int) -> None:
+        """Raise what decoding one chunk would, lengths checked."""
+        self._decode(data, scratch.checked[:count])
 
 
 def byte_tensor(buffer: Buffer) -> Tensor:

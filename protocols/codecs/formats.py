@@ -58,6 +58,12 @@ class Float(Codec):
         product = torch.mul(values, weight, out=scratch.values[: len(values)])
         accumulator.add_(product)
 
+    def _check(self, data: Tensor, count: int) -> None:
+        if self.dtype is torch.float32:
+            self._finite(aligned(data, torch.float32))  # where it lies
+        else:
+            super()._check(data, count)
+
     def _finite(self, values: Tensor) -> None:
         square = torch.dot(values, values).item()  # if finite, it proves all of them so in one go
         if not math.isfinite(square) and not torch.isfinite(values).all():
@@ -88,6 +94,9 @@ class Int8(Codec):
 
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         accumulator.add_(self._scaled(data, weight, scratch.decoded[: len(accumulator)]))
+
+    def _check(self, data: Tensor, count: int) -> None:
+        read_scales(data[: 2 * ceil_div(count, _INT8_BLOCK)], 127.0)  # all codes are levels
 
     def _scaled(self, data: Tensor, weight: float, out: Tensor) -> Tensor:
         edge = 2 * ceil_div(len(out), _INT8_BLOCK)
@@ -131,6 +140,9 @@ class Int4(Codec):
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         count = len(accumulator)
         accumulator.add_(self._scaled(data, weight, count, scratch.decoded)[:count])
+
+    def _check(self, data: Tensor, count: int) -> None:
+        read_scales(data[: 2 * ceil_div(count, _INT4_BLOCK)], 8.0)  # all codes are levels
 
     def _scaled(self, data: Tensor, weight: float, count: int, out: Tensor) -> Tensor:
         """``count`` elements and what fills the last pair of blocks, into the first of ``out``."""

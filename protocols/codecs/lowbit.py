@@ -47,6 +47,9 @@ class _LowBit(Codec):
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         accumulator.add_(self._scaled(data, weight, len(accumulator)))
 
+    def _check(self, data: Tensor, count: int) -> None:
+        read_scales(data[: 2 * ceil_div(count, BLOCK)], self.top)  # all codes are levels
+
     def _scaled(self, data: Tensor, weight: float, count: int) -> Tensor:
         edge = 2 * ceil_div(count, BLOCK)
         by = read_scales(data[:edge], self.top)

@@ -70,6 +70,10 @@ class RangeCodec:
         """Decode the bytes of one chunk; raises as :meth:`Codec.decode` does."""
         self._of(chunk).decode(data, out)
 
+    def check_chunk(self, chunk: Chunk, data: Buffer) -> None:
+        """Raise what decoding the bytes of one chunk would."""
+        self._of(chunk).check(data, chunk.stop - chunk.start)
+
     def decode_add_chunk(
         self, chunk: Chunk, data: Buffer, weight: float, accumulator: Tensor
     ) -> None:
