@@ -131,7 +131,9 @@ class Exchange:
         await self._own.is_sound()
 
     def work(self, plan: Plan) -> None:
-        """Start whatever this plan asks of me and is not under way yet."""
+        """Start whatever this plan asks of me and is not under way yet; nothing once it is over."""
+        if self.closed:
+            return
         self.plan, basis = plan, basis_of(plan.codec, plan.contributors)
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
