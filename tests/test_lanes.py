@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -488,3 +490,29 @@ async def test_bodies_need_memory_for_a_few_chunks_only() -> None:
             tracemalloc.stop()
         assert hole.got == size
         assert peak < 1 << 20
+
+
+async def test_bodies_are_let_go_of_without_the_garbage_collector() -> None:
+    """What they refer to may be as large as the vector."""
+    async with two() as (a, b):
+        seen: list[weakref.ref[BufferDrain | BufferFeed]] = []
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            drain = BufferDrain(memoryview(bytearray(body.length)))
+            seen.append(weakref.ref(drain))
+            await body.into(drain)
+            return b""
+
+        a.on_push("body", take, max_length=10_000_000)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                feed = BufferFeed(bytes(3_000_000))
+                seen.append(weakref.ref(feed))
+                await b.push(A.peer_id, "body", b"", feed, timeout=20)
+                del feed
+            await wait_for(lambda: not any(ref() is not None for ref in seen))
+        finally:
+            gc.enable()
+        assert len(seen) == 6
