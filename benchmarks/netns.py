@@ -52,7 +52,7 @@ class Network:
         remove_leftovers()
         try:
             self._make()
-        except BaseException:
+        except BaseException:  # also Ctrl-C: half a network would stay in the kernel
             self.close()
             raise
         return self

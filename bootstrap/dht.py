@@ -198,8 +198,7 @@ class Dht:
                 if now >= next_refresh:
                     next_refresh = now + refresh
                     await self._refresh()
-            except Exception:
-                # whatever hivemind raises: a failed round of upkeep must not end discovery
+            except Exception:  # whatever hivemind raises: upkeep that failed must not end discovery
                 logger.exception("upkeep of the DHT failed")
                 next_announce = now + RETRY
             due = min(next_announce, next_refresh) if self._announcing else next_refresh

@@ -224,6 +224,6 @@ class PeerCache:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, self._path)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: leave no half-written file behind
             os.unlink(name)
             raise

@@ -157,7 +157,7 @@ class Island:
                         arguments += ["--vectors", str(inherited[1])]
                     self._ranks.append(await self._spawn(rank, arguments, inherited))
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: ranks that were started must not outlive us
             ours.close()
             self._signal_all(signal.SIGKILL)
             for started in self._ranks:

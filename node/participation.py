@@ -113,7 +113,7 @@ class Participation:
                 if self.config.role == "island" and manifest.rounds.feeds_back:
                     self.replica.residual = Residual(layout.size, manifest.rounds.feedback)
                 await self._get_state(run, restored)
-            except BaseException as error:
+            except BaseException as error:  # also cancellation: shared memory is given back
                 vectors.close()
                 if not (isinstance(error, OperatorError) and finder.release(error)):
                     raise

@@ -174,7 +174,7 @@ class HttpClient:
             raise Unreachable(address, Why.NOT_ATOLL, "it gives no identity") from error
         except TransportError:
             raise
-        except Exception as error:
+        except Exception as error:  # aiohttp has many kinds; what is none of them is raised on
             raise _translate(error, address, self._session.closed) from error
         finally:
             del self._connector.dials[host]
@@ -218,7 +218,7 @@ class HttpClient:
                     raise await self._refusal(response, peer)
             except TransportError:
                 raise
-            except Exception as error:
+            except Exception as error:  # as in dial
                 raise _translate(error, peer, self._session.closed) from error
             yield response
         finally:

@@ -111,7 +111,7 @@ class HttpServer:
         self._serving.add(task)
         try:
             return await self._answer(request)
-        except Exception as error:
+        except Exception as error:  # a handler may raise anything; the caller gets a code
             left = request.transport is None or request.transport.is_closing()
             if left and isinstance(error, ConnectionError | TransportError):
                 raise ConnectionResetError("the caller left") from error

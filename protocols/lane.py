@@ -66,7 +66,6 @@ class Lane:
         self._receiving: Receiving | None = None
         self._sending: Sending | None = None
         self._shaking: Callable[[PeerId | None, BaseException | None], None] | None = None
-        self._shake_events = 0
         self.blind = True  # bytes may have come that nobody wants yet: the socket is not read
         self._watchful = False
         self._rest_until = math.inf  # an idle lane is cut then

@@ -154,7 +154,7 @@ class LaneClient:
                     await place.gate.acquire()
                     try:
                         link = await self._idle_or_new(place, peer)
-                    except BaseException:
+                    except BaseException:  # also cancellation: the place is free again
                         place.gate.release()
                         raise
             except TimeoutError as error:
@@ -209,7 +209,7 @@ class LaneClient:
                 proven = await link.introduce(self._context, tls.server_name(peer), self._peer_id)
                 if proven != peer:  # without TLS it is only a claim
                     raise IdentityMismatch(address, peer, proven)
-        except BaseException as error:
+        except BaseException as error:  # also cancellation: no link is left half-open
             if link is not None:
                 link.abort()
             if isinstance(error, OSError):

@@ -363,6 +363,6 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
         os.replace(name, path)
-    except BaseException:
+    except BaseException:  # also Ctrl-C: leave no half-written file behind
         os.unlink(name)
         raise
