@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -34,6 +33,7 @@ from node.monitor.history import History
 from node.monitor.machine import Machine
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
+from node.own_address import hostport, outward_address
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
@@ -139,7 +139,7 @@ class Daemon:
             if error.code != "E303" or not self.config.is_default("listen"):
                 raise
             host, _ = host_port(self.config.listen)
-            where = _hostport(host, 0)
+            where = hostport(host, 0)
             transport = HttpTransport(identity, listen=where, max_upload=limit)
             await transport.start()
         return transport
@@ -339,7 +339,7 @@ class Node:
     def listening(self) -> str:
         """``HOST:PORT`` really bound."""
         bound = self.transport.listening
-        return "" if bound is None else _hostport(*bound)
+        return "" if bound is None else hostport(*bound)
 
     def addresses(self) -> list[str]:
         """Where others may dial this node, best first."""
@@ -350,11 +350,11 @@ class Node:
             return []
         host, port = bound
         if host not in ("0.0.0.0", "::"):
-            return [_hostport(host, port)]
+            return [hostport(host, port)]
         peers = [host_port(p.partition("/")[0])[0] for p in self.config.peers[:1]]
         if peers and is_loopback(peers[0]):
-            return [_hostport("127.0.0.1", port)]
-        return [_hostport(_outward_address(), port)]
+            return [hostport("127.0.0.1", port)]
+        return [hostport(outward_address(), port)]
 
     def _view(self) -> NodeView:
         addresses = self.addresses()
@@ -374,21 +374,7 @@ class Node:
         )
 
 
-def _hostport(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _reachable(address: str) -> str:
     """``HOST:PORT`` of a listener as others would type it."""
     host, port = host_port(address)
-    return _hostport(_outward_address() if host in ("0.0.0.0", "::") else host, port)
-
-
-def _outward_address() -> str:
-    """The address of the interface that leads to the internet; loopback where none does."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): nothing is sent
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    return hostport(outward_address() if host in ("0.0.0.0", "::") else host, port)
