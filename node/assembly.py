@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 KEPT_BYTES = 64 * 1024 * 1024  # of merged parts for those who missed rounds, more than required
 MAX_KEPT = 256  # rounds
 MIN_WAIT_S = 1.0  # the trainer waits at least so long for a merge before it trains on
-UNKNOWN_ETA_S = 1e6
 
 
 def make_swarm(
@@ -163,19 +162,6 @@ def _first_announcement(
         head=place.previous,
         state=place.state,
         work=place.work,
-        ready=False,
-        tokens=0,
-        steps=0,
-        weight=0.0,
-        eta=UNKNOWN_ETA_S,
-        tokens_per_second=0.0,
-        steps_per_second=0.0,
         upload=node.config.max_upload,  # until it is measured
-        download=0.0,
-        loss=0.0,
-        validation_loss=0.0,
-        total_tokens=0,
-        sketch_round=0,
-        sketch=b"",
         admission=proof,
     )

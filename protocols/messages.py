@@ -30,6 +30,7 @@ Name = Annotated[str, Max(64)]
 Peers = Annotated[tuple[Peer, ...], Max(MAX_PEERS)]
 
 EMPTY_DIGEST = b""  # a part that nobody could complete
+UNKNOWN_ETA_S = 1e6  # of an island that cannot tell yet when it will be ready
 
 
 # --- who is there -----------------------------------------------------------------------------
@@ -72,22 +73,24 @@ class Announce(Message, kind=3):
     state: Digest  # digest of its outer state, equal on all who stand at `head`
     work: int  # tokens merged along its chain of certificates: the heavier chain wins
     # its contribution to the next round
-    ready: bool
-    tokens: int  # since its last contribution
-    steps: int  # inner steps since its last contribution
-    weight: float  # the weight it asks for: tokens, less while it is new
-    eta: float  # seconds until ready, by its own estimate
+    ready: bool = False
+    tokens: int = 0  # since its last contribution
+    steps: int = 0  # inner steps since its last contribution
+    weight: float = 0.0  # the weight it asks for: tokens, less while it is new
+    eta: float = UNKNOWN_ETA_S  # seconds until ready, by its own estimate
     # measured speeds
-    tokens_per_second: float
-    steps_per_second: float
-    upload: float
-    download: float
+    tokens_per_second: float = 0.0
+    steps_per_second: float = 0.0
+    upload: float = 0.0
+    download: float = 0.0
     # for people
-    loss: float
-    validation_loss: float  # 0 until evaluated
-    total_tokens: int
-    sketch_round: int
-    sketch: Annotated[bytes, Max(1024)]  # projection of its parameters before that round's merge
+    loss: float = 0.0
+    validation_loss: float = 0.0  # 0 until evaluated
+    total_tokens: int = 0
+    sketch_round: int = 0
+    sketch: Annotated[bytes, Max(1024)] = (
+        b""  # projection of its θ before that round's merge
+    )
     admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
     name: Name = ""  # given by the operator, for people
     norm: float = 0.0  # L2 norm of its contribution to the next round

@@ -167,9 +167,5 @@ def announce_of(peer: PeerId, place: Place = PLACE, **changes: Any) -> Announce:
         upload=1e7,
         download=1e7,
         loss=2.0,
-        validation_loss=0.0,
-        total_tokens=0,
-        sketch_round=0,
-        sketch=b"",
     )
     return dataclasses.replace(announce, **changes)

@@ -357,20 +357,6 @@ def _first_announcement(me: PeerId, address: str, place: Place) -> Announce:
         head=place.previous,
         state=place.state,
         work=place.work,
-        ready=False,
-        tokens=0,
-        steps=0,
-        weight=0.0,
-        eta=1e6,
-        tokens_per_second=0.0,
-        steps_per_second=0.0,
-        upload=0.0,
-        download=0.0,
-        loss=0.0,
-        validation_loss=0.0,
-        total_tokens=0,
-        sketch_round=0,
-        sketch=b"",
     )
 
 
