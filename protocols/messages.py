@@ -88,9 +88,7 @@ class Announce(Message, kind=3):
     validation_loss: float = 0.0  # 0 until evaluated
     total_tokens: int = 0
     sketch_round: int = 0
-    sketch: Annotated[bytes, Max(1024)] = (
-        b""  # projection of its θ before that round's merge
-    )
+    sketch: Annotated[bytes, Max(1024)] = b""  # projection of its θ before that round's merge
     admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
     name: Name = ""  # given by the operator, for people
     norm: float = 0.0  # L2 norm of its contribution to the next round
