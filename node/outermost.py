@@ -19,7 +19,8 @@ def run(arguments: Sequence[str]) -> int:
     given = list(arguments)
     name = "atoll" if Path(sys.argv[0]).stem == "atoll" else "node"
     try:
-        from node.cli import app, refuse_empty_peers, refuse_nodejs
+        from node.cli import app
+        from node.commands.guards import refuse_empty_peers, refuse_nodejs
 
         refuse_nodejs(given)
         refuse_empty_peers(given)

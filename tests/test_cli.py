@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from bootstrap.manifest import Manifest, SignedManifest
 from node import __version__, outermost
 from node.checkpoint import CheckpointStore, Facts
-from node.cli import app, manifest_for
+from node.cli import app
+from node.commands.running import manifest_for
 from node.config import NodeConfig, resolve
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
 from protocols.errors import OperatorError

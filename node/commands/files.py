@@ -1,0 +1,68 @@
+"""Commands that write files and end: ``keygen``, ``export``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bootstrap.validation import bad_config
+from node.config import resolve
+from node.errors import operator_error
+from node.interrupts import clean_up_first
+from node.options import with_settings
+
+
+@with_settings("dir")
+def keygen(
+    flags: dict[str, Any],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="[default: identity.pem in the state directory]"),
+    ] = None,
+) -> None:
+    """Make a new identity and print its peer id; never overwrites one."""
+    from protocols.identity import Identity
+
+    path = out or resolve(flags, os.environ).identity_path
+    identity = Identity.generate()
+    try:
+        identity.save(path)
+    except FileExistsError as error:
+        raise operator_error(
+            "E104",
+            f"{path} exists",
+            why="a lost key is a lost identity, so none is overwritten",
+            fix="give another file with --out, or move that one away",
+        ) from error
+    except OSError as error:
+        raise operator_error(
+            "E104",
+            f"cannot write {path}",
+            why=error.strerror or str(error),
+            fix="give a file this user may write with --out",
+        ) from error
+    typer.echo(identity.peer_id)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must not exist.")],
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--from", metavar="PATH", help="A checkpoint, or a state directory for its newest one."
+        ),
+    ],
+    to: Annotated[str, typer.Option(metavar="hf", help="Format: hf (Hugging Face).")] = "hf",
+) -> None:
+    """Write the model of a checkpoint for other programs."""
+    if to != "hf":
+        raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
+    from node.export import export_hf
+    from node.outer_files import read_checkpoint
+
+    clean_up_first()  # a folder may be half written
+    outer = read_checkpoint(source)
+    typer.echo(export_hf(outer.signed.manifest.model, outer.base, folder))

@@ -1,0 +1,84 @@
+"""Commands that tell how things stand: ``status``, ``config show``, ``version``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import typer
+
+from bootstrap.manifest import Manifest, load
+from bootstrap.validation import to_toml, toml_value
+from node import __version__
+from node.commands.shared import AsJson, ConfigFile
+from node.config import SECRETS, NodeConfig, resolve
+from node.options import with_settings
+
+
+@with_settings("dir", "api", "api_key")
+def status(flags: dict[str, Any], as_json: AsJson = False) -> None:
+    """One screen about the node that runs on this machine."""
+    from node.status import fetch, render
+
+    config = resolve(flags, os.environ)
+    api = "" if config.is_default("api") else config.api
+    state = fetch(config.dir, api=api, key=config.api_key)
+    typer.echo(json.dumps(state, indent=2) if as_json else render(state))
+
+
+def version() -> None:
+    """Versions of Atoll, its protocol and what it stands on."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    from protocols.messages import PROTOCOL_VERSION
+
+    typer.echo(f"atoll {__version__} (protocol {PROTOCOL_VERSION})")
+    typer.echo(f"python {sys.version.split()[0]}")
+    for package in ("torch", "hivemind"):
+        try:
+            typer.echo(f"{package} {installed(package)}")
+        except PackageNotFoundError:
+            typer.echo(f"{package} missing")
+
+
+@with_settings()
+def config_show(
+    flags: dict[str, Any], config_file: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """Every setting with its value and source, and the manifest of the run file."""
+    config = resolve(flags, os.environ, config_file)
+    manifest = load(config.run) if config.run is not None else None
+    typer.echo(_as_json(config, manifest) if as_json else _as_text(config, manifest))
+
+
+def _shown(config: NodeConfig, key: str) -> Any:
+    value = getattr(config, key)
+    return "(hidden)" if key in SECRETS and value else value
+
+
+def _as_text(config: NodeConfig, manifest: Manifest | None) -> str:
+    lines = ["# settings of this node"]
+    for key in NodeConfig.model_fields:
+        value = _shown(config, key)
+        source = config.source(key)
+        if value is None:
+            lines.append(f"# {key} is not set")
+        else:
+            lines.append(f"{key} = {toml_value(value)}  # {source}")
+    if manifest is not None:
+        lines += ["", f"# manifest of {config.run}: run {manifest.label}", to_toml(manifest)]
+    return "\n".join(lines)
+
+
+def _as_json(config: NodeConfig, manifest: Manifest | None) -> str:
+    settings = {
+        key: {"value": _shown(config, key), "source": config.source(key)}
+        for key in NodeConfig.model_fields
+    }
+    run = None
+    if manifest is not None:
+        run = {"id": manifest.run_id.hex(), "manifest": manifest.model_dump(mode="json")}
+    return json.dumps({"settings": settings, "run": run}, indent=2, default=str)

@@ -1,0 +1,146 @@
+"""Commands that take part in a run or play one: ``start``, ``bootstrap``, ``demo``, ``bench``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from bootstrap.manifest import Manifest, load
+from bootstrap.validation import bad_config, explain
+from node.commands.shared import AsJson, ConfigFile
+from node.config import NodeConfig, resolve
+from node.interrupts import clean_up_first
+from node.options import with_settings
+
+Preset = Annotated[
+    str, typer.Option(metavar="NAME", help="Create a run from a preset: tiny, small, 125m, 1b, 8b.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the preset, as in inner.lr=1e-3."),
+]
+
+
+@with_settings()
+def start(
+    flags: dict[str, Any],
+    config_file: ConfigFile = None,
+    preset: Preset = "",
+    changes: Changes = None,
+) -> None:
+    """Train: create a run, or join one with --peers."""
+    config = resolve(flags, os.environ, config_file)
+    _run(config, manifest_for(config, preset, changes or ()))
+
+
+@with_settings(
+    without=(
+        "run",
+        "role",
+        "nproc",
+        "threads",
+        "device",
+        "micro_batch",
+        "data",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "resume",
+        "rounds",
+    )
+)
+def bootstrap(flags: dict[str, Any], config_file: ConfigFile = None) -> None:
+    """Introduce peers to each other, without training (a seed)."""
+    _run(resolve(flags | {"role": "seed"}, os.environ, config_file), None)
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 90,
+    islands: Annotated[int, typer.Option(min=1, max=16, help="How many islands.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of data, weights and faults.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """A whole swarm on this machine: islands train, one is killed, one joins."""
+    from node.demo import main
+
+    clean_up_first()  # islands are processes
+    raise typer.Exit(main(seconds=seconds, islands=islands, seed=seed, as_json=as_json))
+
+
+@with_settings("listen", "peers", "public_addr")
+def bench(
+    flags: dict[str, Any],
+    members: Annotated[int, typer.Option(min=2, max=256, help="How many there are.")] = 2,
+    size: Annotated[int, typer.Option(min=1, help="Parameters.")] = 25_000_000,
+    codec: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8, int4, …")] = "int4",
+    rounds: Annotated[int, typer.Option(min=1, help="How often to average.")] = 5,
+    tls: Annotated[bool, typer.Option(help="Without it: in the clear, at home only.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Average noise with others: what do the links and the machines give? No training."""
+    from node.bench.command import main
+    from node.bench.member import Settings
+    from protocols.codecs import NAMES
+
+    if codec not in NAMES:
+        raise bad_config(f"no codec {codec!r}", "there are " + ", ".join(NAMES), "give one of them")
+    config = resolve(flags, os.environ)
+    settings = Settings(
+        members=members,
+        size=size,
+        codec=codec,
+        rounds=rounds,
+        tls=tls,
+        listen=config.listen,
+        advertise=config.public_addr,
+        peers=config.peers,
+        seed=os.getpid(),
+    )
+    raise typer.Exit(main(settings, as_json=as_json))
+
+
+def manifest_for(
+    config: NodeConfig, preset: str = "", changes: Sequence[str] = ()
+) -> Manifest | None:
+    """The manifest this node brings along; None where it takes one from peers or a checkpoint.
+
+    With both a run of its own and ``peers`` that run is returned, to be compared with the swarm's
+    (E201).
+    """
+    if preset or changes:
+        if config.run is not None:
+            raise bad_config("two runs", "--run excludes --preset and --set", "give one of them")
+        return _preset(preset or "tiny", changes)
+    if config.run is not None:
+        return load(config.run)
+    if config.peers or config.resume:
+        return None
+    if config.role == "observer":
+        raise bad_config(
+            "nothing to observe",
+            "role observer creates no run, and no peers are given",
+            "give a peer of the run with --peers HOST:PORT",
+        )
+    return Manifest() if config.role == "island" else None
+
+
+def _preset(name: str, changes: Sequence[str]) -> Manifest:
+    from node.presets import preset
+
+    split = dict(change.partition("=")[::2] for change in changes)
+    try:
+        return preset(name, split)
+    except ValidationError as error:
+        why = "\n       ".join(explain(error, Manifest))
+        raise bad_config("bad --set", why, "correct what is named above") from error
+    except ValueError as error:
+        raise bad_config("bad --preset or --set", str(error), "see node start --help") from error
+
+
+def _run(config: NodeConfig, manifest: Manifest | None) -> None:
+    from node.runtime import run
+
+    raise typer.Exit(run(config, manifest))
