@@ -15,7 +15,7 @@ from node.trainer.shared import SharedVectors
 from protocols.wire import Message
 
 if TYPE_CHECKING:
-    from node.trainer.loop import Trainer
+    from node.trainer.progress import Progress
 
 # Rank 0 waits for the daemon only in pieces of this many seconds, far below the time after which
 # the other ranks give a collective call up.
@@ -44,15 +44,16 @@ class Leader:
 
     channel: Channel
     vectors: SharedVectors
+    wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic
     wait_until: float | None = field(default=None, init=False)
 
-    def decide(self, trainer: Trainer) -> Action:
+    def decide(self, trainer: Progress) -> Action:
         """What to do at this step boundary: a command first, then a snapshot, then a step."""
         if not trainer.waiting:
             self.wait_until = None
         elif self.wait_until is None:
-            self.wait_until = self.clock() + trainer.settings.wait_s
+            self.wait_until = self.clock() + self.wait_s
         left = 0.0 if self.wait_until is None else self.wait_until - self.clock()
         if not trainer.begun:
             left = LONGEST_WAIT_S

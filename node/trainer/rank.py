@@ -88,7 +88,7 @@ def train(
     leader = None
     if channel is not None and vectors_descriptor is not None:
         size = Layout.of_config(settings.manifest.model).size
-        leader = Leader(channel, SharedVectors(vectors_descriptor, size))
+        leader = Leader(channel, SharedVectors(vectors_descriptor, size), settings.wait_s)
     Trainer(settings, ranks, leader).run()
     ranks.leave()
 
