@@ -1,0 +1,129 @@
+"""Streaming's schedule: who is sent when, and what an island keeps."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco import outer
+from diloco.fragments import Schedule, assign, blend, default_count, delay_for, ranges
+
+schedules = st.integers(1, 60).flatmap(
+    lambda h: st.builds(
+        Schedule,
+        inner_steps=st.just(h),
+        fragments=st.integers(1, min(h, 24)),
+        delay=st.integers(0, h // 4),
+    )
+)
+
+
+@given(schedules)
+def test_every_fragment_is_sent_once_in_each_h_steps_and_applied_tau_later(one: Schedule) -> None:
+    h = one.inner_steps
+    for window in (1, h + 1, 5 * h + 1):
+        sent = [p for step in range(window, window + h) for p in one.sent(step)]
+        assert sorted(sent) == list(range(one.fragments))
+    for step in range(1, 3 * h):
+        assert one.due(step + one.delay) == one.sent(step)
+
+
+@given(schedules)
+def test_a_result_is_applied_before_the_fragments_next_turn(one: Schedule) -> None:
+    for fragment in range(one.fragments):
+        assert one.offset(fragment) + one.delay < one.offset(fragment) + one.inner_steps
+
+
+@given(schedules, st.integers(0, 200))
+def test_turns_count_what_was_sent(one: Schedule, step: int) -> None:
+    for fragment in range(one.fragments):
+        sent = sum(fragment in one.sent(at) for at in range(1, step + 1))
+        assert one.turn(fragment, step) == sent
+
+
+def test_one_fragment_without_delay_is_diloco() -> None:
+    one = Schedule(inner_steps=20)
+    assert [step for step in range(61) if one.due(step)] == [20, 40, 60]
+
+
+def test_how_many_are_in_flight() -> None:
+    assert Schedule(24, 24, 2).in_flight() == 2
+    assert Schedule(24, 4, 2).in_flight() == 1
+    assert Schedule(20, 20, 5).in_flight() == 5
+
+
+def test_late_results_and_too_many_fragments_are_refused() -> None:
+    with pytest.raises(ValueError, match="quarter"):
+        Schedule(20, 4, 6)
+    with pytest.raises(ValueError, match="do not fit"):
+        Schedule(4, 5)
+
+
+def test_layers_are_strided_and_the_rest_balances() -> None:
+    layers = [None, *[n for n in range(6) for _ in range(2)], None]
+    sizes = [50, *[10] * 12, 1]
+    found = assign(layers, sizes, 3)
+    assert found[1:13] == [0, 0, 1, 1, 2, 2] * 2
+    load = [sum(s for s, f in zip(sizes, found, strict=True) if f == p) for p in range(3)]
+    assert sorted(load) == [40, 41, 90]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.data())
+def test_ranges_of_all_fragments_cut_the_vector(sizes: list[int], data: st.DataObject) -> None:
+    owners = data.draw(st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes)))
+    covered = torch.zeros(sum(sizes))
+    for wanted in range(4):
+        found = ranges(owners, sizes, wanted)
+        for (_, stop), (start, _) in itertools.pairwise(found):
+            assert stop < start  # neighbours are one range
+        for start, stop in found:
+            covered[start:stop] += 1
+    assert (covered == 1).all()
+
+
+def test_more_fragments_than_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        assign([0, 1], [1, 1], 3)
+    assert default_count(2) == 2
+    assert default_count(0) == 1
+    assert default_count(80) == 24
+
+
+def test_the_delay_covers_the_transfer_up_to_a_quarter() -> None:
+    assert delay_for(3.5, 1.0, 100) == 4
+    assert delay_for(0.0, 1.0, 100) == 1
+    assert delay_for(1e6, 1.0, 100) == 25
+    assert delay_for(9.0, 1.0, 3) == 0
+    with pytest.raises(ValueError, match="no delay"):
+        delay_for(1.0, 0.0, 10)
+
+
+def test_blending_keeps_a_share_and_nothing_else() -> None:
+    local, common = torch.randn(100), torch.randn(100)
+    assert blend(local.clone(), common, 0.0).equal(common)
+    assert blend(local.clone(), common, 1.0).equal(local)
+    half = blend(local.clone(), common, 0.5)
+    assert torch.allclose(half - common, local - half, atol=1e-6)
+    with pytest.raises(ValueError, match="alpha"):
+        blend(local, common, 1.5)
+
+
+def test_fragment_by_fragment_is_the_outer_step_of_the_whole() -> None:
+    params, merged = torch.randn(40), torch.randn(40)
+    whole, cut = params.clone(), params.clone()
+    state, states = outer.init(whole), outer.init(cut)
+    outer.update(state, merged, whole, lr=0.7, momentum=0.9)
+    for fragment in range(3):
+        for start, stop in ranges([0, 1, 2, 0], [10, 5, 20, 5], fragment):
+            outer.update(
+                outer.OuterState(states.momentum[start:stop]),
+                merged[start:stop],
+                cut[start:stop],
+                lr=0.7,
+                momentum=0.9,
+            )
+    assert whole.equal(cut)
