@@ -129,7 +129,7 @@ class Bench:
         self.settings = tiny_settings(directory, **changes)
         self.vectors = tiny_vectors(self.settings.manifest)
         self.script = Script(lambda report: answer(self, report))
-        leader = Leader(self.script, self.vectors, settings.wait_s, lambda: self.script.now)  # type: ignore[arg-type]
+        leader = Leader(self.script, self.vectors, self.settings.wait_s, lambda: self.script.now)  # type: ignore[arg-type]
         self.trainer = Trainer(self.settings, Ranks.alone(torch.device("cpu")), leader)
 
     def run(self, *commands: Command) -> Script:
