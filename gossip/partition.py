@@ -67,13 +67,16 @@ def shares(links: Sequence[Link]) -> list[float]:
     return [bound / total for bound in bounds]
 
 
-def cut(size: int, links: Sequence[Link]) -> list[tuple[int, int, PeerId]]:
+def cut(
+    size: int, links: Sequence[Link], weights: Sequence[float] | None = None
+) -> list[tuple[int, int, PeerId]]:
     """Cut ``[0, size)`` into parts: (start, stop, owner), contiguous, aligned, none tiny.
 
+    ``weights`` are the members' :func:`shares`, unless they follow from more than their links.
     Boundaries lie on multiples of :data:`ALIGN`, except the last. Owners whose share would be
     below :data:`MIN_PART` merge nothing, unless that left nobody.
     """
-    weights = shares(links)
+    weights = shares(links) if weights is None else weights
     if size < MIN_PART * 2:
         best = max(range(len(links)), key=lambda i: (weights[i], links[i].peer))
         return [(0, size, links[best].peer)]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from gossip.agreement import Remains
 from gossip.certificate import basis_of, leader_order, sign_result
+from gossip.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.ladder import budget_s, choose
 from gossip.lateness import step_s
 from gossip.mixing import MAX_NORM, MEAN, Mix
-from gossip.partition import Link, cut
+from gossip.partition import Link
 from gossip.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, MAX_TOKENS, Place, Shape
 from protocols.errors import LocalProtocolError
 from protocols.identity import Identity, PeerId
@@ -20,6 +21,7 @@ from protocols.messages import (
     MAX_WEIGHED,
     Announce,
     Contributor,
+    Group,
     Part,
     PartResult,
     Plan,
@@ -45,11 +47,12 @@ class Rules:
     mix: Mix = MEAN  # how contributions become one
     exposed: float = 0.05  # share of a round that may be spent waiting for bytes,
     overlapped: float = 0.0  # and that during which inner steps go on meanwhile
+    grouping: Grouping = UNGROUPED
 
     @property
     def shape(self) -> Shape:
         """What is merged."""
-        return Shape(self.size, self.codecs, self.mix)
+        return Shape(self.size, self.codecs, self.mix, self.grouping.on)
 
     @property
     def most_bytes(self) -> int:
@@ -92,10 +95,13 @@ def fresh_plan(
         members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
     links = _links(members, contributing)
-    parts = tuple(Part(*piece, None) for piece in cut(rules.size, links))
+    regions = {announce.peer: announce.region for announce in members}
+    grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
+    layout = lay_out(rules.size, links, regions, grouping)
+    parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
-    codec = _codec(parts, links, rules, round_s, previous_codec)
-    expected = _expected_seconds(parts, links, rules, codec)
+    codec = _codec(parts, layout.groups, links, rules, round_s, previous_codec)
+    expected = _expected_seconds(parts, layout.groups, links, rules, codec)
     return Plan(
         place.fragment,
         place.round,
@@ -111,6 +117,7 @@ def fresh_plan(
         min(expected, MAX_EXPECTED_S),
         min(max(rules.patience_s, _stillness(expected, parts)), MAX_PATIENCE_S),
         draft,
+        groups=layout.groups,
     )
 
 
@@ -173,6 +180,7 @@ def renewed_plan(
         plan.patience_s,
         draft,
         plan.grams,
+        renewed_groups(plan.groups, plan.parts, parts, set(live)),
     )
 
 
@@ -232,6 +240,7 @@ def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]
 
 def _codec(
     parts: Sequence[Part],
+    groups: Sequence[Group],
     links: Sequence[Link],
     rules: Rules,
     round_s: float,
@@ -241,28 +250,27 @@ def _codec(
         return previous if previous in rules.codecs else rules.codecs[0]
     return choose(
         rules.codecs,
-        lambda name: _expected_seconds(parts, links, rules, name),
+        lambda name: _expected_seconds(parts, groups, links, rules, name),
         budget_s(round_s, rules.exposed, rules.overlapped),
         previous,
     )
 
 
 def _expected_seconds(
-    parts: Sequence[Part], links: Sequence[Link], rules: Rules, codec: str
+    parts: Sequence[Part],
+    groups: Sequence[Group],
+    links: Sequence[Link],
+    rules: Rules,
+    codec: str,
 ) -> float:
     """Seconds until the slowest member has sent and received its bytes."""
     whole = sum(rules.encoded_bytes(codec, part.start, part.stop) for part in parts)
-    merges = dict.fromkeys((link.peer for link in links), 0)
-    for part in parts:
-        merges[part.owner] += rules.encoded_bytes(codec, part.start, part.stop)
-    contributors = sum(link.contributes for link in links)
-    slowest = 0.0
-    for link in links:
-        own, gives = merges[link.peer], int(link.contributes)
-        up = gives * (whole - own) + own * (len(links) - 1)
-        down = own * (contributors - gives) + (whole - own)
-        slowest = max(slowest, up / link.upload, down / link.download)
-    return slowest
+    scale = whole / rules.size  # bytes of an element
+    moved = traffic(parts, groups, {link.peer: link.contributes for link in links})
+    return scale * max(
+        max(moved[link.peer][0] / link.upload, moved[link.peer][1] / link.download)
+        for link in links
+    )
 
 
 def _stillness(expected_s: float, parts: Sequence[Part]) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gossip.certificate import basis_of, check_result, work_after
+from gossip.grouping import check_groups
 from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, Mix
 from gossip.weighing import check_scales
 from protocols.errors import Malformed, Stale
@@ -43,6 +44,7 @@ class Shape:
     size: int  # elements
     codecs: tuple[str, ...]  # that a round may have
     mix: Mix = MEAN
+    grouped: bool = False  # whether plans may have groups
 
 
 def check_plan(
@@ -64,6 +66,7 @@ def check_plan(
     shape.mix.check(plan.contributors)
     _check_names(plan.next_roster, "the next roster")
     _check_cover(plan.parts, shape.size)
+    check_groups(plan, roster, shape.grouped, shape.mix)
     check_scales(plan, place.run, shape.mix)
     basis = basis_of(plan.codec, plan.contributors)
     for part in plan.parts:

@@ -183,6 +183,14 @@ class Gram(Message, kind=18):
     signature: Signature
 
 
+class Group(Struct):
+    """Members that have slices and merged parts of others' pass through one of them."""
+
+    members: Peers
+    # by part of the plan: 1 + which of the members relays it; 0: all deal with its owner
+    relays: Annotated[tuple[int, ...], Max(MAX_PARTS)]
+
+
 class Plan(Message, kind=11, max_bytes=2 * 1024 * 1024):
     """The leader's proposal for a round, or what a later leader makes of its remains."""
 
@@ -202,6 +210,7 @@ class Plan(Message, kind=11, max_bytes=2 * 1024 * 1024):
     patience_s: float  # how long a transfer may stand still
     draft: bool = False  # scales are not known yet: owners collect slices and report their products
     grams: Annotated[tuple[Gram, ...], Max(MAX_PARTS)] = ()  # what the scales follow from, by part
+    groups: Annotated[tuple[Group, ...], Max(MAX_PEERS)] = ()  # disjoint; others have no relays
 
 
 class Prepare(Message, kind=12):
