@@ -1,0 +1,120 @@
+"""Asynchronous rounds: each island brings its work when it is done, and nobody waits for it.
+
+Rules of Liu et al., *Asynchronous Local-SGD Training for Language Modeling* (2401.09135), and
+what others added: one bound on staleness that spans from lock-step to none (Ho et al. 2013, stale
+synchronous parallel), weights of tokens² / steps (Decoupled DiLoCo, 2604.21428), and late work
+turned towards where the others have gone meanwhile (after HeLoCo, 2606.00271).
+
+The outer optimizer is *delayed Nesterov* (2401.09135). Nesterov with every arrival
+would apply the momentum K times a round, each time with a direction that is a round old. So an
+arrival g moves the parameters at once, and momentum only with every N-th::
+
+    θ ← θ − η g / N                                   each arrival
+    v ← μ v + (g₁ + … + g_N) / N;  θ ← θ − η μ v      each N-th, as well
+
+N arrivals together are one Nesterov step (:mod:`diloco.outer`) with their mean as D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NO_BOUND = -1  # of staleness: fully asynchronous
+
+
+@dataclass(slots=True)
+class Delayed:
+    """State of delayed Nesterov: plain data, float32 [n] vectors."""
+
+    momentum: Tensor  # v
+    gathered: Tensor  # Σ g since the last momentum step
+    arrivals: int = 0  # as many
+
+
+def init(params: Tensor) -> Delayed:
+    """Before the first arrival."""
+    return Delayed(torch.zeros_like(params), torch.zeros_like(params))
+
+
+@torch.no_grad()
+def update(
+    state: Delayed, arrival: Tensor, params: Tensor, *, lr: float, momentum: float, every: int
+) -> bool:
+    """Take one arrival [n] into ``params`` and ``state`` in place; whether momentum was applied.
+
+    ``every`` is N, usually the number of islands. Raises :class:`ValueError` unless it is at
+    least 1.
+    """
+    if every < 1:
+        raise ValueError(f"momentum after every {every} arrivals")
+    state.gathered.add_(arrival)
+    state.arrivals += 1
+    params.sub_(arrival * (lr / every))
+    if state.arrivals < every:
+        return False
+    state.momentum.mul_(momentum).add_(state.gathered / state.arrivals)
+    params.sub_(state.momentum * (lr * momentum))
+    state.gathered.zero_()
+    state.arrivals = 0
+    return True
+
+
+def local_steps(inner_steps: int, speed: float, fastest: float) -> int:
+    """H_w = ⌊H · v_w / v_max⌋, at least 1: all are done at about the same time.
+
+    Speeds are inner steps a second. Raises :class:`ValueError` unless 0 < speed, fastest.
+    """
+    if not (0 < speed < math.inf and 0 < fastest < math.inf):
+        raise ValueError(f"no steps follow from speeds of {speed} and {fastest}")
+    return max(1, int(inner_steps * min(1.0, speed / fastest)))
+
+
+def may_start(mine: int, slowest: int, bound: int) -> bool:
+    """Whether an island that has finished ``mine`` rounds may begin another one.
+
+    ``slowest`` is what the slowest one has finished. Bound 0 is bulk-synchronous, s > 0
+    stale-synchronous, :data:`NO_BOUND` asynchronous.
+    """
+    return bound == NO_BOUND or mine - slowest <= bound
+
+
+def rates(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
+    """Weights tokens² / steps: who saw more tokens, and in larger batches, counts for more.
+
+    Tokens alone say how much was seen; tokens a step, how little noise each step had. Zero where
+    nothing was done. Raises :class:`ValueError` for a negative count.
+    """
+    if any(not 0 <= x < math.inf for x in (*tokens, *steps)):
+        raise ValueError("tokens and steps must be finite and not negative")
+    return [t * t / s if s else 0.0 for t, s in zip(tokens, steps, strict=True)]
+
+
+@torch.no_grad()
+def align(
+    delta: Tensor, momentum: Tensor, blocks: Sequence[tuple[int, int]], staleness: int
+) -> Tensor:
+    """``delta`` turned towards ``momentum`` block by block, float32 [n], in place; returns it.
+
+    A pseudo-gradient that is ``staleness`` rounds old may point against where the swarm went
+    since. Each block (start, stop) becomes (1 − a) of its own direction plus a of the
+    momentum's, at its own length, with a = s / (1 + s) · (1 − cos) / 2: fresh work and work that
+    agrees stay as they are. The idea is HeLoCo's; this ramp is ours.
+    """
+    trust = staleness / (1 + staleness)
+    for start, stop in blocks:
+        own, way = delta[start:stop], momentum[start:stop]
+        length, far = own.norm().item(), way.norm().item()
+        if trust == 0 or length == 0 or far == 0:
+            continue
+        cosine = max(-1.0, min(1.0, torch.dot(own, way).item() / length / far))
+        share = trust * (1 - cosine) / 2
+        turned = own * ((1 - share) / length) + way * (share / far)
+        size = turned.norm().item()
+        if size > 0:
+            own.copy_(turned.mul_(length / size))
+    return delta

@@ -1,0 +1,105 @@
+"""Rules without rounds: delayed Nesterov, steps by speed, bounds of staleness, late work."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco import asynchronous, eager, outer
+
+
+@given(st.integers(1, 8), st.integers(1, 5))
+def test_n_arrivals_are_one_nesterov_step_with_their_mean(every: int, rounds: int) -> None:
+    generator = torch.Generator().manual_seed(every)
+    late, once = torch.zeros(30), torch.zeros(30)
+    state, reference = asynchronous.init(late), outer.init(once)
+    for _ in range(rounds):
+        arrivals = torch.randn(every, 30, generator=generator)
+        applied = [
+            asynchronous.update(state, one, late, lr=0.7, momentum=0.9, every=every)
+            for one in arrivals
+        ]
+        assert applied == [False] * (every - 1) + [True]
+        outer.update(reference, arrivals.mean(0), once, lr=0.7, momentum=0.9)
+        assert torch.allclose(late, once, atol=1e-5)
+        assert torch.allclose(state.momentum, reference.momentum, atol=1e-5)
+
+
+def test_between_momentum_steps_each_arrival_counts_at_once() -> None:
+    params = torch.zeros(4)
+    state = asynchronous.init(params)
+    asynchronous.update(state, torch.ones(4), params, lr=0.5, momentum=0.9, every=4)
+    assert params.tolist() == [-0.125] * 4
+    with pytest.raises(ValueError, match="0 arrivals"):
+        asynchronous.update(state, torch.ones(4), params, lr=0.5, momentum=0.9, every=0)
+
+
+@given(st.integers(1, 500), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_the_slow_take_fewer_steps_and_nobody_needs_longer_than_the_fastest(
+    inner_steps: int, speed: float, fastest: float
+) -> None:
+    found = asynchronous.local_steps(inner_steps, speed, fastest)
+    assert 1 <= found <= inner_steps
+    if found > 1:
+        assert found / speed <= inner_steps / fastest * 1.001
+
+
+def test_one_bound_spans_from_lock_step_to_none() -> None:
+    rounds = [3, 4, 9]
+    assert [asynchronous.may_start(one, 3, 0) for one in rounds] == [True, False, False]
+    assert [asynchronous.may_start(one, 3, 2) for one in rounds] == [True, True, False]
+    assert all(asynchronous.may_start(one, 3, asynchronous.NO_BOUND) for one in rounds)
+
+
+def test_weights_favour_tokens_and_large_batches() -> None:
+    assert asynchronous.rates([100, 200, 0], [10, 20, 0]) == [1000.0, 2000.0, 0.0]
+    # twice the tokens in as many steps: four times the weight
+    assert asynchronous.rates([200], [10]) == [4000.0]
+    with pytest.raises(ValueError, match="not negative"):
+        asynchronous.rates([-1], [1])
+
+
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_late_work_is_turned_towards_the_momentum_and_not_stretched(
+    staleness: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    delta, momentum = torch.randn(2, 40, generator=generator)
+    blocks = [(0, 10), (10, 40)]
+    turned = asynchronous.align(delta.clone(), momentum, blocks, staleness)
+    for start, stop in blocks:
+        before, after, way = delta[start:stop], turned[start:stop], momentum[start:stop]
+        assert math.isclose(after.norm(), before.norm(), rel_tol=1e-4)
+        assert torch.dot(after, way) >= torch.dot(before, way) - 1e-4
+
+
+def test_fresh_work_and_work_that_agrees_stay_as_they_are() -> None:
+    delta, momentum = torch.randn(2, 10)
+    assert asynchronous.align(delta.clone(), momentum, [(0, 10)], 0).equal(delta)
+    same = asynchronous.align(delta.clone(), delta * 3, [(0, 10)], 5)
+    assert torch.allclose(same, delta, atol=1e-6)
+    assert asynchronous.align(delta.clone(), torch.zeros(10), [(0, 10)], 5).equal(delta)
+
+
+def test_eager_steps_sum_to_the_means_one_round_late() -> None:
+    """K islands: over all rounds each has applied every mean, but for the others' last shares."""
+    islands, rounds = 4, 6
+    deltas = torch.randn(rounds, islands, 8, generator=torch.Generator().manual_seed(0))
+    for island in range(islands):
+        state, total, last = eager.init(torch.zeros(8)), torch.zeros(8), torch.zeros(8)
+        for round_ in range(rounds):
+            own = deltas[round_, island]
+            total += eager.step_with(state, own, 1 / islands, last)
+            last = deltas[round_].mean(0)
+        missing = last - deltas[-1, island] / islands
+        assert torch.allclose(total + missing, deltas.mean(1).sum(0), atol=1e-5)
+
+
+def test_eager_alone_is_the_plain_outer_step() -> None:
+    state, delta = eager.init(torch.zeros(3)), torch.ones(3)
+    assert eager.step_with(state, delta, 1.0, torch.zeros(3)).equal(delta)
+    assert eager.step_with(state, delta * 2, 1.0, delta).equal(delta * 2)

@@ -1,0 +1,182 @@
+"""Mixing between neighbours: what must stay, and what must shrink."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco import mixing, outer
+from diloco.mixing import PushSum, RunningSums
+
+
+def spread(vectors: list[torch.Tensor]) -> float:
+    """Mean square distance from their mean."""
+    stack = torch.stack(vectors)
+    return (stack - stack.mean(0)).square().mean().item()
+
+
+def pairs(count: int, chance: random.Random) -> list[tuple[int, int]]:
+    order = chance.sample(range(count), count)
+    return list(zip(order[::2], order[1::2], strict=False))
+
+
+@given(st.integers(2, 9), st.integers(0, 1000))
+def test_averaging_pairs_keeps_the_mean_and_halves_the_spread(count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    vectors = [torch.randn(200, generator=generator) for _ in range(2 * count)]
+    mean, before = torch.stack(vectors).mean(0), spread(vectors)
+    for a, b in pairs(2 * count, random.Random(seed)):
+        old = vectors[a].clone()
+        mixing.average(vectors[a], vectors[b])
+        mixing.average(vectors[b], old)
+        assert torch.allclose(vectors[a], vectors[b], atol=1e-6)
+    assert torch.allclose(torch.stack(vectors).mean(0), mean, atol=1e-5)
+    # a pair's difference to the mean averages out by half, up to who met whom
+    assert spread(vectors) < before * (0.85 if count > 2 else 1.0)
+
+
+def test_noloco_with_all_alike_is_heavy_ball_on_the_common_progress() -> None:
+    """Two islands that do the same: φ moves as one model with momentum α and lr β would."""
+    slow, momentum = torch.zeros(10), torch.zeros(10)
+    params = torch.nn.Parameter(torch.zeros(10))
+    reference = torch.optim.SGD([params], lr=mixing.BETA, momentum=mixing.ALPHA)
+    for seed in range(8):
+        progress = torch.randn(10, generator=torch.Generator().manual_seed(seed))
+        fast = slow + progress
+        mixing.noloco(slow, momentum, fast, fast.clone(), alpha=mixing.ALPHA, beta=mixing.BETA)
+        params.grad = -progress
+        reference.step()
+        assert torch.allclose(slow, params.detach(), atol=1e-5)
+
+
+def rest(alpha: float, gamma: float) -> float:
+    """The spread left of 16 islands that only meet, from 1."""
+    chance, generator = random.Random(3), torch.Generator().manual_seed(3)
+    slow = [torch.randn(400, generator=generator) for _ in range(16)]
+    momenta = [torch.zeros(400) for _ in slow]
+    for _ in range(60):
+        for a, b in pairs(16, chance):
+            one, two = slow[a].clone(), slow[b].clone()
+            mixing.noloco(slow[a], momenta[a], one, two, alpha=alpha, beta=gamma)
+            mixing.noloco(slow[b], momenta[b], two, one, alpha=alpha, beta=gamma)
+    return spread(slow)
+
+
+def test_nolocos_condition_tells_meeting_from_drifting() -> None:
+    mixing.check_noloco(mixing.ALPHA, mixing.BETA, mixing.BETA)
+    assert rest(mixing.ALPHA, mixing.BETA) < 1e-3
+    assert rest(mixing.ALPHA, 1.9) > 1.0
+    with pytest.raises(ValueError, match="drift apart"):
+        mixing.check_noloco(mixing.ALPHA, 1.9, 1.9)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "gamma", "group", "reason"),
+    [
+        (0.5, 0.4, 0.4, 2, "not between 0.500"),
+        (0.5, 0.7, 0.8, 2, "two tensors"),
+        (1.0, 0.7, 0.7, 2, r"\[0, 1\)"),
+        (0.5, 0.7, 0.7, 1, "nobody"),
+        (0.5, 1.2, 1.2, 8, "not between"),
+    ],
+)
+def test_nolocos_coefficients_are_refused_with_the_reason(
+    alpha: float, beta: float, gamma: float, group: int, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        mixing.check_noloco(alpha, beta, gamma, group)
+
+
+def test_a_partner_that_vanished_costs_no_progress() -> None:
+    slow, momentum, fast = torch.zeros(5), torch.zeros(5), torch.ones(5)
+    mixing.noloco(slow, momentum, fast, fast, alpha=0.5, beta=0.7)
+    assert torch.allclose(slow, torch.full((5,), 0.7))
+
+
+@settings(max_examples=15)
+@given(st.integers(3, 6), st.integers(0, 100), st.floats(0, 0.7))
+def test_push_sum_is_exact_where_what_was_lost_comes_back(
+    count: int, seed: int, loss: float
+) -> None:
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    values = [torch.randn(20, generator=generator, dtype=torch.float64) for _ in range(count)]
+    mean = torch.stack(values).mean(0)
+    nodes = [PushSum(value) for value in values]
+    for _ in range(120):
+        for sender, node in enumerate(nodes):
+            others = chance.sample([i for i in range(count) if i != sender], 2)
+            sent = node.share(2)
+            for receiver in others:
+                (node if chance.random() < loss else nodes[receiver]).take(*sent)
+    assert math.isclose(sum(node.w for node in nodes), count, rel_tol=1e-9)
+    assert torch.allclose(sum(node.x for node in nodes) / count, mean)
+    assert all(torch.allclose(node.estimate(), mean, atol=1e-5) for node in nodes)
+
+
+def test_push_sum_without_return_stays_within_what_was_there() -> None:
+    """Mass that is lost takes its weight along: the estimate is still a mean of the values."""
+    chance = random.Random(0)
+    nodes = [PushSum(torch.full((3,), float(value))) for value in range(4)]
+    for _ in range(60):
+        for sender, node in enumerate(nodes):
+            sent = node.share(1)
+            if chance.random() > 0.3:
+                nodes[(sender + chance.randint(1, 3)) % 4].take(*sent)
+    found = torch.stack([node.estimate() for node in nodes])
+    assert found.min() > 0.0
+    assert found.max() < 3.0
+    assert spread(list(found)) < 1e-3
+
+
+def test_running_sums_are_exact_though_messages_vanish_and_overtake() -> None:
+    chance, generator = random.Random(4), torch.Generator().manual_seed(4)
+    values = [torch.randn(20, generator=generator, dtype=torch.float64) for _ in range(5)]
+    mean = torch.stack(values).mean(0)
+    nodes = {str(i): RunningSums(PushSum(value)) for i, value in enumerate(values)}
+    late: list[tuple[str, str, torch.Tensor, float]] = []
+    for _ in range(150):
+        for name, node in nodes.items():
+            receivers = chance.sample([other for other in nodes if other != name], 2)
+            for receiver, (x, w) in node.put(receivers).items():
+                if chance.random() < 0.4:
+                    continue
+                if chance.random() < 0.2:
+                    late.append((receiver, name, x, w))
+                else:
+                    nodes[receiver].take(name, x, w)
+        if chance.random() < 0.3:
+            for receiver, sender, x, w in late:
+                nodes[receiver].take(sender, x, w)
+            late.clear()
+    for node in nodes.values():
+        assert torch.allclose(node.own.estimate(), mean, atol=1e-6)
+
+
+def test_more_exchanges_where_islands_disagree_by_more_than_they_move() -> None:
+    assert mixing.extra_exchanges(1.0, 2.0) == 0
+    assert mixing.extra_exchanges(2.0, 1.0) == 1
+    assert mixing.extra_exchanges(3.9, 1.0) == 2
+    assert mixing.extra_exchanges(1e9, 1.0) == mixing.MOST_EXTRA
+    assert mixing.extra_exchanges(1.0, 0.0) == mixing.MOST_EXTRA
+    assert mixing.extra_exchanges(0.0, 0.0) == 0
+    with pytest.raises(ValueError, match="no exchanges"):
+        mixing.extra_exchanges(float("nan"), 1.0)
+
+
+def test_disagreement_is_the_distance_to_the_pairs_mean() -> None:
+    a, b = torch.tensor([0.0, 4.0]), torch.tensor([2.0, 0.0])
+    assert mixing.disagreement(a, b) == pytest.approx((1 + 4) / 2)
+    assert mixing.disagreement(a, b) == mixing.disagreement(b, a)
+
+
+def test_outer_nesterov_without_momentum_and_lr_one_is_averaging() -> None:
+    """What gossip is compared with."""
+    base, ends = torch.randn(30), [torch.randn(30) for _ in range(3)]
+    mean = torch.stack(ends).mean(0)
+    outer.update(outer.init(base), base - mean, base, lr=1.0, momentum=0.0)
+    assert torch.allclose(base, mean, atol=1e-6)

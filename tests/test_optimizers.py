@@ -1,0 +1,129 @@
+"""Outer optimizers: each against torch's own, or against what its paper says must hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco import optimizers
+from diloco.optimizers import RULES, named
+
+ROUNDS = 12
+
+
+def walk(name: str, merged: list[torch.Tensor], lr: float, momentum: float) -> torch.Tensor:
+    """Where a rule gets to from zero."""
+    params = torch.zeros_like(merged[0])
+    rule = named(name)
+    state = rule.init(params)
+    for one in merged:
+        before = one.clone()
+        rule.update(state, one, params, lr=lr, momentum=momentum)
+        assert one.equal(before)
+    assert state.count == len(merged)
+    return params
+
+
+def torch_walk(make: object, merged: list[torch.Tensor]) -> torch.Tensor:
+    params = torch.nn.Parameter(torch.zeros_like(merged[0]))
+    optimizer = make([params])  # type: ignore[operator]
+    for one in merged:
+        params.grad = one.clone()
+        optimizer.step()
+    return params.detach()
+
+
+@pytest.fixture
+def merged() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(50, generator=generator) for _ in range(ROUNDS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("sgd", lambda p: torch.optim.SGD(p, lr=0.3)),
+        ("sparseloco", lambda p: torch.optim.SGD(p, lr=0.3)),
+        ("nesterov", lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.8, nesterov=True)),
+        ("heavyball", lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.8)),
+        (
+            "adam",
+            lambda p: torch.optim.Adam(
+                p, lr=0.3, betas=(0.8, optimizers.BETA2), eps=optimizers.EPSILON
+            ),
+        ),
+    ],
+)
+def test_it_is_the_optimizer_of_its_name_with_d_as_gradient(
+    name: str, make: object, merged: list[torch.Tensor]
+) -> None:
+    momentum = 0.0 if name in ("sgd", "sparseloco") else 0.8
+    assert torch.allclose(walk(name, merged, 0.3, momentum), torch_walk(make, merged), atol=1e-4)
+
+
+def test_yogis_second_moment_moves_by_a_share_of_the_square_at_most() -> None:
+    """The point of Yogi: unlike Adam's it cannot collapse at once when gradients get small."""
+    params, rule = torch.zeros(3), named("yogi")
+    state = rule.init(params)
+    for scale in (1.0, 10.0, 0.01, 0.0, 3.0):
+        before = state.vectors["s"].clone()
+        merged = torch.tensor([1.0, -2.0, 0.5]) * scale
+        rule.update(state, merged, params, lr=0.1, momentum=0.9)
+        moved = (state.vectors["s"] - before).abs()
+        first = state.count == 1
+        bound = merged.square() * (1.0 if first else 1 - optimizers.BETA2)
+        assert (moved <= bound * 1.0001 + 1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi"])
+def test_adaptive_steps_do_not_depend_on_the_scale(name: str, merged: list[torch.Tensor]) -> None:
+    large = [one * 1000 for one in merged]
+    larger = [one * 8000 for one in merged]
+    assert torch.allclose(walk(name, large, 0.1, 0.9), walk(name, larger, 0.1, 0.9), rtol=1e-2)
+
+
+@given(st.sampled_from(sorted(RULES)), st.integers(1, 39))
+def test_slice_by_slice_is_the_whole(name: str, cut: int) -> None:
+    """What lets fragments have outer states of their own."""
+    generator = torch.Generator().manual_seed(cut)
+    rule, whole = named(name), torch.randn(40, generator=generator)
+    parts = [whole[:cut].clone(), whole[cut:].clone()]
+    state, states = rule.init(whole), [rule.init(part) for part in parts]
+    for _ in range(3):
+        merged = torch.randn(40, generator=generator)
+        rule.update(state, merged, whole, lr=0.5, momentum=0.9)
+        for one, part, d in zip(states, parts, (merged[:cut], merged[cut:]), strict=True):
+            rule.update(one, d, part, lr=0.5, momentum=0.9)
+    assert torch.allclose(torch.cat(parts), whole, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_nothing_merged_moves_nothing_at_first(name: str) -> None:
+    assert walk(name, [torch.zeros(4)], 1.0, 0.9).equal(torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"rule": "nesterov", "momentum": 0.9, "sparse": True, "feedback": 0.95}, "as if it were"),
+        ({"rule": "heavyball", "momentum": 0.5, "sparse": True, "feedback": 0.9}, "as if it were"),
+        ({"rule": "adam", "momentum": 0.0, "sparse": True, "feedback": 0.9}, "second moments"),
+        ({"rule": "sparseloco", "momentum": 0.0, "sparse": True}, "never learnt"),
+        ({"rule": "nesterov", "momentum": 0.9, "sparse": False, "lossy": True}, "never learnt"),
+        ({"rule": "sgd", "momentum": 0.5, "sparse": False}, "no momentum"),
+        ({"rule": "lion", "momentum": 0.5, "sparse": False}, "none of sgd, nesterov"),
+    ],
+)
+def test_what_goes_astray_is_refused_with_the_reason(
+    arguments: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        optimizers.check(**arguments)  # type: ignore[arg-type]
+
+
+def test_what_works_is_not_refused() -> None:
+    optimizers.check("nesterov", momentum=0.9, sparse=False)
+    optimizers.check("nesterov", momentum=0.9, sparse=False, lossy=True, feedback=0.95)
+    optimizers.check("sparseloco", momentum=0.0, sparse=True, feedback=0.95)
