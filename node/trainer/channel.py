@@ -87,6 +87,15 @@ class Stop(Message, kind=104):
     """End after the current inner step; answered by :class:`Stopped`."""
 
 
+class Ended(Message, kind=105):
+    """The daemon itself has failed; only a script that started it is told (:mod:`node.script`)."""
+
+    code: Annotated[str, Max(8)]
+    what: Text
+    why: Text
+    fix: Text
+
+
 # --- trainer -> daemon ------------------------------------------------------------------------
 
 
@@ -162,11 +171,15 @@ class Stopped(Message, kind=117):
     tokens: int
 
 
-Command = Begin | Apply | Checkpoint | Stop
-Report = Ready | StepDone | Snapshot | Applied | Saved | Evaluated | Failed | Stopped
+class Leaving(Message, kind=121):
+    """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
-COMMANDS = (Begin, Apply, Checkpoint, Stop)
-REPORTS = (Ready, StepDone, Snapshot, Applied, Saved, Evaluated, Failed, Stopped)
+
+Command = Begin | Apply | Checkpoint | Stop | Ended
+Report = Ready | StepDone | Snapshot | Applied | Saved | Evaluated | Failed | Stopped | Leaving
+
+COMMANDS = (Begin, Apply, Checkpoint, Stop, Ended)
+REPORTS = (Ready, StepDone, Snapshot, Applied, Saved, Evaluated, Failed, Stopped, Leaving)
 
 
 class ChannelClosedError(AtollError):

@@ -82,7 +82,7 @@ class Trainer(Progress):
 
     def run(self) -> None:
         """Follow the daemon until it says stop."""
-        self._report(
+        self.report(
             Ready(
                 self.layout.size,
                 bytes.fromhex(self.layout.digest),
@@ -104,7 +104,7 @@ class Trainer(Progress):
                 case Checkpoint() as command:
                     self.checkpoint(command)
                 case Stop():
-                    self._report(Stopped(self.step, self.tokens))
+                    self.report(Stopped(self.step, self.tokens))
                     return
 
     def _agree(self) -> Action:
@@ -137,7 +137,7 @@ class Trainer(Progress):
             seconds=time.monotonic() - started,
         )
         self.count(done, finite=finite)
-        self._report(
+        self.report(
             StepDone(
                 self.round,
                 self.step,

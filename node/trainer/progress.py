@@ -123,7 +123,7 @@ class Progress:
             self.carried, self.unsent = standing.carried, standing.unsent
         self.begun = True
         if command.evaluate:
-            self._report(Evaluated(self.round, self.step, self.evaluate()))
+            self.report(Evaluated(self.round, self.step, self.evaluate()))
         self._read_vectors(None)
 
     @torch.no_grad()
@@ -140,7 +140,7 @@ class Progress:
             return
         finite = all(bool(view.isfinite().all()) for view in sent.values())
         self.leader.vectors.end_snapshot(self.round)
-        self._report(
+        self.report(
             Snapshot(
                 round=self.round,
                 steps=work.steps,
@@ -197,13 +197,13 @@ class Progress:
             save(Path(command.directory), self.parameters, self.optimizer, standing, self.ranks)
         except OSError as error:
             problem, full = str(error), error.errno in FULL_DISK
-        self._report(Saved(command.directory, problem, full))
+        self.report(Saved(command.directory, problem, full))
 
     def _read_vectors(self, validation_loss: float | None) -> None:
         """Tell the daemon that nothing is left to read in the vectors."""
         if self.leader is not None:
             self.leader.vectors.clear()
-        self._report(Applied(self.round, self.step, self.tokens, validation_loss))
+        self.report(Applied(self.round, self.step, self.tokens, validation_loss))
 
     def _vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """``base`` and ``sent`` as views by parameter on rank 0; empty on the others."""
@@ -212,6 +212,7 @@ class Progress:
         base, sent = self.leader.vectors.tensors()
         return self.layout.views(base), self.layout.views(sent)
 
-    def _report(self, report: Report) -> None:
+    def report(self, report: Report) -> None:
+        """Tell the daemon; only rank 0 does."""
         if self.leader is not None:
             self.leader.channel.send(report)

@@ -1,0 +1,78 @@
+"""The daemon's side of a script that trains by itself: an island whose ranks it did not start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootstrap.manifest import Manifest
+from node.island import STOP_GRACE_S, Island
+from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped
+from node.trainer.settings import TrainerSettings
+from node.trainer.shared import SharedVectors
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a daemon inherits from the script that started it."""
+
+    channel: socket.socket
+    vectors: SharedVectors
+    layout: bytes  # digest of the flat layout of the script's model
+
+
+class Attached(Island):
+    """The script that started this daemon. ``on_gone`` is called once when it leaves or dies."""
+
+    def __init__(
+        self,
+        script: Script,
+        manifest: Manifest,
+        directory: Path,
+        on_gone: Callable[[str], None],
+    ) -> None:
+        super().__init__(
+            TrainerSettings(manifest=manifest, tokens=Path()), script.vectors, directory
+        )
+        self.script, self.on_gone = script, on_gone
+
+    async def start(self) -> None:
+        """Begin to listen; the script may have said long ago that it is ready."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self.script.channel)
+        self._supervisor = asyncio.create_task(self._follow(reader))
+
+    async def stop(self) -> None:
+        """Tell the script that it is over, and wait until it has heard."""
+        self._stopping = True
+        if self._supervisor is None:
+            return
+        if self.alive:
+            try:
+                await self.send(Stop())
+                await asyncio.wait((self._supervisor,), timeout=STOP_GRACE_S)
+            except ChannelClosedError:
+                pass  # it went by itself meanwhile
+        self._supervisor.cancel()
+        await asyncio.wait((self._supervisor,))
+        self._supervisor = None
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        """Read what the script reports until it is gone."""
+        try:
+            await self._read(reader)
+        finally:
+            self.vectors.clear()
+            if self._writer is not None:
+                self._writer.close()
+        if not self._stopping:
+            self._events.put_nowait(Stopped(0, 0))
+            self.on_gone("the training script is gone")
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Leaving):
+            self.on_gone("the training script has ended")
+        else:
+            super()._take(report)

@@ -1,0 +1,228 @@
+"""What a script holds after :func:`node.join`: it counts inner steps and merges between them.
+
+The daemon is a process of its own, so rounds go on while the script computes. All that happens to
+the script's parameters happens inside :meth:`Joined.step`, between two of its optimizer steps, and
+only after a round has committed.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from node.trainer.channel import (
+    Apply,
+    Begin,
+    ChannelClosedError,
+    Checkpoint,
+    Ended,
+    Leaving,
+    Ready,
+    StepDone,
+    Stop,
+    Stopped,
+)
+from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Step, TakeSnapshot
+from node.trainer.progress import Progress
+from node.trainer.resume import Work
+from protocols.errors import OperatorError
+from protocols.wire import decode_any
+
+LEAVE_S = 60.0  # for the last checkpoint and the farewell; then the daemon is ended
+
+
+class ScriptProgress(Progress):
+    """Progress of a script's model, which only the script itself can evaluate."""
+
+    def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
+        super().__init__(*given)
+        self.evaluator = evaluator
+
+    def evaluate(self) -> float | None:
+        """Validation loss of the model as it is, None where the script gave no evaluation."""
+        if self.evaluator is None:
+            return None
+        loss = float(self.evaluator())
+        return loss if math.isfinite(loss) else None
+
+
+class Joined:
+    """This script's place in a swarm: call :meth:`step` after each optimizer step, at the end
+    :meth:`leave`; or use it as a context manager."""
+
+    def __init__(self, progress: ScriptProgress, daemon: subprocess.Popen[bytes] | None) -> None:
+        """``daemon``: the node's process, on rank 0 only."""
+        self._progress, self._daemon = progress, daemon
+        self._over = False  # the run is complete, this node was stopped, or it has left
+        self._since = time.monotonic()
+
+    # --- what it stands at -----------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds applied so far."""
+        return self._progress.round
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of this island so far, those before a resume included."""
+        return self._progress.step
+
+    @property
+    def tokens(self) -> int:
+        """Tokens this island has trained on so far."""
+        return self._progress.tokens
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(i, n): this island is number i of the n that read data in this round.
+
+        A script that picks windows by (round, i, n, inner step) reads none that others read.
+        """
+        return self._progress.slot, self._progress.slots
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is complete, or this node has left it."""
+        return self._over
+
+    # --- taking part -----------------------------------------------------------------------------
+
+    def step(self, tokens: int, loss: float | Tensor | None = None, *, lr: float = 0.0) -> bool:
+        """Count an inner step that the script has just taken, and do what is due between two.
+
+        ``tokens`` and ``loss`` (mean, nats a token) are of the whole island's batch; loss and
+        ``lr`` are for the log alone, but a loss that is not finite counts as a step that failed,
+        and three in a row bring the island back to the last merge. Where a round has committed,
+        θ ← base + (θ − sent) (:mod:`node.trainer.progress`). Waits for a round's outcome at most
+        as long as the run allows. Every rank must call it.
+
+        Returns whether the run goes on. Raises :class:`~protocols.errors.OperatorError` if the
+        node has failed.
+        """
+        if self._over:
+            return False
+        value = None if loss is None else float(loss)
+        finite = value is None or math.isfinite(value)
+        now = time.monotonic()
+        done = Work(
+            steps=1,
+            tokens=tokens,
+            finite_steps=int(finite and value is not None),
+            loss_sum=value if finite and value is not None else 0.0,
+            seconds=now - self._since,
+        )
+        progress = self._progress
+        progress.count(done, finite=finite)
+        progress.report(
+            StepDone(
+                progress.round,
+                progress.step,
+                value if finite else None,
+                None,
+                lr,
+                tokens,
+                done.seconds,
+            )
+        )
+        self._follow(until=Step)
+        self._since = time.monotonic()
+        return not self._over
+
+    def begin(self, device: str, dtype: str) -> None:
+        """Wait until this island is let in; the parameters are the swarm's then."""
+        progress = self._progress
+        progress.report(
+            Ready(
+                progress.layout.size,
+                bytes.fromhex(progress.layout.digest),
+                device,
+                dtype,
+                progress.ranks.size,
+            )
+        )
+        self._follow(until=Begin)
+        self._since = time.monotonic()
+
+    def leave(self) -> None:
+        """Write a last checkpoint, tell the peers, end the daemon. Every rank must call it."""
+        if not self._over:
+            self._progress.report(Leaving())
+            self._follow(until=Stop, training=False)
+        self._over = True
+        if self._daemon is not None:
+            try:
+                self._daemon.wait(LEAVE_S)
+            except subprocess.TimeoutExpired:
+                self._daemon.kill()
+                self._daemon.wait()
+            self._daemon = None
+
+    def __enter__(self) -> Joined:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OperatorError):
+            self._over = True  # the node is gone; leave() only reaps its process
+        self.leave()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _follow(self, until: type[Action], *, training: bool = True) -> None:
+        """Carry out what is decided, up to and including the first action of this kind.
+
+        Without ``training`` only the daemon's commands are.
+        """
+        while True:
+            action = self._agree(training)
+            match action:
+                case TakeSnapshot():
+                    self._progress.take_snapshot()
+                case Apply():
+                    self._progress.apply(action)
+                case Begin():
+                    self._progress.begin(action)
+                case Checkpoint():
+                    self._progress.checkpoint(action)
+                case Stop():
+                    self._progress.report(Stopped(self._progress.step, self._progress.tokens))
+                    self._over = True
+                    return
+                case Ended(code, what, why, fix):
+                    self._over = True
+                    raise OperatorError(code, what, why, fix)
+            if isinstance(action, until):
+                return
+
+    def _agree(self, training: bool) -> Action:
+        """Rank 0's decision, on every rank."""
+        progress = self._progress
+        action: Action = Idle()
+        if progress.leader is not None:
+            try:
+                if training:
+                    action = progress.leader.decide(progress)
+                else:
+                    action = progress.leader.channel.receive(LONGEST_WAIT_S) or Idle()
+            except ChannelClosedError:
+                action = Ended(
+                    "E405",
+                    "the node of this script has ended",
+                    "its process closed the channel without a word",
+                    "see daemon.log in the state directory",
+                )
+        if progress.ranks.size == 1:
+            return action
+        agreed: Action = decode_any(progress.ranks.broadcast(action.encode()), *ACTIONS)
+        return agreed
