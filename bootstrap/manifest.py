@@ -63,6 +63,12 @@ class Model(Section):
     rope_theta: float = Field(default=10_000.0, gt=0)
     norm_eps: float = Field(default=1e-5, gt=0)
     tied_embeddings: bool = True
+    experts: int = Field(default=0, ge=0, le=4096)  # feed-forward networks a layer; 0: one, dense
+    top_k: int = Field(default=2, ge=1, le=256)  # of the experts, for each token
+    expert_balance: float = Field(default=0.01, ge=0, le=1)  # weight of the loss that spreads load
+    document_end: int = Field(default=0, ge=0, le=2**32 - 1)  # the token that ends a document
+    # "document": a token sees its own document only, and a document's first one is no target
+    attention: Literal["causal", "document"] = "causal"
 
     @model_validator(mode="after")
     def _heads(self) -> Model:
@@ -76,6 +82,8 @@ class Model(Section):
             raise ValueError(
                 f"model.n_heads {self.n_heads} is no multiple of n_kv_heads {self.n_kv_heads}"
             )
+        if self.experts and self.top_k > self.experts:
+            raise ValueError(f"model.top_k {self.top_k} exceeds experts {self.experts}")
         return self
 
 
@@ -85,15 +93,24 @@ class Data(Section):
     recipe: Literal["docstrings", "text"] = "docstrings"
     # for "text": each island's own files; contents may differ between islands
     path: str = Field(default="", max_length=1024)
-    tokenizer: Literal["bytes"] = "bytes"
+    # "bytes", or the BLAKE3 hash of a tokenizer.json, filled in where one is given
+    tokenizer: str = Field(default="bytes", pattern=r"^(bytes|[0-9a-f]{64})$")
     seq_len: int = Field(default=128, ge=8, le=1_048_576)
     batch_size: int = Field(default=8, ge=1, le=65_536)  # sequences per inner step and island
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    # so many islands find windows in a round that nobody else reads (see node/trainer/sampler.py)
+    islands: int = Field(default=8, ge=1, le=100_000)
+    # windows that are read at one time lie in one stretch of so many; 0: anywhere
+    pool_windows: int = Field(default=0, ge=0, le=2**40)
 
 
 class Inner(Section):
-    """The inner optimizer: AdamW with warm-up and a schedule over inner steps."""
+    """The inner optimizer, with warm-up and a schedule over inner steps.
 
+    ``muon``: Muon for the matrices inside the layers, AdamW for everything else.
+    """
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=5e-3, gt=0, le=10)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
         0.9,

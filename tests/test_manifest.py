@@ -35,7 +35,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "a4d55a6c166b99ad1ed9128f2baaf8c694f2d6862c0fc81ad67fe938155cb60f"
+GOLDEN = "6153781975297bb8e07060e2983d2f174630137bf175b1af321d921d84fef58a"
 
 
 def test_the_run_id_is_the_same_everywhere():

@@ -72,7 +72,7 @@ def test_grouped_queries_equal_full_heads_with_repeated_keys_and_values():
 
 
 def test_rotary_scores_depend_on_distance_alone():
-    rope = rope_tables(12, 8, 10_000.0, torch.device("cpu"))
+    rope = rope_tables(torch.arange(12), 8, 10_000.0)
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 8, generator=generator).unbind()
     turned_q, turned_k = rotate(q.expand(12, 8), rope), rotate(k.expand(12, 8), rope)

@@ -4,7 +4,8 @@ Pre-norm blocks with RMSNorm (1910.07467), rotary positions (2104.09864, the hal
 grouped-query attention (2305.13245) and SwiGLU (2002.05202). Module names are those of Hugging
 Face's ``LlamaForCausalLM`` without its ``model.`` prefix, so that an export is a rename. Parts of
 a :class:`Decoder` may be set to ``None`` to make one stage of a pipeline, and head counts are read
-off the projections' outputs, so that tensor parallelism needs no change here.
+off the projections' outputs, so that tensor parallelism needs no change here. Attention over tokens
+that lie elsewhere replaces :attr:`Attention.attend`, and says by ``positions`` which ones are here.
 
 Sizes in trailing comments: B sequences, T tokens, D = d_model, H query heads, G key/value heads,
 E = head size, F = d_ff, V = vocabulary.
@@ -13,6 +14,7 @@ E = head size, F = d_ff, V = vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,6 +22,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from bootstrap.manifest import Model
+from node.trainer.model_moe import MixtureOfExperts
 
 
 class RMSNorm(nn.Module):
@@ -34,11 +37,10 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def rope_tables(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Cosines and sines of the rotary angles, fp32 [2, T, E], both halves of E alike."""
-    exponent = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
-    positions = torch.arange(length, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, 1.0 / theta**exponent)  # [T, E/2]
+def rope_tables(positions: Tensor, head_size: int, theta: float) -> Tensor:
+    """Cosines and sines of the rotary angles at ``positions`` [T], fp32 [2, T, E], halves alike."""
+    exponent = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device)
+    angles = torch.outer(positions.float(), 1.0 / theta ** (exponent / head_size))  # [T, E/2]
     angles = torch.cat((angles, angles), dim=-1)  # [T, E]
     return torch.stack((angles.cos(), angles.sin()))
 
@@ -49,11 +51,21 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     return x * rope[0] + torch.cat((-high, low), dim=-1) * rope[1]
 
 
+# queries [B, H, T, E], keys and values [B, G, T, E] -> [B, H, T, E]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token attends to itself and those before it; H / G query heads share a key head."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 class Attention(nn.Module):
-    """Causal grouped-query self-attention."""
+    """Grouped-query self-attention."""
 
     def __init__(self, config: Model) -> None:
         super().__init__()
+        self.attend: Attend = causal_attention
         self.head_size = config.d_model // config.n_heads
         kv_size = config.n_kv_heads * self.head_size
         self.q_proj = nn.Linear(config.d_model, config.d_model, bias=False)
@@ -67,7 +79,7 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(heads).transpose(1, 2)  # [B, G, T, E]
         v = self.v_proj(x).view(heads).transpose(1, 2)  # [B, G, T, E]
         q, k = rotate(q, rope), rotate(k, rope)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = self.attend(q, k, v)
         return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
@@ -92,7 +104,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.d_model, config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = MixtureOfExperts(config) if config.experts else FeedForward(config)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
         x = x + self.self_attn(self.input_layernorm(x), rope)
@@ -124,11 +136,14 @@ class Decoder(nn.Module):
         if self.config.tied_embeddings and self.lm_head and self.embed_tokens:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, x: Tensor) -> Tensor:  # [B, T] tokens -> [B, T, V] logits
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[B, T] tokens at ``positions`` [T] of their sequence (all of it) -> [B, T, V] logits."""
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # [B, T, D]
         head_size = self.config.d_model // self.config.n_heads
-        rope = rope_tables(x.shape[1], head_size, self.config.rope_theta, x.device).to(x.dtype)
+        rope = rope_tables(positions, head_size, self.config.rope_theta).to(x.dtype)
         for layer in self.layers.values():
             x = layer(x, rope)
         if self.norm is not None:
@@ -156,7 +171,7 @@ def initial_value(config: Model, name: str, shape: torch.Size, seed: int) -> Ten
         return torch.ones(shape, device="cpu")
     key = blake3(f"{seed}/{name}".encode()).digest(8)
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    std = shape[1] ** -0.5
+    std = shape[-1] ** -0.5
     if "o_proj" in name or "down_proj" in name:
         std /= math.sqrt(2 * config.n_layers)
     uniform = torch.rand(shape, generator=generator, device="cpu")

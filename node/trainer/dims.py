@@ -1,0 +1,194 @@
+"""How an island lays one model out over its ranks: the sizes of the mesh's axes, checked once.
+
+The axes, from the slowest links to the fastest: ``pp`` (pipeline stages), ``dp_replicate`` (whole
+copies of the model), ``dp_shard`` (ranks that share one copy, each with rows of its own), ``cp``
+(ranks that share one sequence) and ``tp`` (ranks that share every matrix). ``ep`` (ranks that
+share the experts) is no axis beside these: it divides ``dp_shard``.
+
+"Axis" is of the mesh, "dim" of a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bootstrap.manifest import Data, Model
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv"]
+Attention = Literal["ulysses", "ring"]
+TWO_STAGES_A_RANK = ("interleaved", "zbv")
+
+BYTES_A_PARAMETER = 16  # fp32: itself, its gradient, two moments
+USABLE = 0.6  # of a device's memory for those; the rest is for activations and the allocator
+
+
+class ParallelDims(BaseModel):
+    """Sizes of the axes, and what goes with them. The product of the axes is :attr:`size`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dp_replicate: int = Field(1, ge=1)
+    dp_shard: int = Field(1, ge=1)
+    cp: int = Field(1, ge=1)
+    tp: int = Field(1, ge=1)
+    pp: int = Field(1, ge=1)
+    ep: int = Field(1, ge=1)
+    zero: int = Field(3, ge=1, le=3)
+    schedule: Schedule = "1f1b"
+    attention: Attention = "ulysses"  # with cp
+
+    @property
+    def size(self) -> int:
+        """Ranks of the island."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def data(self) -> int:
+        """Parts that the rows of a batch are dealt out to."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def reduced(self) -> int:
+        """Ranks over which a gradient is averaged: those with other rows or other tokens."""
+        return self.data * self.cp
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.pp * (2 if self.schedule in TWO_STAGES_A_RANK and self.pp > 1 else 1)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh's axes in order, with ``dp_shard`` cut in what ``ep`` has and what is left."""
+        return {
+            "pp": self.pp,
+            "dp_replicate": self.dp_replicate,
+            "dp_shard": self.dp_shard // self.ep,
+            "ep": self.ep,
+            "cp": self.cp,
+            "tp": self.tp,
+        }
+
+    def __str__(self) -> str:
+        """As ``--layout`` takes it: ``fsdp=2,tp=2``, or ``single``."""
+        names = {
+            "pp": self.pp,
+            "ddp": self.dp_replicate,
+            "fsdp": self.dp_shard,
+            "ep": self.ep,
+            "cp": self.cp,
+            "tp": self.tp,
+        }
+        return ",".join(f"{name}={size}" for name, size in names.items() if size > 1) or "single"
+
+    def check(self, model: Model, data: Data) -> None:
+        """Raises ValueError that names the flag where the run's model or batch do not fit."""
+        _divides("--tp", self.tp, "n_heads", model.n_heads)
+        _divides("--tp", self.tp, "n_kv_heads", model.n_kv_heads)
+        _divides("--tp", self.tp, "d_ff", model.d_ff)
+        _divides("--tp", self.tp, "vocab_size", model.vocab_size)
+        self._check_sequence(model, data)
+        self._check_experts(model)
+        if self.stages > model.n_layers:
+            raise ValueError(
+                f"--pp {self.pp} with --schedule {self.schedule} makes {self.stages} stages, "
+                f"the model has {model.n_layers} layers"
+            )
+        if self.data > data.batch_size:
+            raise ValueError(
+                f"--dp-replicate {self.dp_replicate} times --dp-shard {self.dp_shard} is more "
+                f"than the {data.batch_size} sequences of an inner step: a rank needs one"
+            )
+        if self.pp > 1 and data.batch_size % (self.data * self.pp):
+            raise ValueError(
+                f"--pp {self.pp} times {self.data} data ranks does not divide the "
+                f"{data.batch_size} sequences of an inner step into micro-batches"
+            )
+
+    def _check_sequence(self, model: Model, data: Data) -> None:
+        shares = self.tp * self.cp * (2 if self.attention == "ring" else 1)
+        flag = "--cp" if self.cp > 1 else "--tp"
+        if data.seq_len % (shares if self.cp > 1 else self.tp):
+            raise ValueError(
+                f"{flag} {self.cp if self.cp > 1 else self.tp} does not divide seq_len "
+                f"{data.seq_len} into {shares} equal parts"
+            )
+        if self.cp > 1 and self.attention == "ulysses" and model.n_kv_heads % (self.tp * self.cp):
+            raise ValueError(
+                f"--cp {self.cp} with --attention ulysses does not divide n_kv_heads "
+                f"{model.n_kv_heads // self.tp}; use --attention ring"
+            )
+
+    def _check_experts(self, model: Model) -> None:
+        if model.experts and (self.tp > 1 or self.cp > 1):
+            flag, size = ("--tp", self.tp) if self.tp > 1 else ("--cp", self.cp)
+            raise ValueError(f"{flag} {size}: a mixture of experts is laid out by --ep")
+        if self.ep == 1:
+            return
+        if not model.experts:
+            raise ValueError(f"--ep {self.ep}: the run's model has no experts")
+        _divides("--ep", self.ep, "experts", model.experts)
+        _divides("--ep", self.ep, "--dp-shard", self.dp_shard)
+
+
+def _divides(flag: str, size: int, name: str, whole: int) -> None:
+    if whole % size:
+        raise ValueError(f"{flag} {size} does not divide {name} {whole}")
+
+
+def choose(
+    ranks: int, hosts: int, parameters: int, memory: int, model: Model, data: Data
+) -> tuple[ParallelDims, str]:
+    """A layout for ``ranks`` devices of ``memory`` bytes on ``hosts`` hosts, and why, in one line.
+
+    Whole copies while they fit, for they talk least; else shards, within a host where that is
+    enough. Where a step has fewer sequences than there are ranks, or even shards do not fit,
+    ranks share matrices (tp), sequences (cp) or layers (pp). Raises ValueError if nothing fits.
+    """
+    need, room = parameters * BYTES_A_PARAMETER, memory * USABLE
+    facts = f"{_gib(need)} of weights and moments, {_gib(memory)} a device"
+    if ranks == 1:
+        return ParallelDims(), f"single: one rank ({facts})"
+    tried: list[str] = []
+    for data_ranks in (n for n in range(ranks, 0, -1) if ranks % n == 0):
+        rest = ranks // data_ranks
+        for axis in ("tp", "cp", "pp") if rest > 1 else ("tp",):
+            inner = ParallelDims(**{axis: rest})
+            if axis == "cp" and model.n_kv_heads % rest:
+                inner = ParallelDims(cp=rest, attention="ring")
+            shard, fits = _shards(data_ranks, hosts, need / rest, room, model)
+            dims = inner.model_copy(
+                update={"dp_shard": shard, "dp_replicate": data_ranks // shard}
+                | ({"ep": math.gcd(model.experts, shard)} if model.experts else {})
+            )
+            try:
+                dims.check(model, data)
+            except ValueError as error:
+                tried.append(str(error))
+                continue
+            if not fits and data_ranks > 1:
+                tried.append(f"{dims} does not fit")
+                continue
+            why = "whole copies fit" if shard == 1 else "copies do not fit, shards do"
+            if rest > 1:
+                why += f"; {data.batch_size} sequences a step keep {data_ranks} data ranks busy"
+            return dims, f"{dims}: {why} ({facts})"
+    raise ValueError(f"--layout auto finds none for {ranks} ranks: {tried[-1]}")
+
+
+def _shards(
+    data_ranks: int, hosts: int, need: float, room: float, model: Model
+) -> tuple[int, bool]:
+    """Ranks that share a copy: one, those of a host, or all; and whether it fits then."""
+    whole_hosts = data_ranks // hosts if data_ranks % hosts == 0 else data_ranks
+    for shard in sorted({1, whole_hosts, data_ranks}):
+        if need / shard <= room and not (model.experts and shard == 1 and data_ranks > 1):
+            return shard, True
+    return data_ranks, False
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
