@@ -213,6 +213,24 @@ class Evaluation(Section):
     sequences: int = Field(default=64, ge=1, le=65_536)
 
 
+class Script(Section):
+    """A run whose islands train with a script of their own (``node.join``).
+
+    Then ``model``, ``data``, ``inner`` and ``evaluation`` mean nothing: model, data and inner
+    optimizer are the scripts' business. Only the parameters have to be the same ones.
+    """
+
+    layout: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # BLAKE3 of names and shapes
+    parameters: int = Field(default=0, ge=0, le=2**40)
+    dense: int = Field(default=0, ge=0, le=2**40)  # of them, in tensors of two or more dims
+
+    @model_validator(mode="after")
+    def _whole(self) -> Script:
+        if bool(self.layout) != bool(self.parameters) or self.dense > self.parameters:
+            raise ValueError("script.layout, parameters and dense describe no model together")
+        return self
+
+
 class Manifest(Section):
     """The whole run, named by :attr:`run_id`."""
 
@@ -226,6 +244,7 @@ class Manifest(Section):
     rounds: Rounds = Rounds()
     merge: Merge = Merge()
     evaluation: Evaluation = Evaluation()
+    script: Script = Script()
 
     @model_validator(mode="after")
     def _momentum(self) -> Manifest:

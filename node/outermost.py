@@ -54,6 +54,14 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
     return told.exit_code
 
 
+def first_known(error: BaseException) -> OperatorError:
+    """The first of what :func:`report` tells, for whoever is told in another way."""
+    for leaf in map(_known, _leaves(error)):
+        if isinstance(leaf, OperatorError):
+            return leaf
+    return operator_error("E999", why=f"{type(error).__name__}: {error}")
+
+
 def _leaves(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from node.island import STOP_GRACE_S, Island
-from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped
+from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 
@@ -32,6 +32,7 @@ class Attached(Island):
         script: Script,
         manifest: Manifest,
         directory: Path,
+        wait_s: float,
         on_gone: Callable[[str], None],
     ) -> None:
         super().__init__(
@@ -43,6 +44,8 @@ class Attached(Island):
         """Begin to listen; the script may have said long ago that it is ready."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.script.channel)
         self._supervisor = asyncio.create_task(self._follow(reader))
+        manifest = self.settings.manifest
+        await self.send(Terms(manifest.label, manifest.rounds.overlap_steps, self.settings.wait_s))
 
     async def stop(self) -> None:
         """Tell the script that it is over, and wait until it has heard."""

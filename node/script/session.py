@@ -27,13 +27,22 @@ from node.trainer.channel import (
     StepDone,
     Stop,
     Stopped,
+    Terms,
 )
-from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Step, TakeSnapshot
+from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Leader, Step, TakeSnapshot
 from node.trainer.progress import Progress
 from node.trainer.resume import Work
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
 
+Decide = Callable[[Leader], Action]
+
+GONE = Ended(
+    "E405",
+    "the node of this script has ended",
+    "its process closed the channel without a word",
+    "see what it printed, or logs/node.log in its state directory",
+)
 LEAVE_S = 60.0  # for the last checkpoint and the farewell; then the daemon is ended
 
 
@@ -150,11 +159,30 @@ class Joined:
         self._follow(until=Begin)
         self._since = time.monotonic()
 
+    def outer_parameters(self) -> dict[str, Tensor]:
+        """What the swarm agrees on: copies of the outer parameters, fp32 on the CPU, by name.
+
+        They are those of the newest committed round that this node holds, equal on all islands;
+        the script's own parameters have moved on since. Every rank must call it; empty on all but
+        rank 0. A round that has committed meanwhile is applied first, as in :meth:`step`.
+        """
+        leader = self._progress.leader
+        if not self._over:  # the daemon may be about to write: then its command comes first
+            self._follow(until=Step, decide=_until_readable)
+        if leader is None:
+            return {}
+        try:
+            base = leader.vectors.tensors()[0].clone()
+        finally:
+            if not self._over:
+                leader.vectors.end_reading()
+        return self._progress.layout.views(base)
+
     def leave(self) -> None:
         """Write a last checkpoint, tell the peers, end the daemon. Every rank must call it."""
         if not self._over:
             self._progress.report(Leaving())
-            self._follow(until=Stop, training=False)
+            self._follow(until=Stop, decide=_commands_only)
         self._over = True
         if self._daemon is not None:
             try:
@@ -179,13 +207,10 @@ class Joined:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _follow(self, until: type[Action], *, training: bool = True) -> None:
-        """Carry out what is decided, up to and including the first action of this kind.
-
-        Without ``training`` only the daemon's commands are.
-        """
+    def _follow(self, until: type[Action], decide: Decide | None = None) -> None:
+        """Carry out what is decided, up to and including the first action of this kind."""
         while True:
-            action = self._agree(training)
+            action = self._agree(decide)
             match action:
                 case TakeSnapshot():
                     self._progress.take_snapshot()
@@ -193,36 +218,44 @@ class Joined:
                     self._progress.apply(action)
                 case Begin():
                     self._progress.begin(action)
+                case Terms():
+                    self._progress.overlap = action.overlap_steps
+                    if self._progress.leader is not None:
+                        self._progress.leader.wait_s = action.wait_s
                 case Checkpoint():
                     self._progress.checkpoint(action)
                 case Stop():
                     self._progress.report(Stopped(self._progress.step, self._progress.tokens))
                     self._over = True
                     return
-                case Ended(code, what, why, fix):
+                case Ended():
                     self._over = True
-                    raise OperatorError(code, what, why, fix)
+                    raise OperatorError(action.code, action.what, action.why, action.fix)
             if isinstance(action, until):
                 return
 
-    def _agree(self, training: bool) -> Action:
+    def _agree(self, decide: Decide | None) -> Action:
         """Rank 0's decision, on every rank."""
         progress = self._progress
         action: Action = Idle()
         if progress.leader is not None:
             try:
-                if training:
-                    action = progress.leader.decide(progress)
-                else:
-                    action = progress.leader.channel.receive(LONGEST_WAIT_S) or Idle()
+                leader = progress.leader
+                action = decide(leader) if decide is not None else leader.decide(progress)
             except ChannelClosedError:
-                action = Ended(
-                    "E405",
-                    "the node of this script has ended",
-                    "its process closed the channel without a word",
-                    "see daemon.log in the state directory",
-                )
+                action = GONE
         if progress.ranks.size == 1:
             return action
         agreed: Action = decode_any(progress.ranks.broadcast(action.encode()), *ACTIONS)
         return agreed
+
+
+def _commands_only(leader: Leader) -> Action:
+    return leader.channel.receive(LONGEST_WAIT_S) or Idle()
+
+
+def _until_readable(leader: Leader) -> Action:
+    """``Step`` once the vectors are locked for reading; until then what the daemon commands."""
+    if leader.vectors.try_snapshot():
+        return Step()
+    return leader.channel.receive(0.02) or Idle()

@@ -87,6 +87,14 @@ class Stop(Message, kind=104):
     """End after the current inner step; answered by :class:`Stopped`."""
 
 
+class Terms(Message, kind=106):
+    """What a script has to know of its run before :class:`Begin` (:mod:`node.script`)."""
+
+    label: Text  # the run's name for people
+    overlap_steps: int
+    wait_s: float  # for a round's outcome, then the script goes on
+
+
 class Ended(Message, kind=105):
     """The daemon itself has failed; only a script that started it is told (:mod:`node.script`)."""
 
@@ -175,10 +183,10 @@ class Leaving(Message, kind=121):
     """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
 
-Command = Begin | Apply | Checkpoint | Stop | Ended
+Command = Begin | Apply | Checkpoint | Stop | Terms | Ended
 Report = Ready | StepDone | Snapshot | Applied | Saved | Evaluated | Failed | Stopped | Leaving
 
-COMMANDS = (Begin, Apply, Checkpoint, Stop, Ended)
+COMMANDS = (Begin, Apply, Checkpoint, Stop, Terms, Ended)
 REPORTS = (Ready, StepDone, Snapshot, Applied, Saved, Evaluated, Failed, Stopped, Leaving)
 
 

@@ -12,13 +12,50 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from bootstrap.manifest import Model
+from bootstrap.manifest import Manifest, Model
 from node.trainer.model import Decoder, initial_value
+
+
+class Outline(Protocol):
+    """What a node without a model's code has to know of its flat layout."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements, N."""
+        ...
+
+    @property
+    def dense(self) -> int:
+        """Elements that belong to tensors of two or more dims; they come first."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 (hex) of names and shapes in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """The outline of a model that only a script knows (:mod:`node.script`)."""
+
+    size: int
+    dense: int
+    digest: str
+
+
+def outline(manifest: Manifest) -> Outline:
+    """The outline of a run's model."""
+    script = manifest.script
+    if script.layout:
+        return Unnamed(script.parameters, script.dense, script.layout)
+    return Layout.of_config(manifest.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,11 +125,11 @@ def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]
     return EXIT_CRASHED, "", text
 
 
-def die_with(parent: int) -> bool:
-    """Ask the kernel to kill this process when its parent dies; false if it has died already."""
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Ask the kernel for this signal when the parent dies; false if it has died already."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl")
     return os.getppid() == parent
 

@@ -128,6 +128,10 @@ class SharedVectors:
         self._header[_SNAPSHOT] = round + 1
         self._unlock()
 
+    def end_reading(self) -> None:
+        """Like :meth:`end_snapshot`, where ``base`` was only read."""
+        self._unlock()
+
     def _try_lock(self) -> bool:
         try:
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

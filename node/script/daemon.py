@@ -1,0 +1,55 @@
+"""Process entry of the node that a script starts: ``python -m node.script.daemon``.
+
+It inherits one end of a socket pair and the shared vectors from the script, reads its settings
+from standard input, and does from there on what ``node start`` does. When the script ends, it
+leaves the swarm in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from bootstrap.manifest import Manifest
+from node import outermost
+from node.config import resolve
+from node.interrupts import clean_up_first
+from node.script.attached import Script
+from node.trainer.channel import Ended, frame
+from node.trainer.rank import die_with
+from node.trainer.settings import EXIT_ORPHANED
+from node.trainer.shared import SharedVectors
+
+
+def main(arguments: list[str]) -> int:
+    """Run the node to its end; the exit status. What ends it with an error, the script is told."""
+    channel, vectors, parent = (int(argument) for argument in arguments)
+    if not die_with(parent, signal.SIGTERM):  # a clean farewell, as after Ctrl-C
+        return EXIT_ORPHANED
+    clean_up_first()
+    line = socket.socket(fileno=os.dup(channel))  # the daemon closes the other one when it leaves
+    try:
+        from node.runtime import run
+
+        order = json.load(sys.stdin)
+        manifest = Manifest.parse(order["manifest"].encode()) if order["manifest"] else None
+        script = Script(
+            socket.socket(fileno=channel),
+            SharedVectors(vectors, order["size"]),
+            order["layout"],
+        )
+        return run(resolve(order["config"], os.environ), manifest, script)
+    except Exception as error:  # noqa: BLE001 - the last resort: the script is told, the log has it
+        status = outermost.report(error)
+        told = outermost.first_known(error)
+        with suppress(OSError):  # it has gone itself
+            line.sendall(frame(Ended(told.code, told.what, told.why, told.fix)))
+        return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

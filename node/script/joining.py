@@ -1,0 +1,167 @@
+"""``node.join``: a training script becomes an island.
+
+The script's process is the island's trainer; the node itself is a process that is started here
+(:mod:`node.script.daemon`) and shares two vectors with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+import node
+from bootstrap.manifest import Manifest
+from bootstrap.validation import check
+from node.config import resolve
+from node.errors import operator_error
+from node.script.session import Joined, ScriptProgress
+from node.trainer.channel import Channel
+from node.trainer.layout import Layout
+from node.trainer.leader import Leader
+from node.trainer.parallel import Ranks
+from node.trainer.shared import SharedVectors
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    peers: str | Iterable[str] = (),
+    run: Mapping[str, Any] | None = None,
+    evaluate: Callable[[], float] | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Joined:
+    """Make this script an island of a swarm; returns once its model holds the swarm's parameters.
+
+    ``model``: every parameter that requires a gradient takes part, under its own name; on one
+    device, or sharded by FSDP2 (DTensors). ``optimizer`` is the script's own inner optimizer.
+    ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
+    is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``; given
+    together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
+    model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
+    says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory
+    instead of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
+    ``resume`` and so on.
+
+    Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
+    swarm trains another model.
+    """
+    given = {key: value for key, value in settings.items() if value is not None}
+    if peers:
+        given["peers"] = (peers,) if isinstance(peers, str) else tuple(peers)
+    parameters = named_parameters(model)
+    layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
+    ranks = Ranks.alone(next(iter(parameters.values())).device)
+    config = resolve(given, os.environ)
+    manifest = None
+    if run is not None or not (config.peers or config.resume):
+        manifest = _manifest(run or {}, layout)
+    vectors = SharedVectors.create(layout.size)
+    layout.flatten_into(parameters, vectors.tensors()[0])
+    log = _log(config.dir) if quiet else None
+    daemon, channel = _start(given, manifest, vectors, layout, log)
+    leader = Leader(Channel(channel), vectors, wait_s=0.0)
+    progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, leader, 0)
+    joined = Joined(progress, daemon)
+    joined.begin(str(ranks.device), str(next(iter(parameters.values())).dtype))
+    return joined
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What takes part, by the names that the bare model has, whatever it is wrapped in."""
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        if parameter.requires_grad:
+            parameters[name] = parameter
+    if not parameters:
+        raise operator_error(
+            "E204",
+            "the model has no parameters to train",
+            why="none of them requires a gradient",
+            fix="give node.join the model that the optimizer trains",
+        )
+    return parameters
+
+
+def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
+    script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
+    return check(Manifest, {"name": "script", **run, "script": script}, "node.join(run=...)")
+
+
+def _log(directory: Path) -> IO[bytes]:
+    logs = directory / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    return (logs / "node.log").open("ab")
+
+
+def _start(
+    given: Mapping[str, Any],
+    manifest: Manifest | None,
+    vectors: SharedVectors,
+    layout: Layout,
+    log: IO[bytes] | None,
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the node; its process, and this end of the channel to it."""
+    ours, theirs = socket.socketpair()
+    order = {
+        "config": {key: _plain(value) for key, value in given.items()},
+        "manifest": manifest.canonical().decode() if manifest is not None else "",
+        "layout": layout.digest,
+        "size": layout.size,
+    }
+    packages = str(Path(node.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    with theirs:
+        daemon = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",  # a folder called "node" where the script stands must not be imported
+                "-m",
+                "node.script.daemon",
+                str(theirs.fileno()),
+                str(vectors.descriptor),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=log or _standard_error(),
+            stderr=log or _standard_error(),
+            pass_fds=(theirs.fileno(), vectors.descriptor),
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
+                "PYTHONUNBUFFERED": "1",
+            },
+            start_new_session=True,  # Ctrl-C is the script's; it then leaves in order
+        )
+    assert daemon.stdin is not None
+    with daemon.stdin as pipe:
+        pipe.write(json.dumps(order).encode())
+    return daemon, ours
+
+
+def _standard_error() -> int:
+    """The descriptor of standard error; what is printed there if a notebook has replaced it."""
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return subprocess.DEVNULL
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
