@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
@@ -40,12 +40,18 @@ from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.whereabouts import Whereabouts
 
+if TYPE_CHECKING:
+    from node.script.attached import Script
+
 MAX_TURNED_AWAY = 1024  # peers
 
 
-def run(config: NodeConfig, manifest: Manifest | None) -> int:
-    """Run a node until it is stopped or the run is over; the process's exit status."""
-    return asyncio.run(Daemon(config, manifest).main())
+def run(config: NodeConfig, manifest: Manifest | None, script: Script | None = None) -> int:
+    """Run a node until it is stopped or the run is over; the process's exit status.
+
+    ``script``: the training script that has started it and trains in the place of ranks.
+    """
+    return asyncio.run(Daemon(config, manifest, script).main())
 
 
 @dataclass
@@ -71,8 +77,10 @@ class Tasks:
 class Daemon:
     """One node, from start to end."""
 
-    def __init__(self, config: NodeConfig, manifest: Manifest | None) -> None:
-        self.config, self.manifest = config, manifest
+    def __init__(
+        self, config: NodeConfig, manifest: Manifest | None, script: Script | None = None
+    ) -> None:
+        self.config, self.manifest, self.script = config, manifest, script
         self.home = StateDir(config.dir)
         self.stop_reason: asyncio.Future[str]
         self.run_id = b""
