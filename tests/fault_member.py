@@ -181,7 +181,7 @@ class Sprung:
         self.round = plan.round
         if self.setup.stage == "in the middle of sending":
             other = (rules.size - owns) / rules.size
-            half = int(rules.encoded_bytes(0, rules.size) * other / 2)
+            half = int(rules.encoded_bytes(plan.codec, 0, rules.size) * other / 2)
             threading.Thread(target=self._watch, args=(sent_bytes() + half,), daemon=True).start()
 
     def passing(self, passed: Passed, round_: int) -> None:
