@@ -22,8 +22,9 @@ from node.island import Island
 from node.mixing import mix_of
 from node.replica import OuterReplica
 from node.saving import Restored
+from node.script.attached import Attached
 from node.trainer.channel import Applied
-from node.trainer.layout import Layout
+from node.trainer.layout import Outline
 from node.trainer.settings import TrainerSettings
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
@@ -105,7 +106,7 @@ def make_conductor(
     node: Node,
     replica: OuterReplica,
     swarm: Swarm,
-    layout: Layout,
+    layout: Outline,
     tokens: Path,
     hardware: tuple[Literal["cpu", "cuda"], int],
     restored: Restored | None,
@@ -116,6 +117,7 @@ def make_conductor(
     """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
     config, manifest = node.config, replica.manifest
     device, ranks = hardware
+    wait_s = max(manifest.rounds.min_grace_s, MIN_WAIT_S)
     settings = TrainerSettings(
         manifest=manifest,
         tokens=tokens,
@@ -123,13 +125,16 @@ def make_conductor(
         device=device,
         ranks=ranks,
         threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
-        wait_s=max(manifest.rounds.min_grace_s, MIN_WAIT_S),
+        wait_s=wait_s,
         micro_batch=config.micro_batch,
     )
+    script = node.daemon.script
     conductor = Conductor(
         manifest,
         replica.me,
-        Island(settings, replica.vectors, node.home.logs),
+        Attached(script, manifest, node.home.logs, wait_s, node.daemon.stop)
+        if script is not None
+        else Island(settings, replica.vectors, node.home.logs),
         replica,
         layout,
         node.events,

@@ -31,7 +31,7 @@ from node.trainer.channel import (
     StepDone,
     Stopped,
 )
-from node.trainer.layout import Layout
+from node.trainer.layout import Outline
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 
@@ -90,7 +90,7 @@ class Conductor:
     me: PeerId
     island: Island
     replica: OuterReplica
-    layout: Layout
+    layout: Outline
     events: EventLog
     resume_dir: Path | None
     on_applied: Callable[[Applied], Awaitable[None]]

@@ -243,8 +243,11 @@ class Entrance:
     async def create(self, manifest: Manifest) -> Run:
         """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
 
-        The path of this island's own text stays here: it means nothing to others.
+        The path of this island's own text stays here: it means nothing to others. A run of
+        scripts has no such shard.
         """
+        if manifest.script.layout:
+            return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
         from node.trainer.corpus import collect
 
         data = self._own_data(manifest, manifest.data.path)

@@ -33,7 +33,7 @@ from node.reporting import Reporter
 from node.residual import Residual
 from node.saving import Keeper, Restored, restore
 from node.trainer.channel import Applied
-from node.trainer.layout import Layout, initial_vector
+from node.trainer.layout import Outline, initial_vector, outline
 from node.trainer.rank import pick_device
 from node.trainer.shared import SharedVectors
 from protocols.addresses import parse_address
@@ -98,7 +98,8 @@ class Participation:
                 # base, momentum, θ and two moments in fp32, the residual
                 store.preflight(number * 4 * layout.size)
                 tokens = await self._tokens(run)
-            vectors = SharedVectors.create(layout.size)
+            script = self.node.daemon.script
+            vectors = script.vectors if script else SharedVectors.create(layout.size)
             try:
                 codec = RangeCodec(manifest.rounds.allowed_codecs[0], layout.dense)
                 self.replica = OuterReplica(
@@ -165,12 +166,33 @@ class Participation:
         self._serve(run)
         await self._start(stack, run)
 
-    async def _layout(self, manifest: Manifest) -> Layout:
-        layout: Layout = await self.node.offload(lambda: Layout.of_config(manifest.model))
+    async def _layout(self, manifest: Manifest) -> Outline:
+        """The model's outline. Raises E201 where this node's trainer has another model."""
+        layout: Outline = await self.node.offload(lambda: outline(manifest))
+        script, wanted = self.node.daemon.script, manifest.script.layout
+        if script is None and wanted and self.config.role == "island":
+            raise operator_error(
+                "E201",
+                "the islands of this run train with scripts of their own",
+                why=f"{manifest.label} does not say which model and data they have",
+                fix="join it from such a script with node.join(model, optimizer, peers=...)",
+            )
+        if script is not None and script.layout != wanted:
+            raise operator_error(
+                "E201",
+                "the swarm trains another model than this script",
+                why=f"names and shapes of the parameters differ: {layout.size:,} in the swarm, "
+                f"{script.vectors.size:,} here"
+                if wanted
+                else "it trains a model that Atoll builds itself",
+                fix="build the same model, or give peers of your run",
+            )
         return layout
 
     async def _tokens(self, run: Run) -> Path:
         """The training tokens; remembered, so that resuming needs no --data."""
+        if self.node.daemon.script is not None:
+            return Path()
         note = self.node.home.root / "tokens.path"
         kept = Path(note.read_text(encoding="utf-8")) if note.is_file() else None
         tokens = await self.entrance.tokens(run, kept)
@@ -190,9 +212,10 @@ class Participation:
             return
         if run.created:
             manifest = run.manifest
-            await self.node.offload(
-                lambda: initial_vector(manifest.model, manifest.seed, replica.base)
-            )
+            if not manifest.script.layout:  # else the script has put its own there
+                await self.node.offload(
+                    lambda: initial_vector(manifest.model, manifest.seed, replica.base)
+                )
             await replica.settle()
             return
         self.joined_under_way = True
@@ -444,6 +467,8 @@ class Participation:
 
     def _hardware(self) -> tuple[Literal["cpu", "cuda"], int]:
         """What to train on, and in how many ranks; raises E403 where that is not there."""
+        if self.node.daemon.script is not None:
+            return "cpu", 1  # the script's own business
         cuda = self._cuda()
         ranks = self.config.nproc or (max(1, torch.cuda.device_count()) if cuda else 1)
         device: Literal["cpu", "cuda"] = "cuda" if cuda else "cpu"

@@ -52,8 +52,8 @@ def join(
     together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
     model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
     says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory
-    instead of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
-    ``resume`` and so on.
+    instead of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``,
+    ``name``, ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
     swarm trains another model.
