@@ -21,7 +21,7 @@ class Script:
 
     channel: socket.socket
     vectors: SharedVectors
-    layout: bytes  # digest of the flat layout of the script's model
+    layout: str  # digest, hex, of the flat layout of the script's model
 
 
 class Attached(Island):
