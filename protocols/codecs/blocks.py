@@ -59,11 +59,16 @@ def scales(extreme: Tensor, levels: float, out: Tensor) -> Tensor:
     return inverse[:, None]
 
 
+def scales_limit(levels: float) -> float:
+    """No encoder writes a scale beyond this."""
+    return 1.01 * LIMIT / levels
+
+
 def read_scales(data: Tensor, levels: float) -> Tensor:
     """Scales of a chunk; raises NonFinite for those that no encoder writes."""
     found = aligned(data, torch.bfloat16).float()
     largest = torch.amax(found.abs()).item()
-    if not largest <= 1.01 * LIMIT / levels:
+    if not largest <= scales_limit(levels):
         raise NonFinite(f"a block's scale is {largest}")
     return found
 

@@ -1,0 +1,132 @@
+"""Compiled inner loops of the codecs, where there is a C compiler; without one torch does it all.
+
+``kernels.c`` is compiled when the first codec is used, once a machine: the library is kept in
+``$XDG_CACHE_HOME/atoll``, by default ``~/.cache/atoll``, under a name that follows from the source,
+the compiler and the processor. Both ways give the same bytes, so members of a swarm may differ in
+it. A call gives up the interpreter's lock while it runs. ``ATOLL_KERNELS=off`` turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.c")
+SWITCH = "ATOLL_KERNELS"
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+COMPILE_S = 60.0  # at most
+
+_int, _size, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_ENCODE = (_pointer, _size, _pointer)
+_DECODE = (_pointer, _size, ctypes.c_double, ctypes.c_float, _pointer, _int)
+
+
+class Kernel:
+    """One codec's loops. Both say False for what must be refused; nothing is decoded then."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self._encode = library[f"atoll_{name}_encode"]
+        self._decode = library[f"atoll_{name}_decode"]
+        self._encode.argtypes, self._encode.restype = _ENCODE, _int
+        self._decode.argtypes, self._decode.restype = _DECODE, _int
+
+    def encode(self, values: Tensor, out: Tensor) -> bool:
+        """Values fp32 [n] to bytes [size of n], both contiguous."""
+        refused: int = self._encode(values.data_ptr(), values.numel(), out.data_ptr())
+        return not refused
+
+    def decode(
+        self, data: Tensor, out: Tensor, weight: float, limit: float, *, add: bool = False
+    ) -> bool:
+        """Bytes [size of n] times ``weight`` to, or added to, fp32 [n]; scales up to ``limit``."""
+        refused: int = self._decode(
+            data.data_ptr(), out.numel(), limit, weight, out.data_ptr(), add
+        )
+        return not refused
+
+
+def kernel(name: str) -> Kernel | None:
+    """The loops of the codec of this name, if they are compiled or can be."""
+    library = _library() if os.environ.get(SWITCH, "").lower() not in ("0", "off") else None
+    return _kernel(library, name) if library is not None else None
+
+
+@functools.cache
+def _kernel(library: ctypes.CDLL, name: str) -> Kernel | None:
+    try:
+        return Kernel(library, name)
+    except AttributeError:  # a compiler that knows no fp16
+        return None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        return _loaded()
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.info("codecs run in torch alone, about three times slower: %s", error)
+        return None
+
+
+def _loaded() -> ctypes.CDLL:
+    if sys.byteorder != "little":
+        raise OSError("this machine is not little-endian")
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise OSError(f"there is none of the compilers {', '.join(COMPILERS)}")
+    folder = _folder()
+    target = folder / f"kernels-{_fingerprint(compiler)}.so"
+    if not target.exists():
+        _compile(compiler, target)
+    return ctypes.CDLL(str(target))
+
+
+def _folder() -> Path:
+    """Where the library is kept: nobody else may write there, since what lies there is run."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "atoll" / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"others can write to {folder}")
+    return folder
+
+
+def _fingerprint(compiler: str) -> str:
+    """Changes with whatever the library depends on."""
+    about = Path(compiler).resolve().stat()
+    processor = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        processor += "".join(sorted({line for line in lines if line[:5] in ("flags", "Featu")}))
+    facts = (SOURCE.read_bytes(), FLAGS, compiler, about.st_size, about.st_mtime_ns, processor)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Raises OSError or SubprocessError. Several processes may do it at once: the last one wins."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-lm"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_S, check=False
+        )
+        if done.returncode:
+            raise OSError(f"{compiler} failed: {done.stderr.strip()[-300:]}")
+        made.replace(target)

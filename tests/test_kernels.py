@@ -1,0 +1,170 @@
+"""The compiled loops give the bits that torch gives, refuse what it refuses, and can be missing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protocols.codecs import CHUNK, codec, kernels
+from protocols.errors import NonFinite
+
+NAMES = ("int8", "int4", "bf16", "fp16")
+LENGTHS = (1, 63, 64, 65, 127, 129, 255, 257, 4096, 5000, CHUNK - 1)
+
+pytestmark = pytest.mark.skipif(kernels.kernel("int4") is None, reason="there is no C compiler")
+
+
+def plain(work: Callable[[], tuple[object, bytes]]) -> tuple[object, bytes]:
+    """What torch makes of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(kernels.SWITCH, "off")
+        assert kernels.kernel("int4") is None
+        return work()
+
+
+def outcome(work: Callable[[], Tensor]) -> tuple[object, bytes]:
+    """How it ended, and the bytes that came of it."""
+    try:
+        return None, work().view(torch.uint8).numpy().tobytes()
+    except (ValueError, NonFinite) as error:
+        return type(error), b""
+
+
+def same(work: Callable[[], Tensor]) -> tuple[object, bytes]:
+    compiled = outcome(work)
+    assert compiled == plain(lambda: outcome(work))
+    return compiled
+
+
+def encode(name: str, values: Tensor) -> Tensor:
+    out = torch.zeros(codec(name).encoded_size(len(values)), dtype=torch.uint8)
+    codec(name).encode(values, out)
+    return out
+
+
+def decode(name: str, data: Tensor, count: int) -> Tensor:
+    out = torch.zeros(count)
+    codec(name).decode(data, out)
+    return out
+
+
+def added(name: str, data: Tensor, weight: float, to: Tensor) -> Tensor:
+    total = to.clone()
+    codec(name).decode_add(data, weight, total)
+    return total
+
+
+def any_bits(seed: int, count: int) -> Tensor:
+    """Floats of all magnitudes, zeros and subnormal ones among them, but all finite."""
+    random = np.random.default_rng(seed)
+    bits = random.integers(0, 2**32, count, dtype=np.uint32)
+    values = torch.from_numpy(bits.view(np.float32).copy())
+    scale = 2.0 ** float(random.integers(-140, 100))
+    near = torch.from_numpy(random.standard_normal(count).astype(np.float32)) * scale
+    wild = random.random() < 0.3
+    chosen = values.nan_to_num(0.0, 0.0, 0.0).clamp(-1e38, 1e38) if wild else near
+    chosen[torch.from_numpy(random.random(count) < random.choice([0.0, 0.1, 0.99]))] = 0.0
+    return chosen
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 2**32), count=st.sampled_from(LENGTHS), weight=st.floats(0, 1))
+@example(seed=0, count=CHUNK, weight=0.25)
+@settings(max_examples=40, deadline=None)
+def test_compiled_and_plain_give_the_same_bits(
+    name: str, seed: int, count: int, weight: float
+) -> None:
+    values = any_bits(seed, count)
+    error, data = same(lambda: encode(name, values))
+    if error is None:
+        found = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        same(lambda: decode(name, found, count))
+        same(lambda: added(name, found, weight, torch.linspace(-1.0, 1.0, count)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 2**32), count=st.sampled_from(LENGTHS))
+@settings(max_examples=40, deadline=None)
+def test_bytes_of_a_stranger_decode_to_the_same_or_are_refused_by_both(
+    name: str, seed: int, count: int
+) -> None:
+    random = np.random.default_rng(seed)
+    noise = random.integers(0, 256, codec(name).encoded_size(count), dtype=np.uint8)
+    if seed % 2:
+        noise &= 0xBF  # no exponent is large: most of these decode
+    data = torch.from_numpy(noise)
+    same(lambda: decode(name, data, count))
+    same(lambda: added(name, data, 0.5, torch.zeros(count)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3.4e38])
+@pytest.mark.parametrize("where", [0, 64, 999])
+def test_what_cannot_be_encoded_is_refused_by_both(name: str, bad: float, where: int) -> None:
+    values = torch.ones(1000)
+    values[where] = bad
+    error, _ = same(lambda: encode(name, values))
+    assert error is ValueError
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_refused_chunk_adds_nothing(name: str) -> None:
+    data = encode(name, torch.ones(1000))
+    data[:2] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)  # infinite as bf16, NaN as fp16
+    total = torch.ones(1000)
+    with pytest.raises(NonFinite):
+        codec(name).decode_add(data, 1.0, total)
+    assert torch.equal(total, torch.ones(1000))
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As in a process that has loaded nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(kernels, "_library", kernels._library.__wrapped__)
+
+
+def test_the_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fresh(monkeypatch, tmp_path)
+    assert kernels.kernel("int8") is not None
+    (made,) = (tmp_path / "atoll" / "kernels").iterdir()
+    monkeypatch.setattr(kernels, "_compile", pytest.fail)
+    assert kernels.kernel("int8") is not None
+    assert made.exists()
+
+
+def test_without_a_compiler_torch_does_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh(monkeypatch, tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.INFO, logger=kernels.__name__):
+        assert kernels.kernel("int8") is None
+    assert "torch alone" in caplog.text
+    values = torch.linspace(-1.0, 1.0, 1000)
+    assert torch.allclose(decode("int8", encode("int8", values), 1000), values, atol=0.01)
+
+
+def test_a_compiler_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fresh(monkeypatch, tmp_path / "cache")
+    failing = tmp_path / "cc"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert kernels.kernel("int8") is None
+
+
+def test_a_folder_that_others_can_write_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fresh(monkeypatch, tmp_path)
+    (tmp_path / "atoll" / "kernels").mkdir(parents=True)
+    (tmp_path / "atoll" / "kernels").chmod(0o777)
+    assert kernels.kernel("int8") is None
