@@ -312,9 +312,10 @@ class Exchange:
             await asyncio.sleep(patience / 4)
 
     async def _watch(self, key: PartKey, plan: Plan) -> None:
-        """Blame the owner of a part that does not come and does not move."""
+        """Blame the owner of a part that does not come, or not at the pace that it should."""
         clock, patience = self.wiring.now, plan.patience_s
-        overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0])
+        size = self.wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
+        overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
         while key not in self.parts:
             inflow = self._inflows.get(key)
             moved = inflow.moved if inflow is not None else 0

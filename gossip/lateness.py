@@ -3,7 +3,8 @@
 Both are judged by what has moved, beside what the others have moved meanwhile, and by the seconds
 that the bytes need on the links as they were announced (``expected``). Whoever keeps to the speed
 that it has announced is never late: nothing is held against a transfer that moves before
-``expected`` seconds have passed, nor after them while it will end within as many again.
+``expected`` seconds have passed, nor after them while it will end within as many again. Whoever
+trickles is: what counts is when a transfer would end at its pace, not that it moves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from math import inf
 
 from protocols.codecs import CHUNK
 from protocols.identity import PeerId
@@ -21,6 +23,40 @@ SLACK = 1.0  # times the expected seconds: so much later than half of the others
 def step_s(expected_s: float, elements: int) -> float:
     """Seconds from chunk to chunk of a part of so many elements, all parts moving at once."""
     return expected_s * min(1.0, CHUNK / max(elements, 1))
+
+
+@dataclass
+class Pace:
+    """How fast one transfer has moved, of late (``window_s``) and all in all."""
+
+    started: float
+    window_s: float
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)  # when, and bytes by then
+
+    def note(self, now: float, count: int) -> None:
+        """``count`` bytes are here now."""
+        seen = self._seen
+        if not seen or seen[-1][1] != count:
+            seen.append((now, count))
+        while len(seen) > 2 and seen[1][0] <= now - self.window_s:
+            seen.popleft()
+
+    @property
+    def since(self) -> float:
+        """When it moved last; when it was first looked at, if it never has."""
+        return self._seen[-1][0]
+
+    @property
+    def count(self) -> int:
+        """Bytes that are here."""
+        return self._seen[-1][1]
+
+    def end(self, now: float, size: int) -> float:
+        """When all of ``size`` bytes would be here at this pace; never, where nothing is yet."""
+        (before, had), count = self._seen[0], self.count
+        average = count / max(now - self.started, 1e-9)
+        rate = max(average, (count - had) / max(now - before, 1e-9))
+        return now + (size - count) / rate if rate else inf
 
 
 @dataclass
@@ -37,7 +73,7 @@ class Lateness:
     patience_s: float
     expected_s: float
     size: int
-    _seen: dict[PeerId, deque[tuple[float, int]]] = field(default_factory=dict)
+    _paces: dict[PeerId, Pace] = field(default_factory=dict)
     _half: float | None = None  # when half of the contributors were in
 
     @property
@@ -63,71 +99,67 @@ class Lateness:
         return found
 
     def _note(self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int]) -> None:
-        """Keep when each moved last, and what it had about ``patience_s`` ago."""
         for peer in waiting:
-            seen, count = self._seen.setdefault(peer, deque()), arrived.get(peer, 0)
-            if not seen or seen[-1][1] != count:
-                seen.append((now, count))
-            while len(seen) > 2 and seen[1][0] <= now - self.patience_s:
-                seen.popleft()
+            pace = self._paces.setdefault(peer, Pace(self.started, self.patience_s))
+            pace.note(now, arrived.get(peer, 0))
 
     def _why(self, now: float, peer: PeerId, others_move: bool) -> str:
-        since, count = self._seen[peer][-1]
+        pace = self._paces[peer]
         if now >= self.deadline:
             return "its slice came too late"
-        if count and now >= since + self.patience_s:
+        if pace.count and now >= pace.since + self.patience_s:
             return "its slice stands still"
-        if not count and others_move and now >= self.started + 2 * self.patience_s:
+        if not pace.count and others_move and now >= self.started + 2 * self.patience_s:
             return "its slice does not come"
         over = self.started + self.expected_s
-        if self._half is None or now < over or not count:
+        if self._half is None or now < over or not pace.count:
             return ""
-        end = now + (self.size - count) / self._rate(now, peer)
         allowed = max(self._half, over) + SLACK * self.expected_s + self.patience_s
-        return "its slice would come too late" if end > allowed else ""
-
-    def _rate(self, now: float, peer: PeerId) -> float:
-        """Bytes a second, of late or all in all, whichever is more."""
-        seen = self._seen[peer]
-        (before, had), count = seen[0], seen[-1][1]
-        average = count / max(now - self.started, 1e-9)
-        return max(average, (count - had) / max(now - before, 1e-9))
+        return "its slice would come too late" if pace.end(now, self.size) > allowed else ""
 
 
 @dataclass
 class Overdue:
-    """Whether an owner's part of ``elements`` elements is to be had from it no more.
+    """Whether an owner's part of ``elements`` elements, ``size`` bytes, is to be had no more.
 
     An owner may be waiting for a contributor, so a part that does not move says nothing as long
     as the other owners wait as well: it is overdue when it has stood still for one and a half
     times ``patience_s`` and two chunks' time, another part is here, and ``expected_s`` is over.
     Where no other part comes either an owner has until all its contributors are late.
+
+    A part that moves, but would not be here within ``expected_s`` more, is overdue as well: once
+    its owner has had ``patience_s`` to catch up, since it may have waited for somebody that it has
+    given up on just now.
     """
 
     started: float
     patience_s: float
     expected_s: float
     elements: int
-    _moved: int = 0
-    _since: float = field(init=False)
+    size: int
+    _pace: Pace = field(init=False)
     _other: float | None = None  # when another part was here
 
     def __post_init__(self) -> None:
-        self._since = self.started
+        self._pace = Pace(self.started, self.patience_s)
+        self._pace.note(self.started, 0)
 
     def left(self, now: float, moved: int, others: bool) -> float:
-        """Seconds until it is overdue, if nothing changes.
+        """Seconds until it is overdue, if nothing changes; to be asked often in ``patience_s``.
 
         ``moved`` are the bytes of it that came, ``others`` whether any other part is here.
         """
-        if moved != self._moved:
-            self._moved, self._since = moved, now
+        self._pace.note(now, moved)
         if others and self._other is None:
             self._other = now
         few = 2 * step_s(self.expected_s, self.elements)
-        still = self._since + 1.5 * self.patience_s + few
-        excused = self.started + 2.5 * self.patience_s + 4 * self.expected_s
+        still = self._pace.since + 1.5 * self.patience_s + few
+        at_last = self.started + 2.5 * self.patience_s + 4 * self.expected_s
+        excused = judged = at_last
         if self._other is not None:
             over = max(self._other, self.started + self.expected_s)
-            excused = min(excused, over + self.patience_s / 2 + few)
-        return max(still, excused) - now
+            excused = min(at_last, over + self.patience_s / 2 + few)
+            judged = min(at_last, excused + self.patience_s)
+        end = self._pace.end(max(now, judged), self.size)
+        trickles = moved > 0 and end > judged + SLACK * self.expected_s
+        return min(max(still, excused), judged if trickles else inf) - now

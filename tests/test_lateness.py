@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from exchange_kit import World, run, until, world
@@ -83,17 +84,51 @@ def test_one_that_stands_still() -> None:
 
 
 def test_an_owner_is_excused_while_the_others_wait_as_well() -> None:
-    overdue = Overdue(0.0, 1.0, 4.0, 100 * CHUNK)
+    overdue = Overdue(0.0, 1.0, 4.0, 100 * CHUNK, MEGABYTE)
     few = 2 * step_s(4.0, 100 * CHUNK)
     assert overdue.left(10.0, 0, others=False) == pytest.approx(8.5)
     assert overdue.left(10.0, 0, others=True) == pytest.approx(0.5 + few)
-    assert overdue.left(10.4, 5, others=True) == pytest.approx(1.5 + few)  # it has moved
-    assert overdue.left(12.2, 5, others=True) < 0
+    moved = MEGABYTE - 1  # all would be here soon, if it went on
+    assert overdue.left(10.4, moved, others=True) == pytest.approx(1.5 + few)
+    assert overdue.left(12.2, moved, others=True) < 0
 
 
 def test_an_owner_has_the_expected_time_though_a_small_part_came_early() -> None:
-    overdue = Overdue(0.0, 1.0, 40.0, 100 * CHUNK)
+    overdue = Overdue(0.0, 1.0, 40.0, 100 * CHUNK, MEGABYTE)
     assert overdue.left(9.0, 0, others=True) > 30.0
+
+
+def blamed(arrived: Callable[[float], float], other_at: float | None) -> float | None:
+    """When the owner of a megabyte of which so much has arrived is blamed; 4 s are expected."""
+    overdue = Overdue(0.0, 1.0, 4.0, 100 * CHUNK, MEGABYTE)
+    for tick in range(480):
+        now = tick / 8
+        moved = int(arrived(now))
+        if moved >= MEGABYTE:
+            return None
+        if overdue.left(now, moved, other_at is not None and now >= other_at) <= 0:
+            return now
+    raise AssertionError("waited for a minute")
+
+
+def test_an_owner_that_trickles_is_blamed_by_its_pace() -> None:
+    """It moves all the time, at a twentieth of what was announced."""
+    when = blamed(lambda now: now * 12.5e3, other_at=3.5)
+    assert when is not None
+    assert 4.0 <= when <= 6.0
+    when = blamed(lambda now: now * 12.5e3, other_at=None)
+    assert when == 2.5 + 4 * 4.0
+
+
+@pytest.mark.parametrize("other_at", [0.5, 4.0, None])
+@pytest.mark.parametrize("rate", [125e3, 250e3, 1e6])
+def test_an_owner_at_half_its_speed_is_waited_for(rate: float, other_at: float | None) -> None:
+    assert blamed(lambda now: now * rate, other_at) is None
+
+
+def test_an_owner_that_waited_for_somebody_has_time_to_catch_up() -> None:
+    """It trickles with its slowest contributor, gives up on that at last, and hurries then."""
+    assert blamed(lambda now: now * 12.5e3 + max(0.0, now - 4.5) * 250e3, other_at=4.0) is None
 
 
 async def played_out(here: World, slow: float, dark_at: float | None) -> float:
