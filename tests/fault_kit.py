@@ -38,7 +38,7 @@ PORT = 4390
 PATIENCE = Patience()
 
 ENCODED = RangeCodec(CODEC, dense=SIZE - 1000).encoded_size
-CONTROL = 96 * 1024  # bytes of messages, and of what was under way, in a round of some seconds
+CONTROL = 96 * 1024  # bytes that a member says, or had under way, in a round of some seconds
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Cell(Crew):
         )
 
     def plan(self) -> dict[str, Any]:
-        """The plan that was in force when it happened, or the first after it."""
-        plans = [f for one in self.members for f in one.of("plan", self.round)]
+        """The first plan of the round that a survivor has seen: in force then, or right after."""
+        plans = [f for one in self.others for f in one.of("plan", self.round)]
         return min(plans, key=lambda f: (f["ballot"], f["time"]))
 
     def bound(self) -> float:
@@ -167,32 +167,34 @@ class Cell(Crew):
             for one in self.members
         }
 
-    def usual_bytes(self, one: Process) -> int:
-        """What a survivor sends to survivors without faults: slices, and its part to each."""
-        merges = self.merges()
-        own, lost = merges[one.peer], merges[self.victim.peer]
-        return ENCODED(0, SIZE) - own - lost + own * (COUNT - 2)
+    def usual_bytes(self) -> int:
+        """What survivors send to each other without faults: slices, and their merged parts."""
+        merges, lost = self.merges(), self.lost()
+        slices = sum(ENCODED(0, SIZE) - lost - merges[one.peer] for one in self.others)
+        return slices + (ENCODED(0, SIZE) - lost) * (COUNT - 2)
 
-    def sent(self, one: Process) -> int:
-        """Bytes of bodies to the others, from the round's first plan to the next one's.
+    def sent(self) -> int:
+        """Bytes of bodies between survivors, from the round's first plan to the next one's.
 
         Not those to the victim: it may have to get everything once more to catch up.
         """
-        before, after = (one.of("plan", r)[0]["sent"] for r in (self.round, self.round + 1))
-        return sum(after[p] - before.get(p, 0) for p in after if p != self.victim.peer)
+        total = 0
+        for one in self.others:
+            before, after = (one.of("plan", r)[0]["sent"] for r in (self.round, self.round + 1))
+            total += sum(after[p] - before.get(p, 0) for p in after if p != self.victim.peer)
+        return total
 
-    def again(self, one: Process) -> int:
-        """The most that a survivor may send again: what belongs to the victim's part.
+    def lost(self) -> int:
+        """Encoded bytes of the victim's part."""
+        return self.merges()[self.victim.peer]
 
-        Its slice of that part, to the new owner; if it is the new owner, the part to the others.
+    def again(self) -> int:
+        """The most that survivors may send again, all together: what the victim's part needs.
+
+        Its slices go to a new owner, and from there, or from whoever has it merged already, the
+        part goes to the others: each has it sent to once.
         """
-        lost = {(s, e) for s, e, owner in self.plan()["parts"] if owner == self.victim.peer}
-        taken_over = sum(
-            ENCODED(result.start, result.stop)
-            for result in self.chain()[self.round].outcome.parts
-            if (result.start, result.stop) in lost and result.owner == one.peer
-        )
-        return self.merges()[self.victim.peer] + (COUNT - 2) * taken_over
+        return 2 * (COUNT - 2) * self.lost()
 
 
 @contextmanager

