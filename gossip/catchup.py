@@ -117,6 +117,8 @@ class CatchUp:
     ) -> Ending | None:
         """None if the certificate is our next one. Raises RemoteProtocolError if it is invalid."""
         outcome = certificate.outcome
+        if outcome.fragment != here.fragment:
+            raise Malformed("a certificate of another fragment")
         forked = outcome.round == here.round and outcome.previous != here.previous
         check_certificate(
             certificate,

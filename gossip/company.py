@@ -149,5 +149,5 @@ class Company:
         return (stay | newcomers) or {self.me}
 
     def _active(self, peer: PeerId) -> bool:
-        island = self.membership.islands.get(peer)
-        return island is not None and island.announce.status == "active"
+        announce = self.membership.announcement(peer)
+        return announce is not None and announce.status == "active"

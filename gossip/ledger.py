@@ -12,9 +12,11 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -86,6 +88,16 @@ class Ledger:
             return  # forgotten meanwhile
         self._rounds[round_] = (kept[0], {} if now is None else now)
         self._stored.add(round_)
+
+    async def make_room(self, offload: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        """Move parts that have no room in memory to files, written in ``offload``."""
+        if self.directory is None:
+            return
+        for round_, parts in self.excess():
+            try:
+                self.replace(round_, parts, await offload(partial(stored, parts, self.directory)))
+            except OSError:  # no space: whoever missed the round downloads the state
+                self.replace(round_, parts, None)
 
     def _bytes(self) -> int:
         return sum(_size(parts) for _, parts in self._rounds.values())

@@ -41,10 +41,10 @@ Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Lineage:
-    """The handovers of one run up to some round. ``founders`` decide its first round."""
+    """The handovers of one fragment up to some round. ``founders`` decide its first round."""
 
-    def __init__(self, run: bytes, founders: Sequence[PeerId]) -> None:
-        self.run, self.founders = run, tuple(founders)
+    def __init__(self, run: bytes, founders: Sequence[PeerId], fragment: int = 0) -> None:
+        self.run, self.founders, self.fragment = run, tuple(founders), fragment
         self.roster = self.founders  # in office after the last handover
         self.reformed: list[int] = []  # rounds that handed over without the old majority
         self._encoded: list[bytes] = []
@@ -76,9 +76,11 @@ class Lineage:
         return b"".join(len(one).to_bytes(4, "big") + one for one in self._encoded)
 
     @classmethod
-    def decode(cls, run: bytes, founders: Sequence[PeerId], data: bytes) -> Lineage:
+    def decode(
+        cls, run: bytes, founders: Sequence[PeerId], data: bytes, fragment: int = 0
+    ) -> Lineage:
         """Our own record again. Raises Malformed; signatures were verified before."""
-        lineage, at = cls(run, founders), 0
+        lineage, at = cls(run, founders, fragment), 0
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
             lineage._keep(Handover.decode(data[at + 4 : end]))
@@ -88,6 +90,8 @@ class Lineage:
     def follow(self, handovers: Iterable[Handover]) -> None:
         """Verify further handovers and keep them. Raises RemoteProtocolError."""
         for handover in handovers:
+            if handover.fragment != self.fragment:
+                raise Malformed("a handover of another fragment")
             if handover.round <= self._round or handover.work < self._work:
                 raise Stale("handovers that are not in the order of their rounds")
             if set(handover.next_roster) == set(self.roster) or not handover.next_roster:
@@ -98,6 +102,8 @@ class Lineage:
     def check(self, newest: Certificate) -> None:
         """Verify that those in office made this certificate. Raises RemoteProtocolError."""
         outcome = newest.outcome
+        if outcome.fragment != self.fragment:
+            raise Malformed("a certificate of another fragment")
         if self._encoded and outcome.round == self._round:
             last: Handover = Handover.decode(self._encoded[-1])
             if handover_hash(last) != outcome_hash(outcome):
@@ -128,15 +134,17 @@ async def prove(
     founders: Sequence[PeerId],
     claim: tuple[int, bytes, int],
     offload: Offload,
+    *,
+    fragment: int = 0,
 ) -> tuple[Certificate, Lineage]:
-    """Have a peer show that the swarm came to ``claim`` = (round, head, work), round > 0.
+    """Have a peer show that a fragment came to ``claim`` = (round, head, work), round > 0.
 
     Returns the newest certificate and the way to it. Raises RemoteProtocolError where what it
     shows does not lead there, and what :meth:`Transport.call` raises.
     """
     if claim[0] < 1:
         raise Stale("nothing comes before the first round")
-    request = CertificateRequest(run, 0, claim[0] - 1, 1)
+    request = CertificateRequest(run, fragment, claim[0] - 1, 1)
     shown: Certificates = Certificates.decode(
         await transport.call(
             peer,
@@ -152,10 +160,10 @@ async def prove(
     outcome = newest.outcome
     if (outcome.round + 1, outcome_hash(outcome), outcome.work) != claim:
         raise Stale("its certificate is of another place than it announces")
-    lineage = Lineage(run, founders)
+    lineage = Lineage(run, founders, fragment)
     first, total = 0, 1
     while first < total:
-        ask = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE)
+        ask = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE, fragment)
         reply = await transport.call(
             peer,
             "handovers",

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gossip.standing import seen_from
 from protocols.identity import PeerId
 from protocols.messages import MAX_PEERS, Announce
 
@@ -48,6 +49,15 @@ class Island:
     said: float  # when the announcement came
     interval: float  # usual seconds between two announcements
     failing_since: float | None = None  # connections have been failing since
+    _views: dict[int, tuple[Announce, Announce]] = field(default_factory=dict)  # by fragment
+
+    def seen_from(self, fragment: int) -> Announce:
+        """What it announced, as if ``fragment`` were the only one."""
+        whole, view = self._views.get(fragment, (None, self.announce))
+        if whole is not self.announce:
+            view = seen_from(self.announce, fragment)
+            self._views[fragment] = (self.announce, view)
+        return view
 
     def liveness(self, now: float, patience: Patience) -> Liveness:
         """Alive, suspect, dead or left, at ``now``."""
@@ -66,11 +76,19 @@ class Island:
 
 @dataclass
 class Membership:
-    """All peers this node has heard of in the run, itself excluded."""
+    """All peers this node has heard of in the run, itself excluded.
+
+    What they said of where they stand and what they contribute is that of one ``fragment``.
+    """
 
     me: PeerId
     patience: Patience = field(default_factory=Patience)
     islands: dict[PeerId, Island] = field(default_factory=dict)
+    fragment: int = 0
+
+    def seen_from(self, fragment: int) -> Membership:
+        """The same peers, seen from another fragment."""
+        return Membership(self.me, self.patience, self.islands, fragment)
 
     def on_announce(self, announce: Announce, envelope: bytes, sequence: int, now: float) -> bool:
         """Take a verified announcement; returns whether it was news.
@@ -138,17 +156,17 @@ class Membership:
     def announcement(self, peer: PeerId) -> Announce | None:
         """The newest announcement of a peer."""
         island = self.islands.get(peer)
-        return island.announce if island else None
+        return island.seen_from(self.fragment) if island else None
 
     def eta(self, peer: PeerId, now: float) -> float:
         """Seconds until a peer is ready, by its last announcement and the time since."""
         island = self.islands[peer]
-        return max(0.0, island.announce.eta - (now - island.said))
+        return max(0.0, island.seen_from(self.fragment).eta - (now - island.said))
 
     def islands_alive(self, now: float) -> list[Announce]:
         """Announcements of the live peers that take part in rounds (no seeds, no observers)."""
         return [
-            island.announce
+            island.seen_from(self.fragment)
             for island in self.islands.values()
             if island.announce.role == "island"
             and island.liveness(now, self.patience) is Liveness.ALIVE

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gossip.agreement import Place
 from gossip.exchange import Wiring
 from gossip.membership import Liveness, Membership
+from gossip.standing import fragments, with_places
 from protocols.envelope import Opened, open_envelope, seal
 from protocols.errors import (
     BadSignature,
@@ -35,6 +36,7 @@ CALL_TIMEOUT_S = 5.0
 TRIES = 3  # of an announcement whose connection breaks
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
+JUMP_S = 1.0  # the loop stood still for so long: this process was stopped
 MAX_ENVELOPE_BYTES = 4096
 
 
@@ -57,16 +59,18 @@ class Presence:
     wiring: Wiring
     membership: Membership
     status: Announce
-    place: Callable[[], Place]
+    places: Callable[[], Sequence[Place]]  # in the chain of each fragment
     wall: Callable[[], float]  # corrected wall clock, Unix seconds
     admission: Callable[[PeerId], bytes] = lambda peer: b""  # proof that an announcement needs
     on_news: Callable[[Announce], None] = lambda announce: None
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     _sequence: int = 0
+    _forgiven: float = 0.0  # time up to which nobody's silence counts any more
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.status = with_places(self.status, self.places())
         self.wiring.transport.on_call("announce", self._on_announce)
         self.wiring.transport.on_call("known", self._on_known)
 
@@ -78,8 +82,7 @@ class Presence:
 
     def envelope(self) -> bytes:
         """This node's announcement as of now, signed."""
-        place = self.place()
-        self.note(round=place.round, head=place.previous, state=place.state, work=place.work)
+        self.status = with_places(self.status, self.places())
         self._sequence += 1
         return seal(
             self.wiring.identity,
@@ -145,6 +148,8 @@ class Presence:
         announce = opened.message
         if announce.peer == self.wiring.identity.peer_id:
             return announce
+        if fragments(announce) != fragments(self.status):
+            raise Malformed(f"{announce.peer} has another number of fragments")
         needed = self.admission(announce.peer)
         if needed and not hmac.compare_digest(needed, announce.admission):
             raise BadSignature(f"{announce.peer} announces itself without a valid invitation")
@@ -199,6 +204,18 @@ class Presence:
         """Peers that fell silent without a farewell."""
         islands = self.membership.islands
         return [p for p in islands if self.membership.liveness(p, now) is Liveness.DEAD]
+
+    def woke_late(self, due: float) -> bool:
+        """Whether this process stood still: what was due at ``due`` comes only now.
+
+        Nobody's silence in that time counts.
+        """
+        now = self.wiring.now()
+        late = now - max(due, self._forgiven)
+        if late > JUMP_S:
+            self.membership.forgive(late)
+            self._forgiven = now
+        return now - due > JUMP_S
 
     def contact(self, peer: PeerId) -> None:
         """The peer did something over an authenticated link."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from gossip.bodies import MAX_TRAILER, as_bytes
+from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
+from gossip.chain import Chain
 from gossip.exchange import Exchange
+from gossip.presence import Presence
 from protocols.bodies import BufferFeed
-from protocols.errors import RemoteProtocolError, RemoteRefused, Stale
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
     Certificate,
@@ -26,21 +29,26 @@ from protocols.messages import (
 from protocols.transport import Feed, Incoming
 from protocols.wire import decode_any
 
-if TYPE_CHECKING:
-    from gossip.driver import Swarm
-
 CERTIFICATES_BYTES = 512 * 1024  # of one answer, which may hold many small objects
 
 T = TypeVar("T")
 
 
+@dataclass
 class Service:
-    """Registers itself with the swarm's transport. What breaks the rules is refused and counted."""
+    """Registers itself with the transport. What breaks the rules is refused, and ``rejected`` told.
 
-    def __init__(self, swarm: Swarm) -> None:
-        self.swarm = swarm
-        transport = swarm.wiring.transport
-        largest = swarm.rules.most_bytes
+    ``chains`` are those of fragments 0, 1, …: a message names the one it is for.
+    """
+
+    wiring: Wiring
+    presence: Presence
+    chains: Sequence[Chain]
+    rejected: Callable[[PeerId, str], None]
+
+    def __post_init__(self) -> None:
+        transport = self.wiring.transport
+        largest = max(chain.rules.most_bytes for chain in self.chains)
 
         async def on_round(sender: PeerId, body: bytes) -> bytes:
             return await self._counted(sender, self._on_round(sender, body))
@@ -79,20 +87,20 @@ class Service:
         try:
             return await answer
         except RemoteProtocolError as error:
-            self.swarm.hooks.rejected(sender, str(error))
+            self.rejected(sender, str(error))
             raise
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
-        swarm = self.swarm
         message = decode_any(body, Plan, Prepare, Vote, Suspect, Gram)
-        await self._come_to(message.round, sender)
-        if message.round < swarm.replica.place.round:
-            kept = swarm.ledger.certificate(message.round)
+        chain = self._chain(message.fragment)
+        await self._come_to(chain, message.round, sender)
+        if message.round < chain.replica.place.round:
+            kept = chain.ledger.certificate(message.round)
             return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""
-        of = swarm.round
+        of = chain.round
         if isinstance(message, Prepare):
-            return of.on_prepare(sender, message, swarm.now()).encode()
-        swarm.carry_out(of, of.on_message(sender, message, swarm.now()))
+            return of.on_prepare(sender, message, chain.now()).encode()
+        chain.carry_out(of, of.on_message(sender, message, chain.now()))
         return b""
 
     async def _on_certificates(self, body: bytes) -> bytes:
@@ -100,7 +108,8 @@ class Service:
         self._check_run(request.run)
         found: list[Certificate] = []
         room = CERTIFICATES_BYTES
-        for certificate in self.swarm.ledger.since(request.round, min(request.count, 32)):
+        ledger = self._chain(request.fragment).ledger
+        for certificate in ledger.since(request.round, min(request.count, 32)):
             room -= len(certificate.encode())
             if found and room < 0:
                 break
@@ -110,7 +119,8 @@ class Service:
     async def _on_handovers(self, body: bytes) -> bytes:
         request = HandoverRequest.decode(body)
         self._check_run(request.run)
-        return self.swarm.lineage.page(request.first, request.count).encode()
+        lineage = self._chain(request.fragment).lineage
+        return lineage.page(request.first, request.count).encode()
 
     async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         transfer, exchange = await self._transfer(sender, header)
@@ -132,36 +142,42 @@ class Service:
         """What is to be transferred, and the exchange that it belongs to."""
         transfer = Transfer.decode(header)
         self._check_run(transfer.run)
-        await self._come_to(transfer.round, sender)
-        exchange = self.swarm.exchange
+        chain = self._chain(transfer.fragment)
+        await self._come_to(chain, transfer.round, sender)
+        exchange = chain.exchange
         if transfer.round != exchange.round:
             raise RemoteRefused("late", f"round {transfer.round} is over here")
-        if sender not in self.swarm.replica.roster:
+        if sender not in chain.replica.roster:
             raise RemoteRefused("stranger", "not a member of this round")
         return transfer, exchange
 
-    async def _come_to(self, round_: int, sender: PeerId) -> None:
+    async def _come_to(self, chain: Chain, round_: int, sender: PeerId) -> None:
         """Make sure that this node has come to ``round_``, if a peer can know that there is one."""
-        swarm = self.swarm
-        swarm.presence.contact(sender)
-        if round_ > swarm.replica.place.round:
-            if sender not in swarm.replica.roster and not swarm.membership.announcement(sender):
+        self.presence.contact(sender)
+        if round_ > chain.replica.place.round:
+            if sender not in chain.replica.roster and not chain.membership.announcement(sender):
                 raise RemoteRefused("stranger", "announce yourself first")
-            await swarm.reach(round_, sender)
+            await chain.reach(round_, sender)
 
     async def _on_part(self, header: bytes) -> Feed:
         request = PartRequest.decode(header)
         self._check_run(request.run)
         wanted = (request.start, request.stop, request.digest)
-        data = self.swarm.ledger.part(request.round, *wanted)
-        if data is None and request.round == self.swarm.exchange.round:
-            for result, held in self.swarm.exchange.parts.values():
+        chain = self._chain(request.fragment)
+        data = chain.ledger.part(request.round, *wanted)
+        if data is None and request.round == chain.exchange.round:
+            for result, held in chain.exchange.parts.values():
                 if (result.start, result.stop, result.digest) == wanted:
                     data = held
         if data is None:
             raise RemoteRefused("gone", "this part is not kept here")
         return BufferFeed(as_bytes(data))
 
+    def _chain(self, fragment: int) -> Chain:
+        if not 0 <= fragment < len(self.chains):
+            raise Malformed(f"there is no fragment {fragment}")
+        return self.chains[fragment]
+
     def _check_run(self, run: bytes) -> None:
-        if run != self.swarm.wiring.run:
+        if run != self.wiring.run:
             raise Stale("another run")

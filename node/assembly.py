@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
-from gossip.driver import Hooks, Swarm
+from gossip.chain import Chain
+from gossip.driver import Swarm
 from gossip.exchange import Wiring
+from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.planning import Rules
@@ -66,7 +68,7 @@ def make_swarm(
     def proof(peer: PeerId) -> bytes:
         return admission(node.config.invitation, run, peer)
 
-    swarm = Swarm(
+    chain = Chain(
         wiring,
         replica,
         Rules(
@@ -84,7 +86,7 @@ def make_swarm(
             wiring,
             Membership(replica.me),
             _first_announcement(node, replica, newcomer, proof(replica.me)),
-            lambda: replica.place,
+            lambda: (replica.place,),
             wall=lambda: time.time() + node.clocks.offset,
             admission=proof,
         ),
@@ -96,9 +98,10 @@ def make_swarm(
         known_lineage=lineage,
         new_identity=node.new_key,
     )
+    swarm = Swarm((chain,))
     node.is_member = lambda peer: peer in swarm.membership.islands
     if replica.certificate is not None:
-        swarm.ledger.add(replica.certificate, {})
+        chain.ledger.add(replica.certificate, {})
     return swarm
 
 

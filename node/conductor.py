@@ -291,7 +291,7 @@ class Conductor:
             )
         )
         ramp = RAMP[min(self.contributions, len(RAMP) - 1)] if self.joined else 1.0
-        self.swarm.update(
+        self.swarm.chains[0].update(
             ready=True,
             tokens=snapshot.tokens,
             steps=snapshot.steps,
@@ -319,7 +319,7 @@ class Conductor:
         if fatal:
             raise problem
         if self.swarm is not None:
-            self.swarm.update(ready=False)
+            self.swarm.chains[0].update(ready=False)
         self.joined = True  # its moments are gone
         changes = {}
         if died.code == "E401":

@@ -15,7 +15,8 @@ from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
-from gossip.driver import Hooks, Swarm
+from gossip.driver import Swarm
+from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Liveness
 from node import __version__
@@ -144,7 +145,7 @@ class Participation:
             self.events,
             self.swarm.still,
             self.node.offload,
-            lambda: self.swarm.lineage,
+            lambda: self.swarm.chains[0].lineage,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -346,7 +347,7 @@ class Participation:
         """Rounds after which the run is over."""
         return self.replica.manifest.rounds.total_rounds
 
-    def _on_behind(self, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+    def _on_behind(self, fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
         if self._downloading:
             return
         self._downloading = True
@@ -378,7 +379,7 @@ class Participation:
         keep = "local" if missed <= self.replica.manifest.rounds.max_staleness else "nothing"
         if ending is Ending.FORKED:
             keep = "all"
-        await self.swarm.move(
+        await self.swarm.chains[0].move(
             lambda: self.replica.jump(base, momentum, state, keep=keep),
             state.certificate,
             state.lineage,

@@ -109,7 +109,7 @@ class Reporter:
         providers.peers = self.peers
         providers.traffic = self.traffic
         providers.links = self.links
-        self.state.parameters = self.swarm.rules.size
+        self.state.parameters = self.swarm.chains[0].rules.size
 
     @property
     def _mine(self) -> int:
@@ -124,16 +124,17 @@ class Reporter:
         sent = exchange.bytes_sent if exchange else 0
         self.bytes_sent += sent
         now = self.now()
+        chain = self.swarm.chains[certificate.outcome.fragment]
         took_part = exchange is not None and exchange.plan is not None
         self._pending = Pending(
             certificate,
-            self.swarm.planned_at if took_part else now,
+            chain.planned_at if took_part else now,
             now,
             sent,
             exchange.bytes_received if exchange else 0,
             self.spread(certificate.outcome.round),
-            self.swarm.replica.place.state,
-            min(now, max(self.swarm.held_at, self.swarm.planned_at)) if took_part else now,
+            chain.replica.place.state,
+            min(now, max(chain.held_at, chain.planned_at)) if took_part else now,
         )
         self.state.round = certificate.outcome.round + 1
         if self.swarm.status.status in ("joining", "active"):
@@ -190,14 +191,14 @@ class Reporter:
                 utilisation=min(1.0, busy / wall) if wall and training else None,
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,
-                raw_bytes=RAW_BYTES * self.swarm.rules.size,
+                raw_bytes=RAW_BYTES * self.swarm.chains[0].rules.size,
                 codec=outcome.codec,
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
                 consensus_after=pending.spread.after(merged.keys()),
                 agreeing=self.agreeing(),
                 state=pending.state.hex(),
-                eta_s=max(0, total - outcome.round - 1) * self.swarm.round_s or None,
+                eta_s=max(0, total - outcome.round - 1) * self.swarm.chains[0].round_s or None,
                 dropped=dropped,
                 phases={"compute": busy} | _phases(pending, ready, snapshot_at, now),
                 islands=self._islands(
@@ -235,7 +236,7 @@ class Reporter:
 
     def on_learned(self, announce: Announce) -> None:
         """A peer announced something: when it was ready tells who waits for whom."""
-        here = self.swarm.replica.place.round
+        here = self.swarm.chains[0].replica.place.round
         if announce.ready and announce.round in (here, here + 1):
             self._ready.setdefault(announce.round, {}).setdefault(announce.peer, self.now())
 
@@ -291,7 +292,7 @@ class Reporter:
 
     def agreeing(self) -> int:
         """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
-        here = self.swarm.replica.place
+        here = self.swarm.chains[0].replica.place
         return self._mine + sum(
             a.head == here.previous and a.state == here.state
             for a in self.swarm.membership.islands_alive(self.swarm.now())
@@ -301,7 +302,7 @@ class Reporter:
 
     def peers(self) -> list[PeerView]:
         """Everybody this node knows of, itself first."""
-        here, now = self.swarm.replica.place, self.swarm.now()
+        here, now = self.swarm.chains[0].replica.place, self.swarm.now()
         views = []
         members = self.swarm.membership.islands.items()
         for peer, announce, silent, status in [

@@ -18,6 +18,7 @@ from protocols.wire import Max, Message, Struct
 
 PROTOCOL_VERSION = 1
 MAX_PEERS = 512  # members of one round, and islands one island keeps track of
+MAX_FRAGMENTS = 16  # of one run: where an island stands with each is in its announcements
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
@@ -57,8 +58,28 @@ class PeerRecord(Message, kind=2):
     relay: Annotated[str, Max(64)]  # the peer that relays for it; empty: none
 
 
+class Standing(Struct):
+    """Where an island stands with one fragment, and what it has for its next round."""
+
+    active: bool  # decides in its rounds, as far as it is in office
+    round: int
+    head: Digest
+    state: Digest
+    work: int
+    ready: bool = False
+    tokens: int = 0
+    steps: int = 0
+    weight: float = 0.0
+    eta: float = UNKNOWN_ETA_S
+    norm: float = 0.0
+
+
 class Announce(Message, kind=3):
-    """What an island says of itself every second or so (in an envelope, purpose ``announce``)."""
+    """What an island says of itself every second or so (in an envelope, purpose ``announce``).
+
+    Where it stands and what it contributes is said of fragment 0; ``others`` has the same of the
+    fragments from 1 on (:mod:`gossip.standing`).
+    """
 
     peer: Peer
     role: Name  # "island", "seed" or "observer"; only islands take part in rounds
@@ -92,6 +113,7 @@ class Announce(Message, kind=3):
     admission: Digest = b""  # proof that it knows the run's invitation, where one is needed
     name: Name = ""  # given by the operator, for people
     norm: float = 0.0  # L2 norm of its contribution to the next round
+    others: Annotated[tuple[Standing, ...], Max(MAX_FRAGMENTS - 1)] = ()
 
 
 class Hello(Message, kind=4):
@@ -362,6 +384,7 @@ class HandoverRequest(Message, kind=28):
     run: Digest
     first: int
     count: int
+    fragment: int = 0
 
 
 class Handovers(Message, kind=29, max_bytes=1024 * 1024):
@@ -391,6 +414,7 @@ class StateRequest(Message, kind=31):
 
     run: Digest
     round: int
+    fragment: int = 0
 
 
 class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):
@@ -409,6 +433,7 @@ class ChunkRequest(Message, kind=33):
     run: Digest
     round: int
     index: int
+    fragment: int = 0
 
 
 class Blob(Message, kind=34):

@@ -26,14 +26,15 @@ import torch
 from gossip_kit import announce_of
 from simulated_swarm import RUN, ToyReplica
 
-from gossip.driver import Hooks
+from gossip.driver import Swarm
 from gossip.exchange import Exchange, Wiring
+from gossip.hooks import Hooks
 from gossip.membership import Membership, Patience
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.round import Instruction, Round, Work
 from node.bench.watching import Stage as Passed
-from node.bench.watching import Watch, WatchedSwarm
+from node.bench.watching import Watch, WatchedChain
 from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
 from protocols.errors import TransportError
@@ -142,8 +143,8 @@ def main(pipe: Connection, setup: Setup) -> None:
 
 
 @dataclass
-class TrappedSwarm(WatchedSwarm):
-    """A swarm member that reports its plans, and shows them to its trap."""
+class TrappedChain(WatchedChain):
+    """A member that reports its plans, and shows them to its trap."""
 
     planned: Callable[[Plan], None] = lambda plan: None
 
@@ -349,7 +350,7 @@ class Member:
                 wiring,
                 Membership(identity.peer_id, setup.patience),
                 announce,
-                lambda: replica.place,
+                lambda: (replica.place,),
                 wall=time.time,
             )
 
@@ -370,7 +371,7 @@ class Member:
                     event="peer", who=who, now=now, before=before
                 ),
                 rejected=lambda who, why: self.tell(event="rejected", who=who, why=why),
-                behind=lambda ending, peers: self.tell(event="behind", why=ending.name),
+                behind=lambda fragment, ending, peers: self.tell(event="behind", why=ending.name),
             )
             rules = Rules(setup.size, (setup.codec,), codec.size_as)
             trap = None
@@ -392,29 +393,30 @@ class Member:
                     trap.planned(plan, rules)
 
             watch = Watch() if trap is None else Watch(trap.passing)
-            swarm = TrappedSwarm(
+            chain = TrappedChain(
                 wiring, replica, rules, presence, hooks, KEPT, watch=watch, planned=planned
             )
+            swarm = Swarm((chain,))
             while len(presence.membership.islands) < len(setup.addresses):
                 for peer in setup.addresses:
                     if peer not in presence.membership.islands:
                         await presence.ask(peer)
                 await asyncio.sleep(ASK_S)
             group.create_task(swarm.run())
-            group.create_task(self._train(swarm, replica, moved))
+            group.create_task(self._train(chain, replica, moved))
 
-    async def _train(self, swarm: TrappedSwarm, replica: ToyReplica, moved: asyncio.Event) -> None:
+    async def _train(self, chain: TrappedChain, replica: ToyReplica, moved: asyncio.Event) -> None:
         meter = Meter()
         meter.start()
         while True:
             round_ = replica.place.round
-            swarm.watch.begin(round_)
-            swarm.update(eta=self.setup.think, ready=False)
+            chain.watch.begin(round_)
+            chain.update(eta=self.setup.think, ready=False)
             await asyncio.sleep(self.setup.think)
             if replica.place.round != round_:
                 continue
             replica.train(self.setup.number + 1000 * round_)
-            swarm.update(
+            chain.update(
                 ready=True,
                 tokens=1000,
                 steps=10,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +14,10 @@ from blake3 import blake3
 
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
-from gossip.driver import Hooks, Swarm
+from gossip.chain import Chain
+from gossip.driver import Swarm
 from gossip.exchange import Exchange, Wiring
+from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
 from gossip.mixing import MEAN, Mix
@@ -30,15 +32,20 @@ RUN = b"r" * 32
 
 
 class ToyReplica:
-    """Parameters that take the merged mean as it is: θ ← θ − D."""
+    """Parameters of one fragment that take the merged mean as it is: θ ← θ − D."""
 
     def __init__(
-        self, me: PeerId, roster: tuple[PeerId, ...], size: int, codec: RangeCodec
+        self,
+        me: PeerId,
+        roster: tuple[PeerId, ...],
+        size: int,
+        codec: RangeCodec,
+        fragment: int = 0,
     ) -> None:
-        self.me, self.codec = me, codec
+        self.me, self.codec, self.fragment = me, codec, fragment
         self.theta = torch.zeros(size)
         self.sent = torch.zeros(size)
-        self._place = Place(RUN, 0, 0, genesis(RUN), self.digest(), 0)
+        self._place = Place(RUN, fragment, 0, genesis(RUN), self.digest(), 0)
         self._roster = roster
         self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
         self.counted = 0
@@ -76,7 +83,7 @@ class ToyReplica:
         self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
     ) -> None:
         outcome = certificate.outcome
-        assert outcome.round == self._place.round
+        assert (outcome.fragment, outcome.round) == (self.fragment, self._place.round)
         assert outcome.previous == self._place.previous
         mine = [i for i, c in enumerate(outcome.contributors) if c.peer == self.me]
         theta, merged = self.theta.clone(), torch.zeros(len(self.theta))
@@ -92,7 +99,9 @@ class ToyReplica:
         self.theta = theta
         self.counted += any(i.contributor in mine for r in outcome.parts for i in r.included)
         head = outcome_hash(outcome)
-        self._place = Place(RUN, 0, outcome.round + 1, head, self.digest(), outcome.work)
+        self._place = Place(
+            RUN, self.fragment, outcome.round + 1, head, self.digest(), outcome.work
+        )
         self._roster = outcome.next_roster
         self.history.append((head, self._place.state))
         self.certificates.append(certificate)
@@ -104,7 +113,7 @@ class Member:
     """One running member; ``stop`` ends it as a kill would."""
 
     identity: Identity
-    replica: ToyReplica
+    replicas: tuple[ToyReplica, ...]  # by fragment
     swarm: Swarm
     task: asyncio.Task[None]
     rejected: list[tuple[PeerId, str]] = field(default_factory=list)
@@ -113,6 +122,11 @@ class Member:
     @property
     def peer(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def replica(self) -> ToyReplica:
+        """That of the first fragment, mostly the only one."""
+        return self.replicas[0]
 
 
 @dataclass
@@ -128,6 +142,7 @@ class SimulatedSwarm:
     random: random.Random
     patience: Patience
     rules: Rules
+    fragments: int = 1  # of ``size`` elements each
     members: dict[PeerId, Member] = field(default_factory=dict)
     said: dict[PeerId, tuple[float, bytes]] = field(default_factory=dict)  # when, and what
     incarnations: dict[PeerId, int] = field(default_factory=dict)
@@ -140,13 +155,16 @@ class SimulatedSwarm:
         identity: Identity,
         *,
         upload: float | None = None,
-        replica: ToyReplica | None = None,
+        replicas: Sequence[ToyReplica] = (),
         status: str = "active",
         new_identity: bool = False,
     ) -> Member:
         peer = identity.peer_id
         transport = self.network.join(peer, upload=upload, download=upload)
-        replica = replica or ToyReplica(peer, self.roster, self.size, self.codec)
+        replicas = tuple(replicas) or tuple(
+            ToyReplica(peer, self.roster, self.size, self.codec, fragment)
+            for fragment in range(self.fragments)
+        )
         self.incarnations[peer] = self.incarnations.get(peer, 0) + 1
         loop = asyncio.get_running_loop()
         member_group: list[asyncio.TaskGroup] = []
@@ -160,7 +178,7 @@ class SimulatedSwarm:
 
         wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
         membership = Membership(peer, self.patience)
-        place = replica.place
+        place = replicas[0].place
         announce = Announce(
             peer,
             "island",
@@ -190,38 +208,43 @@ class SimulatedSwarm:
         )
         rejected: list[tuple[PeerId, str]] = []
         behind: list[str] = []
-        moved = asyncio.Event()
+        moved = [asyncio.Event() for _ in replicas]
 
         def applied(certificate: Certificate, exchange: Exchange | None) -> None:
             presence.note(
                 upload=transport.stats.upload.read() or upload or 0.0,
                 download=transport.stats.download.read() or upload or 0.0,
             )
-            moved.set()
+            moved[certificate.outcome.fragment].set()
 
         hooks = Hooks(
             applied=applied,
             rejected=lambda who, why: rejected.append((who, why)),
-            behind=lambda ending, peers: behind.append(ending.name),
+            behind=lambda fragment, ending, peers: behind.append(ending.name),
         )
         presence = Presence(
             wiring,
             membership,
             announce,
-            lambda: replica.place,
+            lambda: [replica.place for replica in replicas],
             wall=lambda: 1_000_000.0 + loop.time(),
         )
-        swarm = Swarm(
-            wiring,
-            replica,
-            self.rules,
-            presence,
-            hooks,
-            keep_rounds=50,
-            known_lineage=replica.lineage,
-            new_identity=new_identity,
-        )
-        replica.lineage = swarm.lineage
+        chains = [
+            Chain(
+                wiring,
+                replica,
+                self.rules,
+                presence,
+                hooks,
+                keep_rounds=50,
+                known_lineage=replica.lineage,
+                new_identity=new_identity,
+            )
+            for replica in replicas
+        ]
+        for replica, chain in zip(replicas, chains, strict=True):
+            replica.lineage = chain.lineage
+        swarm = Swarm(chains)
 
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
@@ -230,9 +253,10 @@ class SimulatedSwarm:
                     if other.peer != peer:
                         swarm.presence.learn(self.envelope(other))
                 group.create_task(swarm.run())
-                group.create_task(self._train(swarm, replica, moved))
+                for chain, replica, event in zip(chains, replicas, moved, strict=True):
+                    group.create_task(self._train(chain, replica, event))
 
-        member = Member(identity, replica, swarm, self.group.create_task(live()), rejected, behind)
+        member = Member(identity, replicas, swarm, self.group.create_task(live()), rejected, behind)
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
@@ -244,17 +268,17 @@ class SimulatedSwarm:
             self.said[member.peer] = (now, member.swarm.presence.envelope())
         return self.said[member.peer][1]
 
-    async def _train(self, swarm: Swarm, replica: ToyReplica, moved: asyncio.Event) -> None:
+    async def _train(self, chain: Chain, replica: ToyReplica, moved: asyncio.Event) -> None:
         while True:
             round_ = replica.place.round
-            think = self.random.uniform(*self.think) / self.hurry.get(swarm.me, 1.0)
-            swarm.update(eta=think, ready=False)
+            think = self.random.uniform(*self.think) / self.hurry.get(chain.me, 1.0)
+            chain.update(eta=think, ready=False)
             await asyncio.sleep(think)
             if replica.place.round != round_:
                 continue
-            replica.train(hash((swarm.me, round_)) % 2**31)
-            tokens = self.tokens.get(swarm.me, 1000)
-            swarm.update(
+            replica.train(hash((chain.me, chain.fragment, round_)) % 2**31)
+            tokens = self.tokens.get(chain.me, 1000)
+            chain.update(
                 ready=True,
                 tokens=tokens,
                 steps=10,
@@ -275,17 +299,18 @@ class SimulatedSwarm:
 
     def restart(self, member: Member) -> Member:
         """The same island again, from what it had committed (its checkpoint)."""
-        return self.start(member.identity, replica=member.replica, status="joining")
+        return self.start(member.identity, replicas=member.replicas, status="joining")
 
     def living(self) -> list[Member]:
         return [m for m in self.members.values() if m.peer not in self.stopped]
 
     def agree(self) -> None:
         """Raise unless all histories agree wherever they overlap."""
-        seen: dict[int, tuple[bytes, bytes]] = {}
-        for member in self.members.values():
-            for number, fact in enumerate(member.replica.history):
-                assert seen.setdefault(number, fact) == fact, f"round {number} differs"
+        seen: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        for replica in (one for member in self.members.values() for one in member.replicas):
+            for number, fact in enumerate(replica.history):
+                known = seen.setdefault((replica.fragment, number), fact)
+                assert known == fact, f"round {number} of fragment {replica.fragment} differs"
 
 
 @asynccontextmanager
@@ -300,6 +325,7 @@ async def simulated_swarm(
     patience: Patience | None = None,
     uploads: list[float] | None = None,
     mix: Mix = MEAN,
+    fragments: int = 1,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
@@ -318,6 +344,7 @@ async def simulated_swarm(
             random.Random(seed),
             patience or Patience(),
             rules,
+            fragments,
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)

@@ -35,7 +35,7 @@ def test_four_members_commit_round_after_round_with_equal_bits() -> None:
             for member in swarm.members.values():
                 assert member.rejected == []
                 assert member.replica.counted > 0
-            newest = next(iter(swarm.members.values())).swarm.ledger.newest()
+            newest = next(iter(swarm.members.values())).swarm.chains[0].ledger.newest()
             assert newest is not None
             assert len(newest.outcome.contributors) == 4
 
@@ -122,11 +122,11 @@ def test_nothing_reads_a_replica_while_it_is_put_elsewhere() -> None:
             member.replica.delta = watched  # type: ignore[method-assign]
             checked = -(-500_000 // CHUNK)  # a look at all of it comes before
             await until(lambda: read > checked)
-            before = member.swarm.exchange
+            before = member.swarm.chains[0].exchange
             assert not before.closed
-            await member.swarm.move(jump, None, member.swarm.lineage)
+            await member.swarm.chains[0].move(jump, None, member.swarm.chains[0].lineage)
             assert before.closed
-            assert member.swarm.exchange is not before
+            assert member.swarm.chains[0].exchange is not before
 
     virtual_time.run(main())
 
@@ -193,7 +193,7 @@ def test_a_slow_link_merges_less() -> None:
             await asyncio.sleep(15.0)
             swarm.agree()
             slow = list(swarm.members)[2]
-            newest = swarm.members[slow].swarm.ledger.newest()
+            newest = swarm.members[slow].swarm.chains[0].ledger.newest()
             assert newest is not None
             sizes: dict[PeerId, int] = {}
             for part in newest.outcome.parts:
@@ -246,7 +246,7 @@ def test_a_swarm_that_was_restarted_as_a_whole_goes_on_together() -> None:
             await asyncio.sleep(25.0)
             swarm.agree()
             assert all(len(m.replica.history) > before + 8 for m in swarm.living())
-            newest = swarm.living()[0].swarm.ledger.newest()
+            newest = swarm.living()[0].swarm.chains[0].ledger.newest()
             assert newest is not None
             assert newest.epoch == 0  # nobody went off alone
 
@@ -283,7 +283,7 @@ def test_two_hundred_and_fifty_six_members() -> None:
                 await asyncio.sleep(0.1)
                 assert asyncio.get_running_loop().time() < 5.0
             swarm.agree()
-            newest = members[0].swarm.ledger.newest()
+            newest = members[0].swarm.chains[0].ledger.newest()
             assert newest is not None
             assert len(newest.outcome.contributors) > 0.9 * len(members)
             assert len(newest.encode()) < Certificate.MAX_BYTES / 4
@@ -326,7 +326,7 @@ def test_a_minority_that_was_cut_off_ends_on_the_majoritys_chain() -> None:
             lengths = [len(m.replica.history) for m in members]
             assert min(lengths) > max(before)
             assert max(lengths) - min(lengths) <= 1
-            newest = members[0].swarm.ledger.newest()
+            newest = members[0].swarm.chains[0].ledger.newest()
             assert newest is not None
             assert len(newest.outcome.next_roster) == 5
             assert not any(m.behind for m in members)
@@ -384,7 +384,7 @@ def test_the_heavier_chain_leads_not_the_longer_one() -> None:
     async def main() -> None:
         async with simulated_swarm(2, think=(1.0, 1.1)) as swarm:
             await asyncio.sleep(4.0)
-            mine, other = (member.swarm for member in swarm.members.values())
+            mine, other = (m.swarm.chains[0] for m in swarm.members.values())
             here = mine.replica.place
 
             def ahead(**changes: object) -> bool:

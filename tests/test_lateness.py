@@ -200,9 +200,9 @@ def test_a_link_that_goes_dark_stalls_a_round_for_less_than_three_seconds(share:
             members = list(swarm.members.values())
             clock = asyncio.get_running_loop().time
             await until(lambda: min(len(m.replica.history) for m in members) >= 2)
-            usual = members[0].swarm.round_s
+            usual = members[0].swarm.chains[0].round_s
             number = len(members[0].replica.history)
-            await until(lambda: members[0].swarm.exchange.plan is not None)
+            await until(lambda: members[0].swarm.chains[0].exchange.plan is not None)
             await asyncio.sleep(share * (usual - 0.5))
             assert len(members[0].replica.history) == number
             began, dark = clock() - share * (usual - 0.5), members[1]

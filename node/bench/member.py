@@ -23,14 +23,15 @@ from blake3 import blake3
 
 from gossip.buffers import joined
 from gossip.certificate import genesis, outcome_hash
-from gossip.driver import Hooks
+from gossip.driver import Swarm
 from gossip.exchange import Wiring
+from gossip.hooks import Hooks
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.validity import Place
 from node import __version__
-from node.bench.watching import Stage, Watch, WatchedSwarm, WatchedTransport
+from node.bench.watching import Stage, Watch, WatchedChain, WatchedTransport
 from node.errors import operator_error
 from node.own_address import hostport, outward_address
 from protocols.codecs import RangeCodec
@@ -85,7 +86,7 @@ class Taken:
 
 
 class Noise:
-    """A :class:`~gossip.driver.Replica`: the vector is this island's noise, then the mean."""
+    """A :class:`~gossip.hooks.Replica`: the vector is this island's noise, then the mean."""
 
     def __init__(
         self,
@@ -208,9 +209,9 @@ class Member:
                 try:
                     presence = self._presence(wiring, replica, transport)
                     replica.meet(await self._meet(wiring, presence))
-                    swarm = self._swarm(wiring, replica, presence, watch)
-                    spawn(swarm.run())
-                    await self._rounds(swarm, replica, transport, idle)
+                    chain = self._chain(wiring, replica, presence, watch)
+                    spawn(Swarm((chain,)).run())
+                    await self._rounds(chain, replica, transport, idle)
                     await self._leave(presence)
                 finally:
                     for task in tasks:
@@ -237,7 +238,7 @@ class Member:
             wiring,
             Membership(self.identity.peer_id),
             _first_announcement(self.identity.peer_id, self._address(transport), replica.place),
-            lambda: replica.place,
+            lambda: (replica.place,),
             wall=time.time,
         )
         presence.on_news = remember
@@ -264,45 +265,45 @@ class Member:
             await asyncio.sleep(MEET_EVERY_S)
         return tuple(sorted([*known, self.identity.peer_id]))
 
-    def _swarm(
+    def _chain(
         self, wiring: Wiring, replica: Noise, presence: Presence, watch: Watch
-    ) -> WatchedSwarm:
+    ) -> WatchedChain:
         settings = self.settings
         hooks = Hooks(
             peer=lambda peer, now, before: self.said(f"{peer} {before} -> {now}"),
             rejected=lambda peer, why: self.said(f"{peer} is refused: {why}"),
-            behind=lambda ending, peers: self.said(f"left behind: {ending.value}"),
+            behind=lambda fragment, ending, peers: self.said(f"left behind: {ending.value}"),
             learned=presence.on_news,
         )
         rules = Rules(
             settings.size, (settings.codec,), wiring.codec.size_as, quorum=settings.quorum
         )
-        return WatchedSwarm(
+        return WatchedChain(
             wiring, replica, rules, presence, hooks, settings.keep_rounds, watch=watch
         )
 
     # --- rounds ----------------------------------------------------------------------------------
 
     async def _rounds(
-        self, swarm: WatchedSwarm, replica: Noise, transport: WatchedTransport, idle: int
+        self, chain: WatchedChain, replica: Noise, transport: WatchedTransport, idle: int
     ) -> None:
-        watch = swarm.watch
+        watch = chain.watch
         while (round_ := replica.place.round) < self.settings.rounds:
             await replica.offload(replica.draw)
             replica.moved.clear()
-            await self._until_at(swarm.presence, round_)  # or the slowest could be left out
+            await self._until_at(chain.presence, round_)  # or the slowest could be left out
             if self.turn is not None:
                 await self.turn(round_)
             watch.begin(round_)
             before = transport.stats.in_by_name.total(), transport.stats.out_by_name.total()
             forget_peak()
             watch.pass_(Stage.READY)
-            swarm.update(
+            chain.update(
                 ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0, norm=replica.norm
             )
             await replica.moved.wait()
             speeds = transport.stats.by_peer.values()
-            swarm.presence.note(  # the next plan's parts and patience follow from them
+            chain.presence.note(  # the next plan's parts and patience follow from them
                 upload=max((speed.upload or 0.0 for speed in speeds), default=0.0),
                 download=max((speed.download or 0.0 for speed in speeds), default=0.0),
             )

@@ -1,6 +1,6 @@
 """When a round's stages are passed at one member, seen from beside the engine.
 
-:class:`WatchedTransport` sees bodies leave, :class:`WatchedSwarm` sees plans come, parts held and
+:class:`WatchedTransport` sees bodies leave, :class:`WatchedChain` sees plans come, parts held and
 votes cast. Both note the moment in a :class:`Watch`, and tell whoever wants to know of a stage
 (tests of faults end the process there).
 """
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gossip.driver import Swarm
+from gossip.chain import Chain
 from gossip.round import Instruction, Round, Send, Work
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
@@ -110,7 +110,7 @@ def _note(watch: Watch, sending: int, length: int) -> None:
 
 
 @dataclass
-class WatchedSwarm(Swarm):
+class WatchedChain(Chain):
     """The real driver, with an eye on what it is told to do."""
 
     watch: Watch = field(default_factory=Watch)

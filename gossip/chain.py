@@ -1,0 +1,384 @@
+"""The rounds of one fragment at one member: the thin asyncio driver around rounds and exchanges.
+
+It carries out what :class:`gossip.round.Round` instructs, feeds it what arrives, and moves from
+round to round. What a round means for parameters is the :class:`~gossip.hooks.Replica`'s business.
+Every fragment of a model has a chain of its own, with its own roster, certificates and faults;
+what they share is the link, and who is there (:mod:`gossip.driver`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import InitVar, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossip.bodies import Wiring
+from gossip.exchange import Exchange
+from gossip.following import Following
+from gossip.forgetting import Forgetting
+from gossip.hooks import Hooks, Replica
+from gossip.ledger import Ledger
+from gossip.lineage import Lineage, prove
+from gossip.membership import Membership
+from gossip.planning import Rules
+from gossip.presence import Presence
+from gossip.round import CatchUp, Commit, Instruction, Round, Send, Work
+from gossip.standing import changed, seen_from
+from gossip.validity import PartKey, Place, key_of
+from protocols.errors import (
+    RemoteProtocolError,
+    RemoteRefused,
+    TransferStalled,
+    TransportError,
+    Unreachable,
+    Why,
+)
+from protocols.identity import PeerId
+from protocols.messages import (
+    Announce,
+    Certificate,
+    Gram,
+    PartResult,
+    Plan,
+    Prepare,
+    Promise,
+    Suspect,
+    Vote,
+)
+from protocols.wire import decode_any
+
+ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
+TRIES = 3  # of a control message
+TICK_S = 0.005
+
+
+@dataclass
+class Chain:
+    """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
+
+    ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
+    """
+
+    wiring: Wiring
+    replica: Replica
+    rules: Rules
+    presence: Presence
+    hooks: Hooks
+    keep_rounds: int = 5
+    ledger_directory: Path | None = None  # for parts of rounds that have no room in memory
+    known_lineage: InitVar[Lineage | None] = None  # of a state that was fetched or restored
+    new_identity: bool = False  # made just now: nobody can have promised anything under it
+    round: Round = field(init=False)
+    exchange: Exchange = field(init=False)
+    ledger: Ledger = field(init=False)
+    lineage: Lineage = field(init=False)
+    following: Following = field(init=False)
+    membership: Membership = field(init=False)  # who else is there, seen from this fragment
+    round_s: float = 0.0  # usual seconds from commit to commit
+    planned_at: float = 0.0  # when the round under way got its first plan
+    held_at: float = 0.0  # when its newest merged part was here
+    _kick: asyncio.Event = field(default_factory=asyncio.Event)
+    _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _last_commit: float | None = None
+    _forgetting: Forgetting = field(init=False)
+
+    def __post_init__(self, known_lineage: Lineage | None) -> None:
+        place, roster = self.replica.place, self.replica.roster
+        self.fragment = place.fragment
+        self.membership = self.presence.membership.seen_from(self.fragment)
+        self.ledger = Ledger(self.keep_rounds, self.rules.size, self.ledger_directory)
+        self.lineage = known_lineage or Lineage(self.wiring.run, roster, self.fragment)
+        self._forgetting = Forgetting(
+            self.now(),
+            place.round,
+            joining=self.status.status == "joining",
+            new_identity=self.new_identity,
+            among_others=self.me in roster and len(roster) > 1,
+        )
+        self.following = Following(
+            self.wiring,
+            self.rules.shape,
+            self.membership,
+            lambda: (self.replica.place, self.replica.roster),
+            self._settled,
+            self._advancing.locked,
+            self._held,
+            lambda certificate, parts: self._advance(certificate, parts, None),
+            self._prove,
+            self.hooks.rejected,
+            lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
+        )
+        self._open_round()
+
+    @property
+    def me(self) -> PeerId:
+        return self.wiring.identity.peer_id
+
+    def now(self) -> float:
+        return self.wiring.now()
+
+    @property
+    def codec(self) -> str | None:
+        """The codec of the newest round, None if that is not known."""
+        newest = self.ledger.newest()
+        return newest.outcome.codec if newest is not None else None
+
+    # --- for whoever owns this -------------------------------------------------------------------
+
+    @property
+    def status(self) -> Announce:
+        """What this node says of itself, seen from this fragment."""
+        return seen_from(self.presence.status, self.fragment)
+
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        self.presence.status = changed(self.presence.status, self.fragment, **changes)
+
+    def update(self, **changes: Any) -> None:
+        """Change what this node says of itself, and say it at once."""
+        self.note(**changes)
+        if changes.get("ready"):
+            self.exchange.prepare(changes.get("norm", 0.0))
+        self._kick.set()
+        self.presence.tell()
+
+    def kick(self) -> None:
+        """Something has changed: look what is due."""
+        self._kick.set()
+
+    async def move(
+        self,
+        jump: Callable[[], Awaitable[None]],
+        certificate: Certificate | None,
+        lineage: Lineage,
+    ) -> None:
+        """Put the replica elsewhere in the chain (a state download), and start over there.
+
+        ``jump`` does it, once nothing reads the replica any more. ``certificate`` is the newest
+        one there and ``lineage`` leads to it, for those who ask on what we build.
+        """
+        async with self._advancing:
+            before = self.round.place
+            await self.exchange.stop()
+            await jump()
+            place = self.replica.place
+            if (place.round, place.previous) == (before.round, before.previous):
+                self._forgetting.heard(place.round)  # votes count, and are lost
+            self.ledger.clear()
+            self.lineage = lineage
+            if certificate is not None:
+                self.ledger.add(certificate, {})
+            self._open_round()
+        await self._announce_move()
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """No round is applied while this is held: the replica can be read as a whole."""
+        async with self._advancing:
+            yield
+
+    async def reach(self, round_: int, sender: PeerId) -> None:
+        """Wait until this node has come to ``round_``. Raises RemoteRefused ``behind``."""
+        if round_ > self.replica.place.round + 1 or not self._advancing.locked():
+            self.following.begin((sender,))
+        try:
+            async with asyncio.timeout(ADVANCE_WAIT_S), self._moved:
+                await self._moved.wait_for(lambda: self.replica.place.round >= round_)
+        except TimeoutError:
+            raise RemoteRefused("behind", f"still in round {self.replica.place.round}") from None
+
+    async def run(self) -> None:
+        """Do what is due when it is due, until cancelled."""
+        while True:
+            now = self.now()
+            self.carry_out(self.round, self.round.tick(now))
+            wake = self.round.wake_at(now)
+            self._kick.clear()
+            try:
+                async with asyncio.timeout(max(TICK_S, wake - now)):
+                    await self._kick.wait()
+                await asyncio.sleep(TICK_S)  # the rest of what comes at the same moment
+            except TimeoutError:
+                if self.presence.woke_late(wake):
+                    await asyncio.sleep(0.05)  # hear first what was said in the meantime
+
+    # --- instructions ----------------------------------------------------------------------------
+
+    def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
+        """Do what a round instructs."""
+        for instruction in instructions:
+            match instruction:
+                case Send(to, message):
+                    self.wiring.spawn(self._send(of, to, message))
+                case Work(plan):
+                    if of is self.round:
+                        if self.exchange.plan is None:
+                            self.planned_at = self.now()
+                        self.exchange.work(plan)
+                case Commit(certificate):
+                    self.wiring.spawn(self._commit(of, certificate))
+                case CatchUp(peers):
+                    self.following.begin(peers)
+
+    async def _send(
+        self, of: Round, to: PeerId, message: Plan | Prepare | Vote | Suspect | Gram
+    ) -> None:
+        body = message.encode()
+        patience = max(1.0, self.rules.patience_s)
+        for left in reversed(range(TRIES)):
+            try:
+                reply = await self.wiring.transport.call(
+                    to, "round", body, timeout=patience, max_reply=Certificate.MAX_BYTES
+                )
+            except TransferStalled:
+                if of.finished:
+                    return
+                continue
+            except Unreachable as error:
+                if error.why is Why.RESET and left and not of.finished:
+                    continue
+                self.presence.unreachable(to)
+                return
+            except TransportError:
+                return  # refused: it knows better, or cannot now
+            self.presence.contact(to)
+            if reply and of is self.round:
+                try:
+                    answer = decode_any(reply, Promise, Certificate)
+                    self.carry_out(of, of.on_message(to, answer, self.now()))
+                except RemoteProtocolError as error:
+                    self.hooks.rejected(to, str(error))
+            return
+
+    async def _commit(self, of: Round, certificate: Certificate) -> None:
+        parts = {key[:2]: data for key, (_, data) in self._certified(certificate).items()}
+        await self._advance(certificate, parts, self.exchange if of is self.round else None)
+
+    def _certified(
+        self, certificate: Certificate
+    ) -> dict[PartKey, tuple[PartResult, torch.Tensor]]:
+        wanted = {key_of(result): result.digest for result in certificate.outcome.parts}
+        return {
+            key: held
+            for key, held in self.exchange.parts.items()
+            if wanted.get(key) == held[0].digest
+        }
+
+    async def _advance(
+        self,
+        certificate: Certificate,
+        parts: dict[tuple[int, int], torch.Tensor],
+        exchange: Exchange | None,
+    ) -> None:
+        async with self._advancing:
+            if certificate.outcome.previous != self.replica.place.previous:
+                return  # somebody was quicker
+            self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
+            await self.exchange.stop()
+            await self.replica.apply(certificate, parts)
+            self.lineage.add(certificate)
+            self._time_round()
+            self.note(ready=False)
+            self._open_round()
+            in_office = self.me in self.replica.roster and not self.round.forgot
+            if self.status.status == "joining" and in_office:
+                self.note(status="active")
+            self.hooks.applied(certificate, exchange)
+        await self._announce_move()
+        await self.ledger.make_room(self.wiring.offload)
+
+    def _time_round(self) -> None:
+        now = self.now()
+        if self._last_commit is not None:
+            gap = now - self._last_commit
+            self.round_s += (0.3 if self.round_s else 1.0) * (gap - self.round_s)
+        self._last_commit = now
+
+    async def _announce_move(self) -> None:
+        self._kick.set()
+        self.presence.tell()
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _settled(self) -> None:
+        async with self._advancing:
+            return
+
+    async def _prove(self, claim: Announce) -> None:
+        """Have a peer prove the place it stands at. Raises RemoteProtocolError, TransportError."""
+        await prove(
+            self.wiring.transport,
+            claim.peer,
+            self.wiring.run,
+            self.lineage.founders,
+            (claim.round, claim.head, claim.work),
+            self.wiring.offload,
+            fragment=self.fragment,
+        )
+
+    def announced_place(self) -> Place:
+        """Our place; without its state, which would bring us into office, while we abstain."""
+        place = self.replica.place
+        if self._forgetting.abstains(self.now()) and self.me not in self.replica.roster:
+            return replace(place, state=b"")
+        return place
+
+    def _open_round(self) -> None:
+        place = self.replica.place
+        if self._forgetting.listening(self.now()):
+            self._forgetting.heard(place.round)
+        forgot = self._forgetting.forgot(place.round)
+        if forgot and self.status.status == "active":
+            self.note(status="joining")  # nobody shall wait for our vote
+        self.round = Round(
+            self.wiring.identity,
+            place,
+            self.replica.roster,
+            self.membership,
+            self.rules,
+            self.now(),
+            self.round_s,
+            lambda: self.status,
+            self._forgetting.abstain_until,
+            forgot,
+            self.codec,
+        )
+        self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
+
+    # --- what an exchange reports ----------------------------------------------------------------
+
+    def held(self, result: PartResult) -> None:
+        self.held_at = self.now()
+        self.carry_out(self.round, self.round.on_held(result, self.now()))
+
+    def fault(self, peer: PeerId, why: str) -> None:
+        self.hooks.peer(peer, "fault", why)
+        self.carry_out(self.round, self.round.on_fault(peer, self.now()))
+
+    def lost(self, result: PartResult) -> None:
+        self.carry_out(self.round, self.round.on_lost(result, self.now()))
+
+    def refused(self, peer: PeerId, why: str) -> None:
+        self.hooks.rejected(peer, why)
+
+    def weighed(self, gram: Gram) -> None:
+        self.carry_out(self.round, self.round.on_products(gram, self.now()))
+
+    def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
+        return self.exchange.parts.get(key)
+
+    # --- news of others --------------------------------------------------------------------------
+
+    def on_news(self, announce: Announce) -> None:
+        """A peer has announced something new."""
+        seen = seen_from(announce, self.fragment)
+        if self._forgetting.listening(self.now()) and seen.peer in self.replica.roster:
+            self._forgetting.heard(seen.round)
+        self.following.compare(seen)
+        self._kick.set()

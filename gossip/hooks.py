@@ -1,0 +1,47 @@
+"""What a chain of rounds works on, and whom it tells: to be supplied by whoever runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gossip.catchup import Ending
+from gossip.exchange import Exchange
+from gossip.validity import Place
+from protocols.identity import PeerId
+from protocols.messages import Announce, Certificate
+
+
+class Replica(Protocol):
+    """The outer state of one fragment at this node."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]: ...
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """This island's pseudo-gradient (:class:`gossip.slicing.Source`)."""
+        ...
+
+    async def apply(
+        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
+    ) -> None:
+        """Take the outer step of a committed round; ``place`` and ``roster`` move on."""
+        ...
+
+
+@dataclass
+class Hooks:
+    """Whom a swarm and its chains tell. All are called on the event loop and must not block."""
+
+    applied: Callable[[Certificate, Exchange | None], None] = lambda certificate, exchange: None
+    peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
+    rejected: Callable[[PeerId, str], None] = lambda peer, why: None
+    # only a download of the fragment's state can help
+    behind: Callable[[int, Ending, tuple[PeerId, ...]], None] = lambda fragment, ending, peers: None
+    learned: Callable[[Announce], None] = lambda announce: None  # news of a peer

@@ -1,0 +1,71 @@
+"""Where a node stands with each fragment of the model, as its announcements say it. Pure.
+
+Every fragment has a chain of rounds of its own. An announcement speaks of fragment 0 in its own
+fields and of the others in ``others``; seen from the chain of a fragment (:func:`seen_from`) it
+looks as if there were no other, so whatever looks at announcements knows nothing of fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from gossip.validity import Place
+from protocols.messages import Announce, Standing
+
+_SAID = tuple(field.name for field in fields(Standing) if field.name != "active")
+
+
+def fragments(announce: Announce) -> int:
+    """How many fragments an announcement speaks of."""
+    return 1 + len(announce.others)
+
+
+def with_places(announce: Announce, places: Sequence[Place]) -> Announce:
+    """The announcement of a node that stands at these places, one for each fragment.
+
+    What it said of its contributions stays; fragments that it has not spoken of have none.
+    """
+    known = announce.others
+    new = Standing(announce.status == "active", 0, b"", b"", 0)
+    others = tuple(
+        replace(known[index] if index < len(known) else new, **_where(place))
+        for index, place in enumerate(places[1:])
+    )
+    return replace(announce, others=others, **_where(places[0]))
+
+
+def seen_from(announce: Announce, fragment: int) -> Announce:
+    """The announcement as if ``fragment`` were the only one."""
+    if fragment == 0:
+        return announce
+    standing = announce.others[fragment - 1]
+    status = announce.status
+    if status != "leaving":
+        status = "active" if standing.active else "joining"
+    said = {name: getattr(standing, name) for name in _SAID}
+    return replace(announce, status=status, others=(), **said)
+
+
+def changed(announce: Announce, fragment: int, **changes: Any) -> Announce:
+    """The announcement with other words on ``fragment``, and on the node where they are not of
+    one fragment alone. To be "active" or "joining" is of one fragment.
+    """
+    if fragment == 0:
+        return replace(announce, **changes)
+    if "status" in changes:
+        changes["active"] = changes.pop("status") == "active"
+    mine = {name: changes.pop(name) for name in [*_SAID, "active"] if name in changes}
+    others = list(announce.others)
+    others[fragment - 1] = replace(others[fragment - 1], **mine)
+    return replace(announce, others=tuple(others), **changes)
+
+
+def _where(place: Place) -> dict[str, Any]:
+    return {
+        "round": place.round,
+        "head": place.previous,
+        "state": place.state,
+        "work": place.work,
+    }
