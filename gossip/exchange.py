@@ -23,9 +23,11 @@ from gossip.bodies import Wiring as Wiring  # an exchange is made from it
 from gossip.bodies import chunk_at, result_from, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import basis_of, check_result
-from gossip.lateness import Overdue
+from gossip.lateness import AWAITED, Overdue
 from gossip.owning import Owning
 from gossip.receiving import Inflow, PartDrain, pull_part
+from gossip.relaying import Relaying, SharedInflow
+from gossip.routing import Routes
 from gossip.slicing import OwnContribution, SliceFeed, Source, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, Place, Shape, check_statement, key_of
@@ -69,6 +71,10 @@ class Exchange:
     _transfers: Transfers = field(init=False)
     _own: OwnContribution = field(init=False)
     _owning: Owning = field(init=False)
+    _relaying: Relaying = field(init=False)
+    _vias: dict[PartKey, PeerId] = field(default_factory=dict)  # relays that get my slices
+    _named: dict[PartKey, PartKey] = field(default_factory=dict)  # parts as if of their relays
+    _passed: dict[PartKey, tuple[PeerId, ...]] = field(default_factory=dict)  # to whom, by me
     _whole: Whole = field(init=False)
     _inflows: dict[PartKey, Inflow] = field(default_factory=dict)
     _slices: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
@@ -91,6 +97,17 @@ class Exchange:
             self._whole,
             self.shape.mix,
             self.listener.weighed,
+        )
+        self._relaying = Relaying(
+            self.wiring,
+            self._transfers,
+            self._own,
+            self.listener,
+            lambda result, data: None,
+            self._whole,
+            self.shape.mix,
+            self.listener.weighed,
+            fault=self.listener.fault,
         )
 
     @property
@@ -142,25 +159,60 @@ class Exchange:
             watch.cancel()
         self._watches.clear()
         wanted: set[PartKey] = set()
-        others = sorted(plan.parts, key=lambda part: (part.owner <= self.me, part.owner))
-        for part in others:  # start behind myself, so that not all send to one owner first
+        routes = Routes(plan)
+        others = sorted(enumerate(plan.parts), key=lambda n: (n[1].owner <= self.me, n[1].owner))
+        for number, part in others:  # start behind myself, so that not all send to one owner first
             if part.result is not None:
                 self._want(part.result, plan)
                 continue
             key = (part.start, part.stop, part.owner, basis)
             self._planned[key] = plan
+            self._named.pop(key, None)
             wanted.add(key)
             if part.owner == self.me:
-                self._owning.work(key, self._header(key, plan), plan)
+                self._relaying.drop(key)
+                self._owning.work(key, self._header(key, plan), plan, routes.paths(number))
             elif key not in self.parts:
-                if contributes and key not in self._slices and key[:3] not in holders:
-                    self._slices[key] = self._transfers.start(self._send_slice(key, plan))
+                relay = routes.relay_of(self.me, number) if plan.groups else None
+                via = self._relay(key, plan, relay, routes, number) if relay else None
+                if self._vias.get(key) not in (None, via):  # it relays no more
+                    self._straight(key)
+                if self._relaying.collects(key):
+                    contributed = contributes  # with the mean
+                else:
+                    contributed = key in self._slices or key[:3] in holders
+                if contributes and not contributed:
+                    self._slices[key] = self._transfers.start(self._send_slice(key, plan, via))
                 if not plan.draft:  # else its owner has nothing to give yet
-                    self._watches[key] = self._transfers.start(self._watch(key, plan))
+                    passing = relay not in (None, self.me)
+                    self._watches[key] = self._transfers.start(self._watch(key, plan, passing))
         for key, task in self._slices.items():
             if key not in wanted:  # taken over by another owner, or merged already
                 task.cancel()
         self._transfers.start(self._announce_change())
+
+    def _relay(
+        self, key: PartKey, plan: Plan, relay: PeerId, routes: Routes, number: int
+    ) -> PeerId | None:
+        """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
+        paths = routes.paths(number)
+        brought = paths.collected.get(relay)
+        named = (*key[:2], relay, key[3])
+        self._planned[named] = plan
+        if relay == self.me:
+            self._passed[key] = paths.passed_on[relay]
+            if brought is not None:
+                self._relaying.collect(key, self._header(key, plan), plan, brought)
+            return None
+        self._named[named] = key
+        return relay if brought is not None and self.me in brought else None
+
+    def _straight(self, key: PartKey) -> None:
+        """What of my slice has not come through its relay is to go to the owner."""
+        self._vias.pop(key, None)
+        running = self._slices.pop(key, None)
+        if running is not None:
+            running.cancel()
 
     async def stop(self) -> None:
         """The round is over here: wait for nothing more, and leave the source alone.
@@ -172,12 +224,14 @@ class Exchange:
         for task in ended:
             task.cancel()
         self._owning.stop()
+        self._relaying.stop()
         await self._announce_change()
         if ended:
             await asyncio.wait(ended)
         for running in (self._slices, self._watches, self._fetches, self._inflows):
             running.clear()
         await self._owning.stopped()
+        await self._relaying.stopped()
         await self._own.stop()
 
     async def _announce_change(self) -> None:
@@ -191,15 +245,21 @@ class Exchange:
 
     # --- slices ------------------------------------------------------------------------------
 
-    async def _send_slice(self, key: PartKey, plan: Plan) -> None:
+    async def _send_slice(
+        self, key: PartKey, plan: Plan, via: PeerId | None = None, *, ask: bool = False
+    ) -> None:
+        """Send my slice to a part's owner, or to the relay ``via``; ``ask`` how much it has."""
         start, stop, owner, _ = key
         codec, header = self.wiring.codec.named(plan.codec), self._header(key, plan)
+        to = via or owner
+        if via is not None:
+            self._vias[key] = via
 
         async def push(*, everything: bool) -> None:
             def feed(first: int) -> SliceFeed:
                 return SliceFeed(codec, self.source, start, stop, first if everything else None)
 
-            await self._transfers.push(owner, "slice", header, feed, plan.patience_s)
+            await self._transfers.push(to, "slice", header, feed, plan.patience_s, ask=ask)
 
         try:
             try:
@@ -210,24 +270,62 @@ class Exchange:
         except (TransportError, RemoteProtocolError) as error:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
             if not harmless and key not in self.parts and not self.closed:
-                self.listener.fault(owner, f"took no slice: {error}")
+                self.listener.fault(to, f"took no slice: {error}")
+                if via is not None:
+                    self._vias.pop(key, None)
+                    await self._send_slice(key, plan, ask=True)
 
     async def on_slice(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
         """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
         await self._until_planned((header.start, header.stop, self.me, header.basis))
-        await self._owning.take(sender, header, incoming)
+        await self._merging(header).take(sender, header, incoming)
         return b""
 
     async def slice_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of the sender's slice is here. Raises RemoteRefused ``late``."""
         await self._until_planned((header.start, header.stop, self.me, header.basis))
-        return self._owning.reached(sender, header).encode()
+        return self._merging(header).reached(sender, header).encode()
+
+    def _merging(self, header: Transfer) -> Owning:
+        return self._relaying if self._relaying.collects_range(header) else self._owning
+
+    # --- through relays ----------------------------------------------------------------------
+
+    async def on_mean(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+        """Take the mean of a group from its relay. Raises RemoteRefused ``late``."""
+        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        await self._owning.take_mean(sender, header, incoming)
+        return b""
+
+    async def mean_reached(self, sender: PeerId, header: Transfer) -> bytes:
+        """How much of a group's mean is here. Raises RemoteRefused ``late``."""
+        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        return self._owning.mean_reached(sender, header).encode()
+
+    async def bring(self, sender: PeerId, header: Transfer) -> bytes:
+        """The owner of a part waits for my relay no more, and asks for my slice itself."""
+        key = (header.start, header.stop, sender, header.basis)
+        await self._until_planned(key)
+        plan = self._planned[key]
+        counts = any(c.peer == self.me and c.active for c in plan.contributors)
+        known = key in self._slices and key not in self._vias  # it is on its way there already
+        if counts and plan.groups and key not in self.parts and not known:
+            self._relaying.drop(key)
+            self._straight(key)
+            self._slices[key] = self._transfers.start(self._send_slice(key, plan, ask=True))
+        return b""
+
+    async def give(self, sender: PeerId, header: Transfer) -> bytes:
+        """A member asks for a part of mine that its relay does not pass on."""
+        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        self._owning.give(sender, header)
+        return b""
 
     # --- merged parts ------------------------------------------------------------------------
 
     async def on_merged(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
         """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
-        key = (header.start, header.stop, sender, header.basis)
+        key = await self._part_from(sender, header)
         inflow = await self._inflow(key)
         plan, place, shape = self._planned[key], self.place, self.shape
         if header.codec != plan.codec:
@@ -235,12 +333,16 @@ class Exchange:
         found: list[PartResult] = []
 
         def finish(trailer: bytes) -> None:
-            result = result_from(header, sender, trailer)
+            result = result_from(header, key[2], trailer)
             check_statement(result, place, shape)
             inflow.check_digest(result.digest)
             check_result(place.run, result)
             found.append(result)
+            if isinstance(inflow, SharedInflow):
+                inflow.end(trailer)
 
+        if isinstance(inflow, SharedInflow):
+            self._relaying.pass_on(key, header, plan, inflow, self._passed[key])
         first = chunk_at(self.wiring.codec, header)
         drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
         try:
@@ -248,22 +350,30 @@ class Exchange:
         except RemoteProtocolError:
             if self._inflows.get(key) is inflow:  # what is here of it is worth nothing
                 del self._inflows[key]
+                if isinstance(inflow, SharedInflow):
+                    self.wiring.transport.post(inflow.spoil)
             raise
         self._hold(found[0], inflow.data)
         return b""
 
     async def merged_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of a part is here that the sender merged. Raises RemoteRefused ``late``."""
-        inflow = await self._inflow((header.start, header.stop, sender, header.basis))
+        inflow = await self._inflow(await self._part_from(sender, header))
         return dataclasses.replace(header, done=inflow.elements).encode()
 
-    async def _inflow(self, key: PartKey) -> Inflow:
+    async def _part_from(self, sender: PeerId, header: Transfer) -> PartKey:
+        """Which part its owner, or the relay for it, is talking of."""
+        key = (header.start, header.stop, sender, header.basis)
         await self._until_planned(key)
+        return self._named.get(key, key)
+
+    async def _inflow(self, key: PartKey) -> Inflow:
         if key in self.parts:
             raise RemoteRefused("late", "held already")
         if key not in self._inflows:
             codec = self.wiring.codec.named(self._planned[key].codec)
-            self._inflows[key] = Inflow(codec, key[0], key[1], self._whole)
+            kind = SharedInflow if key in self._passed else Inflow
+            self._inflows[key] = kind(codec, key[0], key[1], self._whole)
         return self._inflows[key]
 
     async def _until_planned(self, key: PartKey) -> None:
@@ -311,9 +421,30 @@ class Exchange:
             moved = inflow.moved
             await asyncio.sleep(patience / 4)
 
-    async def _watch(self, key: PartKey, plan: Plan) -> None:
-        """Blame the owner of a part that does not come, or not at the pace that it should."""
-        clock, patience = self.wiring.now, plan.patience_s
+    async def _watch(self, key: PartKey, plan: Plan, passing: bool) -> None:
+        """Blame the owner of a part that does not come and does not move.
+
+        Where a relay is ``passing`` it on, the owner is first asked to send it itself.
+        """
+        patience = plan.patience_s * (AWAITED if plan.groups else 1.0)
+        if passing:
+            await self._until_overdue(key, plan, patience)
+            if key in self.parts:
+                return
+            patience = plan.patience_s
+            try:
+                header = self._header(key, plan).encode()
+                await self.wiring.transport.call(key[2], "give", header, timeout=patience)
+            except (TransportError, RemoteProtocolError) as error:
+                self.listener.fault(key[2], f"gives no part: {error}")
+                return
+        await self._until_overdue(key, plan, patience)
+        if key not in self.parts:
+            self.listener.fault(key[2], "its part does not come")
+
+    async def _until_overdue(self, key: PartKey, plan: Plan, patience: float) -> None:
+        """Wait until a part is held, or is overdue."""
+        clock = self.wiring.now
         size = self.wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
         overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
         while key not in self.parts:
@@ -321,7 +452,6 @@ class Exchange:
             moved = inflow.moved if inflow is not None else 0
             left = overdue.left(clock(), moved, bool(self.parts))
             if left <= 0:
-                self.listener.fault(key[2], "its part does not come")
                 return
             await asyncio.sleep(min(left, patience / 8))
 

@@ -17,6 +17,8 @@ from math import inf
 from protocols.codecs import CHUNK
 from protocols.identity import PeerId
 
+RELAYED = 1.25  # times the patience: of owners with relays, who wait for members themselves
+AWAITED = 2.0  # times the patience: of members with owners that wait for relays
 SLACK = 1.0  # times the expected seconds: so much later than half of the others one may be in
 
 

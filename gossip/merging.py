@@ -106,6 +106,10 @@ class PartMerge:
         number = len(self.chunks)
         return {peer for peer in tuple(self._expected) if self._reached[peer] < number}
 
+    def open_to(self, peer: PeerId) -> bool:
+        """Whether a contributor may bring something."""
+        return peer in self.waits_for()
+
     @property
     def slices_in(self) -> int:
         """How many of those who are expected have brought all."""

@@ -23,10 +23,12 @@ import torch
 from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import sign_result
+from gossip.joining import JointMerge, MeanDrain
 from gossip.judging import ColumnMerge, WeighedMerge
-from gossip.lateness import Lateness
+from gossip.lateness import RELAYED, Lateness
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
 from gossip.mixing import Mix
+from gossip.routing import STRAIGHT, Paths
 from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey
@@ -51,7 +53,9 @@ class OwnedPart:
     header: Transfer
     plan: Plan
     merge: PartMerge
-    overseer: asyncio.Task[None] | None = None
+    paths: Paths = STRAIGHT
+    asked: set[PeerId] = field(default_factory=set)  # who wants it from me and from no relay
+    overseers: list[asyncio.Task[None]] = field(default_factory=list)
     gram: Gram | None = None  # of a draft's part, once all slices are in
     sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -77,16 +81,18 @@ class Owning:
     def me(self) -> PeerId:
         return self.wiring.identity.peer_id
 
-    def work(self, key: PartKey, header: Transfer, plan: Plan) -> None:
+    def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
         """Merge this part by the plan, or go on with it; it may expect fewer contributors now."""
         expected = {c.peer for c in plan.contributors if c.active}
         part = self._parts.get(key)
         if not plan.draft and self.mix.weigh is not None:
             part = self._weighed_part(key, header, plan) or part
         if part is None:
-            self._parts[key] = self._begin(key, header, plan, expected)
+            self._parts[key] = self._begin(key, header, plan, expected, paths)
             return
-        part.plan = plan
+        for relay in part.paths.collected.keys() - paths.collected.keys():
+            self._drop(part, relay, "no relay any more")
+        part.plan, part.paths = plan, paths
         if part.gram is not None and plan.draft:
             self.weighed(part.gram)  # the leader may be another one, and may not have it
         for peer in part.merge.waits_for() - expected:
@@ -97,8 +103,8 @@ class Owning:
     def stop(self) -> None:
         """Merge no more; what is merged already is still sent to whoever is receiving it."""
         for part in self._parts.values():
-            if part.overseer is not None:
-                part.overseer.cancel()
+            for overseer in part.overseers:
+                overseer.cancel()
             if not part.merge.done:
                 for task in part.sending.values():
                     task.cancel()
@@ -111,7 +117,7 @@ class Owning:
         self.wiring.transport.post(lambda: _tell(loop, passed.set))
         await passed.wait()
         for part in self._parts.values():
-            part.overseer = None  # a cancelled task keeps its frame, and that the part
+            part.overseers.clear()  # a cancelled task keeps its frame, and that the part
         self._parts.clear()
         self.held = _nobody
 
@@ -135,7 +141,7 @@ class Owning:
 
     def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
-        if part is None or sender not in part.merge.waits_for():
+        if part is None or not part.merge.open_to(sender):
             raise RemoteRefused("late", "this slice is not expected any more")
         if header.done > part.merge.elements(sender):
             raise Malformed("a slice that begins behind what is here")
@@ -163,19 +169,22 @@ class Owning:
         return part
 
     def _abandon(self, part: OwnedPart) -> None:
-        if part.overseer is not None:
-            part.overseer.cancel()
+        for overseer in part.overseers:
+            overseer.cancel()
         self.wiring.transport.post(part.merge.close)
 
     def _begin(
-        self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId]
+        self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId], paths: Paths
     ) -> OwnedPart:
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
         part: OwnedPart
         merge = self._kind(
+            key,
             plan,
+            paths,
             lambda: _tell(loop, self._judged(part)),
+            lambda *dropped: _tell(loop, lambda: self._dropped(part, *dropped)),
         )(
             self.wiring.codec.named(plan.codec),
             key[0],
@@ -190,13 +199,24 @@ class Owning:
             begun=lambda: _tell(loop, lambda: self._spread(part)),
             finished=lambda: self._seal(part, loop),
         )
-        part = OwnedPart(key, header, plan, merge)
+        part = OwnedPart(key, header, plan, merge, paths)
         self.transfers.start(self._contribute(part, self.me in expected))
-        part.overseer = self.transfers.start(self._oversee(part))
+        part.overseers.append(self.transfers.start(self._oversee(part)))
+        if isinstance(merge, JointMerge):
+            part.overseers.append(self.transfers.start(self._oversee_relays(part, merge)))
         return part
 
-    def _kind(self, plan: Plan, judged: Callable[[], None]) -> Callable[..., PartMerge]:
+    def _kind(
+        self,
+        key: PartKey,
+        plan: Plan,
+        paths: Paths,
+        judged: Callable[[], None],
+        dropped: Callable[[PeerId, tuple[PeerId, ...], str], None],
+    ) -> Callable[..., PartMerge]:
         """How a part of this plan is merged."""
+        if paths.collected:
+            return functools.partial(JointMerge, collected=paths.collected, dropped=dropped)
         order = [c.peer for c in plan.contributors]
         if plan.draft:
             return functools.partial(WeighedMerge, order=order, judged=judged)
@@ -256,6 +276,74 @@ class Owning:
         if why:
             self.listener.refused(peer, why)
 
+    # --- through relays --------------------------------------------------------------------------
+
+    def mean_reached(self, relay: PeerId, header: Transfer) -> Transfer:
+        """How much of a group's mean is in. Raises RemoteRefused ``late``."""
+        _, merge = self._joint(relay, header)
+        return dataclasses.replace(header, done=merge.elements_by(relay))
+
+    async def take_mean(self, relay: PeerId, header: Transfer, incoming: Incoming) -> None:
+        """Take the mean of a group. Raises RemoteRefused ``late`` when it is not wanted."""
+        part, merge = self._joint(relay, header)
+        if header.codec != part.plan.codec:
+            raise Malformed("a mean in another codec than planned")
+        if header.done > merge.elements_by(relay):
+            raise Malformed("a mean that begins behind what is here")
+        drain = MeanDrain(merge, relay, chunk_at(self.wiring.codec, header))
+        await self.transfers.receive(relay, header, incoming, drain)
+
+    def give(self, peer: PeerId, header: Transfer) -> None:
+        """A member asks for a part that its relay does not pass on."""
+        part = self._parts.get((header.start, header.stop, self.me, header.basis))
+        if part is None:
+            raise RemoteRefused("late", "not merged here")
+        part.asked.add(peer)
+        if part.merge.merged:
+            self._spread(part)
+
+    def _joint(self, relay: PeerId, header: Transfer) -> tuple[OwnedPart, JointMerge]:
+        part = self._parts.get((header.start, header.stop, self.me, header.basis))
+        if part is None or not isinstance(part.merge, JointMerge) or not part.merge.brings(relay):
+            raise RemoteRefused("late", "this mean is not expected any more")
+        return part, part.merge
+
+    async def _oversee_relays(self, part: OwnedPart, merge: JointMerge) -> None:
+        """Drop relays that are too late or stand still."""
+        now, plan = self.wiring.now, part.plan
+        patience = RELAYED * plan.patience_s
+        lateness = Lateness(now(), patience, plan.expected_s, len(merge.result))
+        while waiting := merge.waits_for_relays():
+            arrived = dict(merge.arrived)
+            for relay, why in lateness.late(now(), waiting, arrived, merge.relays_done).items():
+                self._drop(part, relay, f"its group's {why.removeprefix('its ')}")
+            await asyncio.sleep(plan.patience_s / 8)
+
+    def _drop(self, part: OwnedPart, relay: PeerId, why: str) -> None:
+        merge = part.merge
+        if isinstance(merge, JointMerge):
+            self.wiring.transport.post(lambda: merge.drop(relay, why))
+
+    def _dropped(
+        self, part: OwnedPart, relay: PeerId, members: tuple[PeerId, ...], why: str
+    ) -> None:
+        """A relay is waited for no more: its group is to bring its slices itself."""
+        if self.transfers.closed:
+            return
+        self.listener.refused(relay, why)
+        for peer in members:
+            self.transfers.start(self._ask_for(part, peer))
+        if members:
+            part.overseers.append(self.transfers.start(self._oversee(part)))
+
+    async def _ask_for(self, part: OwnedPart, peer: PeerId) -> None:
+        header = dataclasses.replace(part.header, done=part.merge.elements(peer))
+        # where it is gone as well it will be given up on as anybody else
+        with contextlib.suppress(TransportError, RemoteProtocolError):
+            await self.wiring.transport.call(
+                peer, "bring", header.encode(), timeout=part.plan.patience_s
+            )
+
     # --- the merged part -------------------------------------------------------------------------
 
     def _seal(self, part: OwnedPart, loop: asyncio.AbstractEventLoop) -> None:
@@ -284,9 +372,12 @@ class Owning:
             return
         roster = part.plan.roster
         at = roster.index(self.me) if self.me in roster else 0
+        relayed = part.paths.relayed - part.asked
         for peer in roster[at + 1 :] + roster[:at]:
             running = part.sending.get(peer)
-            if peer != self.me and (running is None or running.done()):
+            if peer in relayed or peer == self.me:
+                continue
+            if running is None or running.done():
                 part.sending[peer] = self.transfers.start(
                     self._send(part, peer, again=running is not None)
                 )
@@ -295,8 +386,7 @@ class Owning:
         plan, merge = part.plan, part.merge
         trailer = trailer_size(len(plan.contributors))
         patience = 2 * plan.patience_s + 3 * plan.expected_s  # others may keep me waiting so long
-        # if it lives, it fetches the part from anybody
-        with contextlib.suppress(TransportError, RemoteProtocolError):
+        try:
             await self.transfers.push(
                 peer,
                 "merged",
@@ -305,6 +395,10 @@ class Owning:
                 patience,
                 ask=again,
             )
+        except (TransportError, RemoteProtocolError):  # if it lives, it fetches it from anybody
+            if group := set(part.paths.passed_on.get(peer, ())) - part.asked:
+                part.asked |= group
+                self._spread(part)
 
 
 def _nobody(result: PartResult, data: torch.Tensor) -> None:

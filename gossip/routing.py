@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
 from gossip.slicing import shares
 from protocols.identity import PeerId
 from protocols.messages import Group, Plan
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What goes through relays of one part, as its owner sees it."""
+
+    # whose slices each relay merges, its own among them, in the plan's order
+    collected: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+    # to whom each passes on what is merged
+    passed_on: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def relayed(self) -> set[PeerId]:
+        """Who gets the part from a relay."""
+        return {peer for peers in self.passed_on.values() for peer in peers}
+
+
+STRAIGHT = Paths()
 
 
 class Routes:
@@ -15,26 +37,20 @@ class Routes:
         self._group = {peer: group for group in plan.groups for peer in group.members}
         self._counted = shares(plan.contributors) if plan.groups else {}
 
-    def collected(self, number: int) -> dict[PeerId, tuple[PeerId, ...]]:
-        """Whose slices each relay of a part merges, its own among them, in the plan's order.
+    def paths(self, number: int) -> Paths:
+        """The relays of a part.
 
-        Only where there are two at least: a slice alone goes straight to the owner.
+        Slices are collected where there are two at least: one alone goes straight to the owner.
         """
-        found = {}
+        here = set(self._plan.roster)
+        collected, passed_on = {}, {}
         for relay, group in self._relays(number):
             members = set(group.members)
             brought = tuple(peer for peer in self._counted if peer in members)
             if len(brought) > 1:
-                found[relay] = brought
-        return found
-
-    def passed_on(self, number: int) -> dict[PeerId, tuple[PeerId, ...]]:
-        """To whom each relay of a part passes on what is merged."""
-        here = set(self._plan.roster)
-        return {
-            relay: tuple(peer for peer in group.members if peer != relay and peer in here)
-            for relay, group in self._relays(number)
-        }
+                collected[relay] = brought
+            passed_on[relay] = tuple(p for p in group.members if p != relay and p in here)
+        return Paths(collected, passed_on)
 
     def relay_of(self, peer: PeerId, number: int) -> PeerId | None:
         """Who relays a part for a member, which may be itself; None: it deals with the owner."""

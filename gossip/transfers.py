@@ -76,7 +76,7 @@ class Transfers:
                 if ask:
                     header = await self._reached(peer, name, header, min(ASK_S, timeout))
                     breaks.reached(header.done)
-                    if name == "slice" and header.done == header.stop - header.start:
+                    if name != "merged" and header.done == header.stop - header.start:
                         return
                 feed = feed_from(chunk_at(self.wiring.codec, header))
                 try:

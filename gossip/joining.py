@@ -1,0 +1,243 @@
+"""An owner's merge where groups bring means instead of slices (:mod:`gossip.grouping`).
+
+A relay streams the mean of its group chunk by chunk, and with each chunk a mark of whose slices
+are in it, so the owner knows of every contributor how much is merged, as without groups, and what
+share of the whole a mean stands for. As everybody's chunks come in order, what is merged of a
+contributor is a prefix, whoever brought it. So a contributor may come by itself from any chunk on:
+when its relay is dropped, the group goes on with the chunk that it would have brought next.
+
+A mean cannot be taken apart. One that contains what its contributor has brought by itself
+meanwhile is refused, and its relay dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gossip.bodies import as_bytes
+from gossip.merging import PartMerge
+from gossip.mixing import ROUNDED_UP, ROUNDED_UP_ELSE
+from gossip.slicing import FINITE, squared_norm, within
+from protocols.codecs import Chunk
+from protocols.errors import Malformed, NonFinite, RemoteRefused
+from protocols.identity import PeerId
+
+Dropped = Callable[[PeerId, tuple[PeerId, ...], str], None]
+
+
+def mark_size(members: int) -> int:
+    """Bytes of a mark that tells which of so many are in a chunk."""
+    return -(-members // 8)
+
+
+def mark_of(present: Sequence[bool]) -> bytes:
+    """A bit for each contributor of a group, the first one lowest."""
+    bits = sum(1 << at for at, here in enumerate(present) if here)
+    return bits.to_bytes(mark_size(len(present)), "little")
+
+
+def marked(mark: bytes, members: Sequence[PeerId]) -> list[PeerId]:
+    """Who is in a chunk; raises :class:`Malformed` for bits of nobody."""
+    bits = int.from_bytes(mark, "little")
+    if bits >> len(members):
+        raise Malformed("a mark of contributors that are not in the group")
+    return [peer for at, peer in enumerate(members) if bits >> at & 1]
+
+
+class JointMerge(PartMerge):
+    """A part of which ``collected`` names the relays, and whose slices each of them brings.
+
+    ``dropped`` is told of a relay that is waited for no more, of those who have to come by
+    themselves now, and why.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        collected: Mapping[PeerId, tuple[PeerId, ...]],
+        dropped: Dropped,
+        limits: Mapping[PeerId, float],
+        scales: Mapping[PeerId, float],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, limits=limits, scales=scales, **kwargs)
+        self.collected = dict(collected)
+        self._dropped = dropped
+        self._brought = dict.fromkeys(collected, 0)  # chunks, by relays that are not dropped
+        self._via = {peer: relay for relay, peers in collected.items() for peer in peers}
+        # a mean is no longer than the longest of what is in it, and is encoded once more
+        longer = ROUNDED_UP.get(self.codec.name, ROUNDED_UP_ELSE)
+        self._mean_room: dict[PeerId, float] = {}  # in squared norm
+        for relay, peers in collected.items():
+            if all(peer in limits for peer in peers):
+                bound = longer * max(limits[peer] * scales.get(peer, 1.0) for peer in peers)
+                self._mean_room[relay] = bound * bound
+
+    # --- what may be asked from any thread -------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of anybody's is in, nobody will bring any, and I have nothing either."""
+        return super().empty and not self._brought
+
+    def waits_for(self) -> set[PeerId]:
+        """Who has yet to bring something by itself."""
+        return super().waits_for() - set(self._via)
+
+    def open_to(self, peer: PeerId) -> bool:
+        """Whether a contributor may bring its slice; it may whether or not it has a relay."""
+        return peer in super().waits_for()
+
+    def waits_for_relays(self) -> set[PeerId]:
+        """Which relays have yet to bring something."""
+        waiting, via = super().waits_for(), dict(self._via)
+        return {via[peer] for peer in waiting if peer in via}
+
+    @property
+    def relays_done(self) -> int:
+        """How many relays have brought all."""
+        return sum(count == len(self.chunks) for count in tuple(self._brought.values()))
+
+    def elements_by(self, relay: PeerId) -> int:
+        """How many elements a relay has brought: the first so many of the part."""
+        number = self._brought.get(relay, 0)
+        return self.chunks[number - 1].stop - self.start if number else 0
+
+    def brings(self, relay: PeerId) -> bool:
+        """Whether a relay's means are taken."""
+        return relay in self._brought
+
+    # --- where data is handled -------------------------------------------------------------------
+
+    def add(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
+        """As :meth:`PartMerge.add`: from then on the contributor comes by itself."""
+        super().add(peer, index, data)
+        self._via.pop(peer, None)
+
+    def add_mean(self, relay: PeerId, index: int, data: torch.Tensor, mark: bytes) -> None:
+        """A group's chunk, encoded (uint8), and whose slices are in it; one brought before is
+        ignored.
+
+        Raises RemoteRefused ``late`` where it is too late for it, and NonFinite or Malformed for
+        what does not decode; the relay is dropped in all these cases.
+        """
+        if relay not in self._brought:
+            raise RemoteRefused("late", "merged without its group")
+        if index != self._brought[relay]:
+            if index < self._brought[relay]:
+                return
+            raise Malformed("a chunk before its turn")
+        try:
+            present = marked(mark, self.collected[relay])
+            self._check_present(relay, index, present)
+            if present:
+                self._take_mean(relay, index, data, sum(self._shares[peer] for peer in present))
+        except (NonFinite, Malformed, RemoteRefused) as error:
+            self.drop(relay, str(error))
+            raise
+        self._brought[relay] += 1
+        for peer in present:
+            self._reached[peer] += 1
+            self._counts[index] += 1
+            self._weights[index] += self._shares[peer]
+            self._missing[index] -= peer in self._expected
+        for peer in self.collected[relay]:
+            if peer not in present and self._via.get(peer) == relay:
+                self.give_up(peer)  # its relay has given it up
+        self._advance()
+
+    def drop(self, relay: PeerId, why: str) -> None:
+        """Take no more of a relay; its group is to come by itself."""
+        if self._brought.pop(relay, None) is None:
+            return
+        members = [peer for peer, through in self._via.items() if through == relay]
+        for peer in members:
+            del self._via[peer]
+        if not self._closed and not self.done:
+            waiting = self.waits_for()
+            self._dropped(relay, tuple(peer for peer in members if peer in waiting), why)
+
+    def close(self) -> None:
+        """As :meth:`PartMerge.close`."""
+        super().close()
+        self._brought.clear()
+        self._dropped = _nobody
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _check_present(self, relay: PeerId, index: int, present: Sequence[PeerId]) -> None:
+        if index < self.merged:
+            raise RemoteRefused("late", "merged without its group")
+        for peer in present:
+            if self._reached.get(peer) != index or self._via.get(peer) != relay:
+                raise RemoteRefused("late", "a mean of what has come by itself as well")
+
+    def _take_mean(self, relay: PeerId, index: int, data: torch.Tensor, weight: float) -> None:
+        """Add a mean, or raise NonFinite or Malformed and add nothing."""
+        chunk, total, scratch = self.chunks[index], self._sum(index), self._scratch()
+        values = self._mean(chunk, data, scratch)
+        if relay in self._mean_room:
+            square = squared_norm(values)
+            if square > self._mean_room[relay]:
+                raise Malformed("a mean that is longer than all that is in it is said to be")
+            self._mean_room[relay] -= square
+        if self._counts[index]:
+            total.add_(values, alpha=weight)
+        else:
+            torch.mul(values, weight, out=total)
+        self._spare.append(scratch)
+
+    def _mean(self, chunk: Chunk, data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if self._plain is not None:
+            values = data.view(torch.float32)
+            if not within(values, FINITE):
+                raise NonFinite("fp32: a value is not finite")
+            return values
+        values = out[: chunk.stop - chunk.start]
+        self.codec.decode_chunk(chunk, data, values)
+        return values
+
+
+class MeanDrain:
+    """A group's means on their way into a merge, from the ``first`` chunk of the part on.
+
+    After each chunk comes its mark; memory: one encoded chunk.
+    """
+
+    def __init__(self, merge: JointMerge, relay: PeerId, first: int) -> None:
+        self._merge, self._relay, self._index = merge, relay, first
+        self._mark = mark_size(len(merge.collected[relay]))
+        largest = max(chunk.size for chunk in merge.chunks)
+        self._buffer = torch.empty(largest + self._mark, dtype=torch.uint8)
+        self._view = as_bytes(self._buffer)
+        self._at = 0
+        left = merge.chunks[first:]
+        self.length = sum(chunk.size for chunk in left) + len(left) * self._mark
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is always room."""
+
+    def room(self) -> memoryview:
+        """The rest of the chunk that is on its way, and its mark."""
+        return self._view[self._at : self._size + self._mark]
+
+    def took(self, count: int) -> None:
+        """Raises as :meth:`JointMerge.add_mean` does."""
+        self._at += count
+        self._merge.moved(self._relay, count)
+        size = self._size
+        if self._at == size + self._mark:
+            mark = bytes(self._view[size : self._at])
+            self._merge.add_mean(self._relay, self._index, self._buffer[:size], mark)
+            self._index, self._at = self._index + 1, 0
+
+    @property
+    def _size(self) -> int:
+        return self._merge.chunks[self._index].size
+
+
+def _nobody(relay: PeerId, members: tuple[PeerId, ...], why: str) -> None:
+    """The round is over here."""
