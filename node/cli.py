@@ -48,6 +48,7 @@ for _command in (
     running.demo,
     running.bench,
     looking.status,
+    looking.doctor,
     files.keygen,
     files.export,
     looking.version,

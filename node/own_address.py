@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import socket
+import struct
+from collections.abc import Iterator
+
+from node.config import NodeConfig, host_port, is_loopback
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 def hostport(host: str, port: int) -> str:
@@ -10,11 +18,44 @@ def hostport(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def outward_address() -> str:
-    """The address of the interface that leads to the internet; loopback where none does."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): nothing is sent
+def outward_address(towards: str = "192.0.2.1") -> str:
+    """The address of the interface that leads to ``towards``, by default to the internet.
+
+    Where none does, as in a closed network, any that is not loopback; loopback where there is no
+    other. Nothing is sent (192.0.2.1 is TEST-NET-1, RFC 5737) and no name is asked for.
+    """
+    with contextlib.suppress(OSError):
+        flags = socket.AI_NUMERICHOST
+        family, kind, _, _, address = socket.getaddrinfo(
+            towards, 9, type=socket.SOCK_DGRAM, flags=flags
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    return next(_interfaces(), "127.0.0.1")
+
+
+def _interfaces() -> Iterator[str]:
+    """IPv4 addresses of this machine's interfaces, without loopback; none where not Linux."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                host = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
+                if not is_loopback(host):
+                    yield host
+
+
+def addresses(config: NodeConfig, bound: tuple[str, int] | None) -> list[str]:
+    """Where others may dial a node that listens at ``bound``, best first."""
+    if config.public_addr:
+        return [config.public_addr]
+    if bound is None:
+        return []
+    host, port = bound
+    if host not in ("0.0.0.0", "::"):
+        return [hostport(host, port)]
+    peers = [host_port(p.partition("/")[0])[0] for p in config.peers[:1]]
+    if peers and is_loopback(peers[0]):
+        return [hostport("127.0.0.1", port)]
+    return [hostport(outward_address(), port)]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
 from bootstrap.manifest import Manifest
+from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__
 from node.config import NodeConfig, host_port, is_loopback
@@ -33,7 +34,7 @@ from node.monitor.history import History
 from node.monitor.machine import Machine
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
-from node.own_address import hostport, outward_address
+from node.own_address import addresses, hostport, outward_address
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
@@ -207,9 +208,11 @@ class Node:
             run=lambda: daemon.run_id,
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
             announces=self._announced,
+            observed=transport.observed,
             brought=self._on_brought,
             refused=self._on_refused,
         )
+        ProbeServer(transport)
         self.is_member: Callable[[PeerId], bool] = lambda peer: False
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events)
@@ -351,18 +354,7 @@ class Node:
 
     def addresses(self) -> list[str]:
         """Where others may dial this node, best first."""
-        if self.config.public_addr:
-            return [self.config.public_addr]
-        bound = self.transport.listening
-        if bound is None:
-            return []
-        host, port = bound
-        if host not in ("0.0.0.0", "::"):
-            return [hostport(host, port)]
-        peers = [host_port(p.partition("/")[0])[0] for p in self.config.peers[:1]]
-        if peers and is_loopback(peers[0]):
-            return [hostport("127.0.0.1", port)]
-        return [hostport(outward_address(), port)]
+        return addresses(self.config, self.transport.listening)
 
     def _view(self) -> NodeView:
         addresses = self.addresses()

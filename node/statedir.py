@@ -95,6 +95,21 @@ class StateDir:
             os.close(self._lock)
             self._lock = None
 
+    def holder(self) -> int | None:
+        """The process whose daemon runs here; None where none does, whatever files it left."""
+        try:
+            descriptor = os.open(self.root / "daemon.lock", os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(descriptor, 32).decode(errors="replace").strip()
+            return int(pid) if pid.isdecimal() else None
+        finally:
+            os.close(descriptor)
+        return None
+
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
         """Warnings of this program and its libraries go to a file: the terminal is for people."""

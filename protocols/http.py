@@ -160,6 +160,10 @@ class HttpTransport:
         """
         self._handlers.admits = rule
 
+    def observed(self, peer: PeerId) -> str:
+        """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty: it is not."""
+        return self._server.observed(peer)
+
     def drop(self, peer: PeerId) -> int:
         """Cut every link with ``peer``, either way; returns how many there were."""
         dialled = self._client.drop(peer) if self._client else 0

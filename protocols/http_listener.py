@@ -88,6 +88,14 @@ class Listener:
         self._limits = limits
         self._per_source: Counter[str] = Counter()
 
+    def observed(self, peer: PeerId) -> str:
+        """The address from which ``peer`` holds its newest connection; empty where it has none."""
+        for link, owner in reversed(self.links.items()):
+            if owner == peer and (address := link.get_extra_info("peername")):
+                host, port = address[:2]
+                return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return ""
+
     def drop(self, peer: PeerId) -> int:
         """Cut every connection of ``peer``; the number of them."""
         found = [link for link, owner in self.links.items() if owner == peer]

@@ -99,6 +99,10 @@ class HttpServer:
         if serving:
             await asyncio.wait(serving, timeout=self._limits.grace)
 
+    def observed(self, peer: PeerId) -> str:
+        """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty: it is not."""
+        return self._listener.observed(peer)
+
     def drop(self, peer: PeerId) -> int:
         """Cut every connection of ``peer``, lanes too; the number of them."""
         return self._listener.drop(peer) + self._lanes.drop(peer)

@@ -1,18 +1,19 @@
-"""Commands that tell how things stand: ``status``, ``config show``, ``version``."""
+"""Commands that tell how things stand: ``status``, ``doctor``, ``config show``, ``version``."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from bootstrap.manifest import Manifest, load
 from bootstrap.validation import to_toml, toml_value
 from node import __version__
-from node.commands.shared import AsJson, ConfigFile
+from node.commands.running import manifest_for
+from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import SECRETS, NodeConfig, resolve
 from node.options import with_settings
 
@@ -26,6 +27,26 @@ def status(flags: dict[str, Any], as_json: AsJson = False) -> None:
     api = "" if config.is_default("api") else config.api
     state = fetch(config.dir, api=api, key=config.api_key)
     typer.echo(json.dumps(state, indent=2) if as_json else render(state))
+
+
+@with_settings(
+    "peers", "listen", "public_addr", "api", "dashboard", "dir", "device", "invitation", "run"
+)
+def doctor(
+    flags: dict[str, Any],
+    config_file: ConfigFile = None,
+    network: Annotated[
+        bool, typer.Option("--network/--no-network", help="Ask peers, and try torch.")
+    ] = True,
+    preset: Preset = "",
+    as_json: AsJson = False,
+) -> None:
+    """What would keep this machine from training: each check with why and what to do."""
+    from node.doctor.command import main
+
+    config = resolve(flags, os.environ, config_file)
+    manifest = manifest_for(config, preset) or Manifest()
+    raise typer.Exit(main(config, manifest, network=network, as_json=as_json))
 
 
 def version() -> None:

@@ -11,14 +11,11 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest, load
 from bootstrap.validation import bad_config, explain
-from node.commands.shared import AsJson, ConfigFile
+from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
 from node.interrupts import clean_up_first
 from node.options import with_settings
 
-Preset = Annotated[
-    str, typer.Option(metavar="NAME", help="Create a run from a preset: tiny, small, 125m, 1b, 8b.")
-]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the preset, as in inner.lr=1e-3."),

@@ -16,3 +16,7 @@ ConfigFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Preset = Annotated[
+    str, typer.Option(metavar="NAME", help="Create a run from a preset: tiny, small, 125m, 1b, 8b.")
+]

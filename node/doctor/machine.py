@@ -1,0 +1,219 @@
+"""The machine: GPU and driver, disk, memory, clock, ports. Without torch and without peers."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bootstrap.manifest import Manifest, Model
+from node.config import NodeConfig
+from node.doctor.finding import Finding, fail, failed, ok, warn
+from node.doctor.software import torch_cuda
+from node.monitor.machine import Machine
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+from protocols.sockets import open_listener
+
+# the oldest driver for each major version of CUDA: docs.nvidia.com/deploy/cuda-compatibility
+OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+VECTORS_ON_DISK = 5  # base, momentum, θ and Adam's two moments, fp32
+VECTORS_IN_MEMORY = 8  # those, `sent`, the gradient and one to work on
+CHECKPOINTS = 2
+_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
+_IMPORT_S = 120.0
+
+
+def gpu(device: str) -> Finding:
+    """The GPUs, their driver, and whether this torch can use them."""
+    cards, driver = _nvidia()
+    built = torch_cuda()
+    if built is None:
+        return fail("gpu", "torch is not installed", "it trains the model", "pip install atoll")
+    version, cuda = built
+    told = f"{cards}, driver {driver}" if cards else "no NVIDIA GPU"
+    if device == "cpu":
+        return ok("gpu", f"{told}; not used, as --device is cpu")
+    if not cards:
+        if device == "cuda":
+            return fail(
+                "gpu",
+                told,
+                "--device cuda wants one, and nvidia-smi shows none",
+                "install the driver, give the container its GPUs, or use --device cpu",
+            )
+        return ok("gpu", f"{told}: the processor trains")
+    if not cuda:
+        return warn(
+            "gpu",
+            f"{told}; torch {version} is built without CUDA",
+            "so the processor would train",
+            "install torch for CUDA: pip install torch --index-url "
+            "https://download.pytorch.org/whl/cu128",
+        )
+    oldest = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
+    if oldest and tuple(map(int, driver.split("."))) < oldest:
+        return fail(
+            "gpu",
+            f"{told}; torch {version} for CUDA {cuda}",
+            f"E403: CUDA {cuda} needs driver {'.'.join(map(str, oldest))} or newer",
+            "update the driver, or install torch for an older CUDA",
+        )
+    return ok("gpu", f"{told}; torch {version} for CUDA {cuda}")
+
+
+def _nvidia() -> tuple[str, str]:
+    """The cards in words and the driver's version; empty where there are none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "", ""
+    wanted = "--query-gpu=name,memory.total,driver_version"
+    try:
+        done = subprocess.run(
+            [program, wanted, "--format=csv,noheader"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "", ""
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
+    if not rows:
+        return "", ""
+    return f"{len(rows)} x {rows[0][0]} with {rows[0][1]}", rows[0][2]
+
+
+def torch_works(device: str) -> Finding:
+    """Import torch in a process of its own and have it add two numbers where it would train."""
+    code = (
+        "import sys, torch; cuda = torch.cuda.is_available() and sys.argv[1] != 'cpu';"
+        "sys.exit('no CUDA device') if sys.argv[1] == 'cuda' and not cuda else None;"
+        "d = 'cuda' if cuda else 'cpu';"
+        "x = torch.ones(64, 64, device=d); assert (x @ x).sum().item() == 64**3;"
+        "print(d if d == 'cpu' else torch.cuda.get_device_name())"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, device],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_S,
+        )
+    except subprocess.TimeoutExpired:
+        why = f"it was not there after {_IMPORT_S:.0f} s"
+        return fail("torch", "import does not end", why, "reinstall torch, or look at the disk")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return fail(
+            "torch",
+            "it does not compute",
+            last[:300],
+            "reinstall torch for this machine, or use --device cpu",
+        )
+    return ok("torch", f"computes on {done.stdout.strip()}")
+
+
+def parameters(model: Model) -> int:
+    """Parameters of a model, by its shapes: what ``node.trainer.layout`` counts with torch."""
+    d, layers, kv = model.d_model, model.n_layers, model.d_model // model.n_heads * model.n_kv_heads
+    embeddings = model.vocab_size * d * (1 if model.tied_embeddings else 2)
+    return embeddings + layers * (2 * d * d + 2 * d * kv + 3 * d * model.d_ff + 2 * d) + d
+
+
+def disk(config: NodeConfig, manifest: Manifest) -> Finding:
+    """Whether the state directory can be written, and holds two checkpoints of the model."""
+    held = _newest_checkpoint(config.dir)
+    size = held or VECTORS_ON_DISK * 4 * parameters(manifest.model)
+    there = next(p for p in (config.dir, *config.dir.parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return fail(
+            "disk",
+            f"{there} cannot be written",
+            "E105: a node keeps its key and its checkpoints in its state directory",
+            "give a directory this user may write with --dir",
+        )
+    free, needed = shutil.disk_usage(there).free, CHECKPOINTS * size
+    whose = "the newest one there" if held else f"run {manifest.label}"
+    found = f"{_mib(free)} free at {there}; two checkpoints of {whose}: {_mib(needed)}"
+    if free < needed:
+        why = "E402: without room for them a node does not start"
+        return fail("disk", found, why, "free some space, or give another --dir")
+    return ok("disk", found)
+
+
+def _newest_checkpoint(directory: Path) -> int:
+    """Bytes of the newest checkpoint; 0 where there is none."""
+    folder = directory / "checkpoints"
+    try:
+        newest = max((p for p in folder.iterdir() if p.is_dir()), default=None)
+        return sum(f.stat().st_size for f in newest.iterdir()) if newest else 0
+    except OSError:
+        return 0
+
+
+def memory(config: NodeConfig, manifest: Manifest) -> Finding:
+    """Whether the model's vectors fit, with the trainer on the processor."""
+    view = Machine(config.dir)()
+    needed = VECTORS_IN_MEMORY * 4 * parameters(manifest.model)
+    if view.memory_available is None:
+        return ok("memory", f"{_mib(needed)} needed; this system does not tell what it has")
+    found = f"{_mib(view.memory_available)} free of {_mib(view.memory_total or 0)}; "
+    found += f"{_mib(needed)} needed by run {manifest.label}, {view.cores} cores"
+    if view.memory_available < needed:
+        why = "E401: optimizer and outer state alone need that, besides activations"
+        return warn("memory", found, why, "stop other programs, or use a smaller model")
+    return ok("memory", found)
+
+
+def clock() -> Finding:
+    """Whether this system keeps its clock by the network's."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
+    except (OSError, AttributeError):
+        return ok("clock", "this system does not tell whether it keeps time; peers will")
+    if state == _TIME_ERROR:
+        return warn(
+            "clock",
+            "nothing keeps this clock in time",
+            "signed records expire by wall clock: seconds matter (E301)",
+            "sudo timedatectl set-ntp true (or: sudo systemctl enable --now chrony)",
+        )
+    return ok("clock", "kept in time by the system")
+
+
+async def ports(config: NodeConfig) -> list[Finding]:
+    """Whether the listeners could open; a node that runs here has them already."""
+    running = StateDir(config.dir).holder()
+    if running is not None:
+        return [ok("ports", f"process {running} runs in {config.dir} and has them")]
+    found = []
+    for key in ("listen", "api", "dashboard"):
+        where: str = getattr(config, key)
+        if not where:
+            continue
+        try:
+            (await open_listener(where, f"--{key}")).close()
+        except OperatorError as error:
+            if error.code == "E303" and config.is_default(key):
+                why = f"{error.why}; as nobody asked for this one, a node takes any free one"
+                found.append(warn(f"port {key}", error.what, why, error.fix))
+            else:
+                found.append(failed(f"port {key}", error))
+        else:
+            found.append(ok(f"port {key}", f"{where} is free"))
+    return found
+
+
+def local_ports(config: NodeConfig) -> list[Finding]:
+    """As :func:`ports`."""
+    return asyncio.run(ports(config))
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB" if size < 2**34 else f"{size / 2**30:,.0f} GiB"

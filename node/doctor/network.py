@@ -1,0 +1,215 @@
+"""Between this machine and its peers: can they be reached, would they take it, can they dial back?
+
+It asks under an identity made for the occasion and takes part in nothing, so that peers remember
+nothing of it and count nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from bootstrap.handshake import Clocks, Greeting, greet, unreachable
+from bootstrap.probe import probe
+from bootstrap.seeds import Missed, PeerCache, dial_all, explain
+from node import __version__
+from node.config import NodeConfig
+from node.doctor.finding import Finding, fail, failed, ok, warn
+from node.own_address import addresses, outward_address
+from node.statedir import StateDir
+from protocols.addresses import PeerAddress, parse_peers
+from protocols.errors import OperatorError, RemoteRefused, TransportError
+from protocols.http import HttpTransport
+from protocols.identity import Identity, PeerId
+from protocols.whereabouts import Whereabouts
+
+MAX_ASKED = 3  # peers that dial back and measure
+SLOW = 1e6 / 8  # bytes a second
+_CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")  # RFC 6598
+
+
+async def network(config: NodeConfig) -> list[Finding]:
+    """All checks that need a peer; one finding that says so where none is known."""
+    seeds = parse_peers(config.peers) or PeerCache(config.dir / "peers.json").load()
+    if not seeds:
+        return [
+            warn(
+                "peers",
+                "none given, and none met before",
+                "without one nothing can be said about the network",
+                "give one with --peers HOST:PORT/ID",
+            )
+        ]
+    findings: list[Finding] = []
+    async with AsyncExitStack() as stack:
+        running = StateDir(config.dir).holder()
+        transport, listens = await _open(config, stack, running)
+        whereabouts = Whereabouts(transport, transport.identity, transport.book)
+        whereabouts.publish(addresses(config, transport.listening))
+        dialled = await dial_all(transport, seeds)
+        findings += [_missed(one, bool(dialled.reached)) for one in dialled.missed]
+        greetings: list[tuple[PeerAddress, Greeting]] = []
+        for reached in dialled.reached:
+            where = reached.address.hostport
+            findings.append(ok("peer", f"{where} answers in {reached.seconds * 1000:.0f} ms"))
+            try:
+                greeting = await greet(
+                    transport,
+                    whereabouts,
+                    reached.peer,
+                    software=__version__,
+                    invitation=config.invitation,
+                )
+            except OperatorError as error:
+                findings.append(failed("greeting", error))
+            except TransportError as error:
+                findings.append(failed("greeting", explain(where, error)))
+            else:
+                greetings.append((reached.address, greeting))
+        if greetings:
+            known = [greeting for _, greeting in greetings]
+            findings += [_runs(known), _clock(known)]
+            findings += await _reach(transport, greetings, listens, running)
+            findings += [await _speed(transport, at, one) for at, one in greetings[:MAX_ASKED]]
+    return findings
+
+
+async def _open(
+    config: NodeConfig, stack: AsyncExitStack, running: int | None
+) -> tuple[HttpTransport, bool]:
+    """A transport on the node's own port; on none where that is not to be had."""
+    identity = Identity.generate()
+    for listen in (None,) if running else (config.listen, None):
+        transport = HttpTransport(identity, listen=listen)
+        transport.on_call("here", _here, max_body=0)
+        try:
+            await stack.enter_async_context(transport)
+        except OperatorError:
+            continue  # the check of the ports tells why
+        return transport, listen is not None
+    raise AssertionError("a transport that does not listen always starts")
+
+
+async def _here(peer: PeerId, body: bytes) -> bytes:
+    """What a peer that dials back asks for."""
+    return b""
+
+
+def _missed(missed: Missed, others: bool) -> Finding:
+    error = explain(missed.address.hostport, missed.error)
+    if others:
+        return warn("peer", f"{error.code}: {error.what}", error.why, error.fix)
+    return failed("peer", error)
+
+
+def _runs(greetings: Sequence[Greeting]) -> Finding:
+    runs = {one.welcome.run.hex()[:8] for one in greetings if one.welcome.run}
+    versions = ", ".join(sorted({one.welcome.software[:16] for one in greetings}))
+    if len(runs) > 1:
+        return fail(
+            "run",
+            f"the peers train different runs: {', '.join(sorted(runs))}",
+            "E201: a node takes part in one",
+            "give only peers of the run you want with --peers",
+        )
+    known = max(len(one.welcome.announces) for one in greetings)
+    text = f"run {runs.pop()}, {known} islands announced" if runs else "no run there yet"
+    return ok("run", f"{text}; this is {__version__}, they have {versions}")
+
+
+def _clock(greetings: Sequence[Greeting]) -> Finding:
+    clocks = Clocks()
+    for one in greetings:
+        clocks.add(one.peer, one.offset, one.round_trip)
+    try:
+        clocks.check()
+    except OperatorError as error:
+        return failed("clock", error)
+    return ok("clock", f"{clocks.offset:+.2f} s against the median of {len(greetings)} peers")
+
+
+async def _reach(
+    transport: HttpTransport,
+    greetings: Sequence[tuple[PeerAddress, Greeting]],
+    listens: bool,
+    running: int | None,
+) -> list[Finding]:
+    """Whether peers can open connections to this machine, and what stands in between."""
+    seen = [
+        (one.welcome.observed, outward_address(at.host))
+        for at, one in greetings
+        if one.welcome.observed
+    ]
+    nat, translated = describe_nat(seen)
+    if not listens:
+        who = f"process {running} has the port" if running else "the port cannot be opened"
+        text = f"not tested: {who}; `node status` shows what peers say"
+        return [ok("reach", text), ok("nat", nat)]
+    whys = [await unreachable(transport, one.peer) for _, one in greetings[:MAX_ASKED]]
+    if not all(whys):
+        return [ok("reach", "a peer dialled back: direct"), ok("nat", nat)]
+    fix = "forward the port and give its public address with --public-addr HOST:PORT"
+    if not translated:
+        fix = "open the port in the firewall of this machine or network"
+    return [
+        fail("reach", "E302: no peer can dial this node", whys[0], fix),
+        warn("nat", nat, "connections from outside end there", fix)
+        if translated
+        else ok("nat", nat),
+    ]
+
+
+def describe_nat(seen: Sequence[tuple[str, str]]) -> tuple[str, bool]:
+    """What stands between, and whether it translates; ``seen``: what a peer sees, own address.
+
+    TCP connections leave from ports of their own, so whether a NAT maps ports alike for all
+    destinations cannot be told from here.
+    """
+    if not seen:
+        return "cannot be told: no peer says which address it sees", False
+    outer = sorted({_host(observed) for observed, _ in seen})
+    inner = sorted({own for _, own in seen})
+    if set(outer) <= set(inner):
+        return f"none: peers see this machine's own address {', '.join(outer)}", False
+    kind = f"peers see {', '.join(outer)}, this machine is {', '.join(inner)}"
+    if any(_is_carrier(own) for own in inner):
+        return f"carrier-grade NAT: {kind}; a port cannot be forwarded there", True
+    if len(outer) > 1:
+        return f"NAT with several outer addresses: {kind}", True
+    return f"NAT with one outer address: {kind}", True
+
+
+def _host(hostport: str) -> str:
+    host = hostport.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return host.removeprefix("::ffff:")
+
+
+def _is_carrier(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in _CARRIER_NAT
+    except ValueError:
+        return False
+
+
+async def _speed(transport: HttpTransport, at: PeerAddress, one: Greeting) -> Finding:
+    try:
+        speeds = await probe(transport, one.peer)
+    except RemoteRefused as error:
+        return ok("speed", f"{at.hostport} does not measure now: {error.detail[:80]}")
+    except TransportError as error:
+        why = "rounds move megabytes"
+        return warn("speed", f"{at.hostport}: {error}", why, "look for what limits long transfers")
+    up, down = (8 * value / 1e6 for value in (speeds.upload, speeds.download))
+    trip = one.round_trip * 1000
+    text = f"{at.hostport}: {up:,.1f} Mbit/s up, {down:,.1f} down, {trip:.1f} ms"
+    if min(speeds.upload, speeds.download) < SLOW:
+        why = "rounds of all but the smallest models would take minutes"
+        return warn("speed", text, why, "use another link, or another peer")
+    return ok("speed", text)
+
+
+def check(config: NodeConfig) -> list[Finding]:
+    """As :func:`network`."""
+    return asyncio.run(network(config))
