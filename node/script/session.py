@@ -117,7 +117,7 @@ class Joined:
         """
         if self._over:
             return False
-        value = None if loss is None else float(loss)
+        value = float(loss.detach()) if isinstance(loss, Tensor) else loss
         finite = value is None or math.isfinite(value)
         now = time.monotonic()
         done = Work(

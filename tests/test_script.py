@@ -1,0 +1,255 @@
+"""A script's side of ``node.join``, with a daemon that is played: no processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from trainer_kit import Script, apply, begin, merge
+
+from node.script.joining import named_parameters
+from node.script.session import Joined, ScriptProgress
+from node.trainer.channel import (
+    Applied,
+    Checkpoint,
+    Command,
+    Ended,
+    Leaving,
+    Ready,
+    Report,
+    Saved,
+    Snapshot,
+    StepDone,
+    Stop,
+    Stopped,
+    Terms,
+)
+from node.trainer.layout import Layout
+from node.trainer.leader import Leader
+from node.trainer.parallel import Ranks
+from node.trainer.shared import SharedVectors
+from protocols.errors import OperatorError
+
+TARGET = 3
+
+
+class Played:
+    """A script with a linear model, and the daemon that ``answer`` plays."""
+
+    def __init__(
+        self,
+        answer: Callable[[Played, Report], list[Command]],
+        evaluator: Callable[[], float] | None = None,
+        overlap: int = 0,
+        wait_s: float = 30.0,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        parameters = named_parameters(self.model)
+        self.layout = Layout.of_module(self.model)
+        self.vectors = SharedVectors.create(self.layout.size)
+        self.base, self.sent = self.vectors.tensors()
+        self.layout.flatten_into(parameters, self.base)
+        self.base += 1.0  # the swarm stands elsewhere than this script's model
+        self.script = Script(lambda report: answer(self, report))
+        self.script.commands = [
+            Terms("run-1234", overlap, wait_s),
+            begin(target_steps=TARGET, slot=2, slots=5),
+        ]
+        leader = Leader(self.script, self.vectors, 0.0, lambda: self.script.now)  # type: ignore[arg-type]
+        progress = ScriptProgress(
+            evaluator,
+            parameters,
+            self.optimizer,
+            self.layout,
+            Ranks.alone(torch.device("cpu")),
+            leader,
+            0,
+        )
+        self.joined = Joined(progress, None)
+        self.joined.begin("cpu", "float32")
+
+    @property
+    def theta(self) -> Tensor:
+        return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
+
+    def train(self, steps: int = 1) -> bool:
+        going = True
+        for _ in range(steps):
+            loss = self.model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            going = self.joined.step(tokens=8, loss=loss)
+        return going
+
+
+def silent(played: Played, report: Report) -> list[Command]:
+    return []
+
+
+def committing(played: Played, report: Report) -> list[Command]:
+    """A swarm of this island alone: each snapshot is merged at once."""
+    if not isinstance(report, Snapshot):
+        return []
+    assert played.vectors.try_claim()
+    merge(played.vectors)
+    return [apply(report.round + 1, target_steps=TARGET)]
+
+
+def test_joining_takes_the_parameters_of_the_swarm() -> None:
+    played = Played(silent)
+    assert torch.equal(played.theta, played.base)
+    ready = played.script.of(Ready)[0]
+    assert (ready.parameters, ready.layout.hex()) == (15, played.layout.digest)
+    assert played.joined.share == (2, 5)
+    assert (played.joined.round, played.joined.steps, played.joined.over) == (0, 0, False)
+
+
+def test_every_third_step_is_a_round_and_theta_is_the_new_base() -> None:
+    played = Played(committing)
+    for _ in range(4):
+        before = played.base.clone()
+        assert played.train(TARGET)
+        assert not torch.equal(played.base, before)
+        assert torch.equal(played.theta, played.base)
+    assert played.joined.round == 4
+    assert played.joined.tokens == 8 * 4 * TARGET
+    assert [s.steps for s in played.script.of(Snapshot)] == [TARGET] * 4
+    assert [d.step for d in played.script.of(StepDone)] == list(range(1, 4 * TARGET + 1))
+
+
+def test_what_the_script_learns_while_a_round_is_under_way_stays() -> None:
+    played = Played(silent, overlap=5)
+    played.train(TARGET)
+    assert played.script.of(Snapshot)
+    played.train(2)  # goes on at once: two of the five that may overlap
+    assert played.script.waited == 0
+    learnt = played.theta - played.sent
+    assert played.vectors.try_claim()
+    merge(played.vectors)
+    played.script.commands.append(apply(1, target_steps=TARGET))
+    theta = played.theta
+    assert torch.equal(played.theta, theta)  # nothing moves but inside step()
+    played.joined.step(tokens=8)
+    assert torch.equal(played.theta, played.base + learnt)
+
+
+def test_a_round_is_waited_for_only_so_long() -> None:
+    played = Played(silent, wait_s=7.0)
+    assert played.train(TARGET)
+    assert played.script.waited == pytest.approx(7.0)
+    assert played.train(2)
+    assert played.script.waited == pytest.approx(7.0)  # not once more for the same round
+
+
+def test_the_evaluation_sees_the_merged_model_and_changes_nothing() -> None:
+    seen: list[Tensor] = []
+
+    def answer(played: Played, report: Report) -> list[Command]:
+        if not isinstance(report, Snapshot):
+            return []
+        assert played.vectors.try_claim()
+        merge(played.vectors)
+        return [apply(1, target_steps=TARGET, evaluate=True)]
+
+    def evaluate() -> float:
+        seen.append(played.theta)
+        return 1.5
+
+    played = Played(answer, evaluate)
+    played.train(TARGET)
+    assert torch.equal(seen[0], played.base)
+    assert played.script.of(Applied)[-1].validation_loss == 1.5
+
+
+def test_steps_that_go_astray_bring_the_island_back() -> None:
+    played = Played(silent)
+    for _ in range(TARGET):
+        played.joined.step(tokens=8, loss=math.nan)
+    assert [s.finite for s in played.script.of(Snapshot)] == [False]
+    assert all(done.loss is None for done in played.script.of(StepDone))
+
+
+def test_the_end_of_the_run_ends_the_loop() -> None:
+    played = Played(silent)
+    played.script.commands.append(Stop())
+    assert not played.train()
+    assert played.joined.over
+    assert not played.train(2)  # the script may go on by itself
+    assert played.script.of(Stopped) == [Stopped(1, 8)]
+    assert len(played.script.of(StepDone)) == 1
+
+
+def test_leaving_writes_the_last_checkpoint_first(tmp_path: Path) -> None:
+    def answer(played: Played, report: Report) -> list[Command]:
+        match report:
+            case Leaving():
+                return [Checkpoint(str(tmp_path))]
+            case Saved():
+                return [Stop()]
+        return []
+
+    played = Played(answer)
+    with played.joined:
+        played.train(2)
+    assert [type(r) for r in played.script.reports[-3:]] == [Leaving, Saved, Stopped]
+    assert list(tmp_path.iterdir())
+
+
+def test_a_failure_of_the_node_reaches_the_script() -> None:
+    played = Played(silent)
+    played.script.commands.append(Ended("E402", "the disk is full", "no space", "free some"))
+    with pytest.raises(OperatorError, match="disk is full") as caught:
+        played.train()
+    assert caught.value.code == "E402"
+    assert played.joined.over
+
+
+def test_the_outer_parameters_are_read_between_two_rounds() -> None:
+    played = Played(committing)
+    played.train(TARGET + 1)
+    outer = played.joined.outer_parameters()
+    assert set(outer) == {"weight", "bias"}
+    assert torch.equal(outer["weight"].flatten(), played.base[:12])
+    assert not torch.equal(played.theta, played.base)
+    outer["weight"].zero_()  # a copy
+    assert played.base[:12].any()
+
+
+def test_outer_parameters_let_a_round_that_is_being_applied_come_first() -> None:
+    played = Played(silent)
+    played.train(1)
+    assert played.vectors.try_claim()  # the daemon has committed a round, its Apply comes
+    played.base += 1.0
+    played.script.commands.append(apply(1, target_steps=TARGET, contributed=False))
+    outer = played.joined.outer_parameters()
+    assert played.joined.round == 1
+    assert torch.equal(outer["bias"], played.base[12:])
+
+
+def test_names_are_those_of_the_bare_model() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    bare = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    compiled: Any = torch.compile(Wrapped(bare), backend="eager")
+    assert list(named_parameters(compiled)) == list(dict(bare.named_parameters()))
+
+
+def test_frozen_parameters_take_no_part() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    assert list(named_parameters(model)) == ["1.weight", "1.bias"]
+    model.requires_grad_(False)
+    with pytest.raises(OperatorError) as caught:
+        named_parameters(model)
+    assert caught.value.code == "E204"
