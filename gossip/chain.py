@@ -370,6 +370,9 @@ class Chain:
     def weighed(self, gram: Gram) -> None:
         self.carry_out(self.round, self.round.on_products(gram, self.now()))
 
+    def behind(self, peer: PeerId) -> bool:
+        return self.round.company.behind(peer)
+
     def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
         return self.exchange.parts.get(key)
 

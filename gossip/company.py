@@ -118,6 +118,11 @@ class Company:
                 late.append(announce)
         return ready, late
 
+    def behind(self, peer: PeerId) -> bool:
+        """Whether a peer has yet to come to this round, as far as it has said."""
+        announce = self.membership.announcement(peer)
+        return announce is not None and announce.round < self.place.round
+
     def working(self, now: float) -> int:
         """How many of those in office are alive and active, wherever in the chain they stand.
 

@@ -40,9 +40,10 @@ from protocols.transport import Incoming
 
 
 class Refused(Protocol):
-    """Who is told of a contributor that is given up on."""
+    """Who is told of a contributor that is given up on, and knows who has yet to come."""
 
     def refused(self, peer: PeerId, why: str) -> None: ...
+    def behind(self, peer: PeerId) -> bool: ...
 
 
 @dataclass
@@ -383,6 +384,10 @@ class Owning:
                 )
 
     async def _send(self, part: OwnedPart, peer: PeerId, *, again: bool) -> None:
+        """Stream a part to a member; to one that is not there yet only once it is.
+
+        While it catches up its link is busy, and it could not take this round's parts anyway.
+        """
         plan, merge = part.plan, part.merge
         trailer = trailer_size(len(plan.contributors))
         patience = 2 * plan.patience_s + 3 * plan.expected_s  # others may keep me waiting so long
@@ -393,7 +398,7 @@ class Owning:
                 part.header,
                 lambda first: MergedFeed(merge, first, trailer),
                 patience,
-                ask=again,
+                ask=again or self.listener.behind(peer),
             )
         except (TransportError, RemoteProtocolError):  # if it lives, it fetches it from anybody
             if group := set(part.paths.passed_on.get(peer, ())) - part.asked:

@@ -345,11 +345,18 @@ class Round:
         ]
 
     def _leaders(self, now: float) -> list[PeerId]:
-        """Who can lead, in the order in which they are to stand."""
+        """Who can lead, in the order in which they are to stand.
+
+        Not who is still catching up: when the first of the others is ready it may be a moment
+        behind them, but not for as long as the ready wait for the late.
+        """
+        come = now < self.opened + self.rules.grace_s(self.round_s)
         order = [
             peer
             for peer in self.agreement.order(self.agreement.office)
-            if peer not in self.company.gone and self.company.alive(peer, now)
+            if peer not in self.company.gone
+            and self.company.alive(peer, now)
+            and (come or not self.company.behind(peer))
         ]
         agreement = self.agreement
         if agreement.promised > NONE:  # who leads, or is about to, goes first in repairing

@@ -40,6 +40,7 @@ class Peer:
     faults: list[PeerId] = field(default_factory=list)
     lost_: list[PartResult] = field(default_factory=list)
     refusals: list[tuple[PeerId, str]] = field(default_factory=list)
+    late: set[PeerId] = field(default_factory=set)  # have yet to come to the round
 
     def __post_init__(self) -> None:
         self.exchange = self.fresh()
@@ -72,6 +73,9 @@ class Peer:
 
     def refused(self, peer: PeerId, why: str) -> None:
         self.refusals.append((peer, why))
+
+    def behind(self, peer: PeerId) -> bool:
+        return peer in self.late
 
     def weighed(self, gram: Gram) -> None:
         raise AssertionError("nothing is weighed here")
