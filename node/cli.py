@@ -48,6 +48,8 @@ for _command in (
     running.demo,
     running.bench,
     looking.status,
+    looking.runs,
+    looking.stop,
     looking.doctor,
     files.keygen,
     files.export,

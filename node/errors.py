@@ -69,6 +69,12 @@ _ROWS = (
         "start one with `node start`, or name it with --dir or --api",
     ),
     Kind(
+        "E107",
+        "a node does not stop",
+        "it is still writing its last checkpoint, waits for others to finish a round, or hangs",
+        "wait, or end it at once with `node stop --now`",
+    ),
+    Kind(
         "E201",
         "the run's configuration differs",
         "this node was given a run file that is not the swarm's; the message names each field",
@@ -180,6 +186,31 @@ _ROWS = (
         "the export cannot be written",
         "its folder exists and is not empty, or the disk refuses",
         "name another folder, or free some disk space",
+    ),
+    Kind(
+        "E603",
+        "a token folder cannot be used",
+        "a file of it is missing or has another hash, or it was made for another run's tokenizer",
+        "make it again with `node data prepare`, and look at it with `node data inspect`",
+    ),
+    Kind(
+        "E604",
+        "the tokenizer cannot be used",
+        "it is no tokenizer.json of the tokenizers library, or not the one of this run",
+        "give a tokenizer.json with --tokenizer; who joins a run is given the run's own",
+    ),
+    Kind(
+        "E605",
+        "an optional library is missing",
+        "what was asked for needs a library that is not installed with Atoll itself",
+        "install the extra that the message names",
+    ),
+    Kind(
+        "E606",
+        "the model cannot be built",
+        "its configuration is not one that the transformers library makes a causal language model "
+        "of without further code, or its weights do not fit it",
+        "give a folder with config.json and safetensors of a model that transformers has built in",
     ),
     Kind(
         "E999",

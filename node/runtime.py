@@ -23,7 +23,7 @@ from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_
 from bootstrap.manifest import Manifest
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
-from node import __version__
+from node import __version__, places
 from node.config import NodeConfig, host_port, is_loopback
 from node.entrance import Entrance, Run
 from node.interrupts import EXIT_INTERRUPTED
@@ -93,6 +93,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self.stop_reason = loop.create_future()
         self.home.lock()
+        places.note(self.home.root)
         async with AsyncExitStack() as stack:
             stack.callback(self.home.unlock)
             stack.enter_context(self.home.logging())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from rich.console import Console
 
 from node.config import host_port
 from node.errors import operator_error
@@ -70,6 +74,27 @@ def _not_atoll(api: str, error: ValueError) -> OperatorError:
         why=str(error),
         fix="give the address that `node start` printed as its dashboard with --api",
     )
+
+
+def watch_it(look: Callable[[], dict[str, Any]], every_s: float, *, as_json: bool) -> NoReturn:
+    """Show the state every few seconds until Ctrl-C; a node that does not answer may come back.
+
+    As JSON: a line each, and nothing for a look that failed.
+    """
+    console = Console(highlight=False, markup=False)
+    clear = console.is_terminal and not as_json
+    while True:
+        try:
+            state = look()
+            text = json.dumps(state) if as_json else render(state)
+        except OperatorError as error:
+            text = "" if as_json else error.text()
+        if text:
+            if clear:
+                console.clear()
+            console.out(text, highlight=False)
+            console.file.flush()
+        time.sleep(every_s)
 
 
 def render(state: dict[str, Any]) -> str:

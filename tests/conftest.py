@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,8 @@ from hypothesis import HealthCheck, settings
 from protocols.identity import Identity, verify
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
+# nodes of tests are none of this user's
+os.environ["XDG_STATE_HOME"] = str(Path(tempfile.gettempdir()) / f"atoll-tests-{os.getpid()}")
 
 # a busy machine is slow, not wrong
 settings.register_profile(

@@ -1,4 +1,4 @@
-"""Commands that tell how things stand: ``status``, ``doctor``, ``config show``, ``version``."""
+"""Commands about nodes that run here, and about this machine: ``status`` to ``version``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,54 @@ from node.options import with_settings
 
 
 @with_settings("dir", "api", "api_key")
-def status(flags: dict[str, Any], as_json: AsJson = False) -> None:
+def status(
+    flags: dict[str, Any],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
+    as_json: AsJson = False,
+) -> None:
     """One screen about the node that runs on this machine."""
-    from node.status import fetch, render
+    from node.status import fetch, render, watch_it
 
     config = resolve(flags, os.environ)
     api = "" if config.is_default("api") else config.api
-    state = fetch(config.dir, api=api, key=config.api_key)
+
+    def look() -> dict[str, Any]:
+        return fetch(config.dir, api=api, key=config.api_key)
+
+    if watch:
+        watch_it(look, every, as_json=as_json)
+    state = look()
     typer.echo(json.dumps(state, indent=2) if as_json else render(state))
+
+
+@with_settings("dir")
+def runs(flags: dict[str, Any], as_json: AsJson = False) -> None:
+    """State directories on this machine, and the nodes that run in them."""
+    from node.places import all_places, as_document, as_text
+
+    places = all_places(resolve(flags, os.environ).dir)
+    typer.echo(as_document(places) if as_json else as_text(places))
+
+
+@with_settings("dir")
+def stop(
+    flags: dict[str, Any],
+    now: Annotated[bool, typer.Option("--now", help="At once, without a last checkpoint.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for it.")] = 120.0,
+) -> None:
+    """Have the node of a state directory leave, as Ctrl-C does, and wait until it has."""
+    from node.places import stop as stop_node
+
+    pid = stop_node(
+        resolve(flags, os.environ).dir,
+        timeout_s=timeout,
+        now=now,
+        tell=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(f"process {pid} has ended")
 
 
 @with_settings(

@@ -1,0 +1,151 @@
+"""``node runs``, ``node stop`` and ``node status --watch``, with a stand-in for the daemon."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from node import outermost, places
+from node.places import Place, all_places, as_text, look, note, noted, stop
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+
+DAEMON = """
+import signal, sys, time
+from pathlib import Path
+from node.statedir import StateDir
+home = StateDir(Path(sys.argv[1])); home.lock()
+left = int(sys.argv[2])
+def on(*_):
+    global left
+    left -= 1
+signal.signal(signal.SIGTERM, on)
+home.publish_api("127.0.0.1:1")
+print("up", flush=True)
+while left > 0: time.sleep(0.02)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "usual"))
+
+
+@pytest.fixture
+def daemon():
+    """``daemon(directory, signals)``: holds a state directory until it got that many signals."""
+    started = []
+
+    def start(directory, signals=1):
+        process = subprocess.Popen(
+            [sys.executable, "-c", DAEMON, str(directory), str(signals)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_directories_are_noted_and_forgotten_when_gone(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        home = StateDir(tmp_path / name)
+        home.lock()
+        home.unlock()
+        note(tmp_path / name)
+    note(tmp_path / "never was")
+    assert set(noted()) == {tmp_path / "a", tmp_path / "b"}
+    assert len(list(places.notes().iterdir())) == 2
+    monkeypatch.setattr(places, "MAX_NOTES", 1)
+    note(tmp_path / "a")
+    assert len(list(places.notes().iterdir())) == 1
+
+
+def test_a_note_that_cannot_be_written_harms_nobody(tmp_path, monkeypatch):
+    (tmp_path / "user").write_text("a file")
+    note(tmp_path)
+    assert noted() == []
+
+
+def test_what_is_told_of_a_directory(tmp_path, daemon):
+    process = daemon(tmp_path / "runs")
+    note(tmp_path / "runs")
+    stopped = tmp_path / "usual"
+    home = StateDir(stopped)
+    home.lock()
+    home.unlock()
+    folder = home.checkpoints / "ckpt-00000007"
+    folder.mkdir()
+    (folder / "checkpoint.json").write_text(json.dumps({"run": "ab" * 32, "round": 7}))
+    found = all_places(stopped)
+    assert found == [
+        Place(str(tmp_path / "runs"), "no answer", process.pid, "", None, "", "127.0.0.1:1", None),
+        Place(str(stopped), "stopped", None, "abababab", 7, "", "", None),
+    ]
+    lines = as_text(found).splitlines()
+    assert len(lines) == 3
+    assert lines[1].split()[:3] == ["no", "answer", str(process.pid)]
+    (folder / "checkpoint.json").write_text("{")
+    assert look(stopped).round is None
+
+
+def test_files_left_by_a_killed_daemon_are_no_daemon(tmp_path, daemon):
+    process = daemon(tmp_path / "x")
+    process.kill()
+    process.wait()
+    assert StateDir(tmp_path / "x").find_api().pid == process.pid
+    assert look(tmp_path / "x").status == "stopped"
+    with pytest.raises(OperatorError, match="no node runs") as error:
+        stop(tmp_path / "x", timeout_s=1, now=False)
+    assert error.value.code == "E106"
+
+
+def test_stop_asks_once_and_waits(tmp_path, daemon):
+    process = daemon(tmp_path / "x")
+    assert stop(tmp_path / "x", timeout_s=20, now=False) == process.pid
+    assert process.wait(5) == 0
+
+
+def test_stop_now_asks_twice(tmp_path, daemon, capsys):
+    process = daemon(tmp_path / "x", signals=2)
+    with pytest.raises(OperatorError) as error:
+        stop(tmp_path / "x", timeout_s=0.5, now=False)
+    assert error.value.code == "E107"
+    assert outermost.run(["stop", "--dir", str(tmp_path / "x"), "--now"]) == 0
+    assert f"process {process.pid} has ended" in capsys.readouterr().out
+
+
+def test_runs_on_a_fresh_machine(capsys):
+    assert outermost.run(["runs"]) == 0
+    assert "no node has run" in capsys.readouterr().out
+    assert outermost.run(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_status_watch_goes_on_until_ctrl_c(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "node", "status", "--watch", "--every", "0.2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ATOLL_DIR": str(tmp_path)},
+    )
+    lines = [process.stdout.readline() for _ in range(6)]
+    assert sum("error E106" in line for line in lines) == 2
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in out + err
