@@ -16,7 +16,7 @@ from torch import Tensor
 from protocols.codecs import CHUNK, codec, kernels
 from protocols.errors import NonFinite
 
-NAMES = ("int8", "int4", "bf16", "fp16")
+NAMES = ("int8", "int4")
 LENGTHS = (1, 63, 64, 65, 127, 129, 255, 257, 4096, 5000, CHUNK - 1)
 
 pytestmark = pytest.mark.skipif(kernels.kernel("int4") is None, reason="there is no C compiler")
@@ -78,7 +78,7 @@ def any_bits(seed: int, count: int) -> Tensor:
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from(LENGTHS), weight=st.floats(0, 1))
 @example(seed=0, count=CHUNK, weight=0.25)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_compiled_and_plain_give_the_same_bits(
     name: str, seed: int, count: int, weight: float
 ) -> None:
@@ -92,7 +92,7 @@ def test_compiled_and_plain_give_the_same_bits(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from(LENGTHS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bytes_of_a_stranger_decode_to_the_same_or_are_refused_by_both(
     name: str, seed: int, count: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_what_cannot_be_encoded_is_refused_by_both(name: str, bad: float, where:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_refused_chunk_adds_nothing(name: str) -> None:
     data = encode(name, torch.ones(1000))
-    data[:2] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)  # infinite as bf16, NaN as fp16
+    data[:2] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)  # a scale that is infinite
     total = torch.ones(1000)
     with pytest.raises(NonFinite):
         codec(name).decode_add(data, 1.0, total)

@@ -1,7 +1,7 @@
 """Floats, int8 and int4: what needs no error feedback; :mod:`protocols.codecs` describes them.
 
-Each has its loops in C as well (:mod:`protocols.codecs.kernels`), used where they are compiled, and
-equal to the last bit.
+int8 and int4 have their loops in C as well (:mod:`protocols.codecs.kernels`), used where they are
+compiled, and equal to the last bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocols.codecs.blocks import (
     scales,
     scales_limit,
 )
-from protocols.codecs.kernels import Kernel, kernel
+from protocols.codecs.kernels import kernel
 from protocols.errors import NonFinite
 
 _INT4_BLOCK = 64
@@ -42,11 +42,6 @@ class Float(Codec):
         return count * self.dtype.itemsize
 
     def _encode(self, values: Tensor, out: Tensor) -> None:
-        compiled = self._compiled()
-        if compiled is not None:
-            if not compiled.encode(values, out):
-                raise ValueError(self._bounds())
-            return
         if self.dtype is torch.float32:
             typed = values
         else:
@@ -56,12 +51,10 @@ class Float(Codec):
         bound = torch.finfo(self.dtype).max
         square = torch.dot(values, values).item()
         if not square < min(bound * bound, 1e38) and not torch.isfinite(typed).all():
-            raise ValueError(self._bounds())
+            raise ValueError(f"a value is not finite or beyond {self.name}'s {bound:.4g}")
         out.copy_(typed.view(torch.uint8))
 
     def _decode(self, data: Tensor, out: Tensor) -> None:
-        if self._decoded(data, 1.0, out, add=False):
-            return
         if self.dtype is torch.float32:
             out.view(torch.uint8).copy_(data)
         else:
@@ -69,8 +62,6 @@ class Float(Codec):
         self._finite(out)
 
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
-        if self._decoded(data, weight, accumulator, add=True):
-            return
         if self.dtype is torch.float32:
             values = aligned(data, torch.float32)  # straight from the bytes
         else:
@@ -85,19 +76,6 @@ class Float(Codec):
             self._finite(aligned(data, torch.float32))  # where it lies
         else:
             super()._check(data, count)
-
-    def _compiled(self) -> Kernel | None:
-        return None if self.dtype is torch.float32 else kernel(self.name)
-
-    def _decoded(self, data: Tensor, weight: float, out: Tensor, *, add: bool) -> bool:
-        """Decode by the compiled loops; False if there are none."""
-        compiled = self._compiled()
-        if compiled is not None and not compiled.decode(data, out, weight, math.inf, add=add):
-            raise NonFinite(f"{self.name}: a value is not finite")
-        return compiled is not None
-
-    def _bounds(self) -> str:
-        return f"a value is not finite or beyond {self.name}'s {torch.finfo(self.dtype).max:.4g}"
 
     def _finite(self, values: Tensor) -> None:
         square = torch.dot(values, values).item()  # if finite, it proves all of them so in one go

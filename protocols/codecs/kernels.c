@@ -1,4 +1,4 @@
-/* The inner loops of int8, int4, bf16 and fp16: one pass each, where the same in torch takes ten.
+/* The inner loops of int8 and int4: one pass each, where the same in torch takes ten.
  *
  * protocols/codecs/kernels.py compiles this file where there is a compiler; formats.py says what
  * the bytes mean, and does the same in torch where there is none. Both must give the same bits, on
@@ -180,55 +180,3 @@ int atoll_int8_decode(
     }
     return 0;
 }
-
-/* --- halves: bf16, and fp16 where the compiler knows it --------------------------------------- */
-
-/* Whether one of `count` has an exponent of ones only: it is infinite or no number. */
-static int not_finite(const uint8_t *data, int64_t count, uint16_t exponent) {
-    int found = 0;
-    for (int64_t i = 0; i < count; i++) found |= (load16(data + 2 * i) & exponent) == exponent;
-    return found;
-}
-
-#define HALVES(name, exponent, put, get)                                                         \
-    int atoll_##name##_encode(const float *restrict values, int64_t count, uint8_t *out) {       \
-        for (int64_t i = 0; i < count; i++) store16(out + 2 * i, put(values[i]));                \
-        return not_finite(out, count, exponent);                                                 \
-    }                                                                                            \
-    int atoll_##name##_decode(                                                                   \
-        const uint8_t *restrict data, int64_t count, double limit, float weight,                 \
-        float *restrict out, int add                                                             \
-    ) {                                                                                          \
-        (void)limit;                                                                             \
-        if (not_finite(data, count, exponent)) return 1;                                         \
-        if (add)                                                                                 \
-            for (int64_t i = 0; i < count; i++)                                                  \
-                out[i] = out[i] + get(load16(data + 2 * i)) * weight;                            \
-        else                                                                                     \
-            for (int64_t i = 0; i < count; i++) out[i] = get(load16(data + 2 * i)) * weight;     \
-        return 0;                                                                                \
-    }
-
-/* NaN would round to infinity or wrap: both have an exponent of ones, or are caught beforehand. */
-static inline uint16_t bf16_or_ones(float value) {
-    return (bits_of(value) & MAGNITUDE) >= 0x7f800000 ? 0x7f80 : to_bf16(value);
-}
-
-HALVES(bf16, 0x7f80, bf16_or_ones, from_bf16)
-
-#ifdef __FLT16_MAX__
-static inline uint16_t to_fp16(float value) {
-    _Float16 half = (_Float16)value;
-    uint16_t bits;
-    memcpy(&bits, &half, sizeof bits);
-    return bits;
-}
-
-static inline float from_fp16(uint16_t bits) {
-    _Float16 half;
-    memcpy(&half, &bits, sizeof half);
-    return (float)half;
-}
-
-HALVES(fp16, 0x7c00, to_fp16, from_fp16)
-#endif

@@ -61,17 +61,14 @@ class Kernel:
 
 
 def kernel(name: str) -> Kernel | None:
-    """The loops of the codec of this name, if they are compiled or can be."""
+    """The loops of int8 or int4, if they are compiled or can be."""
     library = _library() if os.environ.get(SWITCH, "").lower() not in ("0", "off") else None
     return _kernel(library, name) if library is not None else None
 
 
 @functools.cache
-def _kernel(library: ctypes.CDLL, name: str) -> Kernel | None:
-    try:
-        return Kernel(library, name)
-    except AttributeError:  # a compiler that knows no fp16
-        return None
+def _kernel(library: ctypes.CDLL, name: str) -> Kernel:
+    return Kernel(library, name)
 
 
 @functools.cache
