@@ -28,7 +28,7 @@ from gossip.owning import Owning
 from gossip.receiving import Inflow, PartDrain, pull_part
 from gossip.relaying import Relaying, SharedInflow
 from gossip.routing import Routes
-from gossip.slicing import OwnContribution, SliceFeed, Source, shares
+from gossip.slicing import OwnContribution, SliceFeed, Source, WantsMerged, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, Place, Shape, check_statement, key_of
 from protocols.errors import (
@@ -84,7 +84,8 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._transfers = Transfers(self.wiring)
-        self._whole = Whole(self.shape.size)
+        wanted = self.source.merged if isinstance(self.source, WantsMerged) else None
+        self._whole = Whole(self.shape.size, wanted)
         listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
         self._own = OwnContribution(
             self.wiring, self.shape, self.source, lambda why: listener.refused(me, why)
@@ -179,7 +180,7 @@ class Exchange:
                 if self._vias.get(key) not in (None, via):  # it relays no more
                     self._straight(key)
                 if self._relaying.collects(key):
-                    contributed = contributes  # with the mean
+                    contributed = contributes  # with the sum
                 else:
                     contributed = key in self._slices or key[:3] in holders
                 if contributes and not contributed:
@@ -292,16 +293,16 @@ class Exchange:
 
     # --- through relays ----------------------------------------------------------------------
 
-    async def on_mean(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
-        """Take the mean of a group from its relay. Raises RemoteRefused ``late``."""
+    async def on_sum(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+        """Take the sum of a group from its relay. Raises RemoteRefused ``late``."""
         await self._until_planned((header.start, header.stop, self.me, header.basis))
-        await self._owning.take_mean(sender, header, incoming)
+        await self._owning.take_sum(sender, header, incoming)
         return b""
 
-    async def mean_reached(self, sender: PeerId, header: Transfer) -> bytes:
-        """How much of a group's mean is here. Raises RemoteRefused ``late``."""
+    async def sum_reached(self, sender: PeerId, header: Transfer) -> bytes:
+        """How much of a group's sum is here. Raises RemoteRefused ``late``."""
         await self._until_planned((header.start, header.stop, self.me, header.basis))
-        return self._owning.mean_reached(sender, header).encode()
+        return self._owning.sum_reached(sender, header).encode()
 
     async def bring(self, sender: PeerId, header: Transfer) -> bytes:
         """The owner of a part waits for my relay no more, and asks for my slice itself."""

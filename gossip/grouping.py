@@ -2,16 +2,16 @@
 
 A butterfly of N members has N(N − 1) links, and every slice and every merged part crosses from
 site to site once for each member. With groups a part has a *relay* in each group but its owner's:
-the group's slices of the part end there and are merged, one mean goes on to the owner, and the one
+the group's slices of the part end there and are added up, one sum goes on to the owner, and the one
 merged part that comes back is passed on to the group. A round is still decided once, and what
-comes out is the same weighted mean: a mean of the groups' means.
+comes out is the same weighted mean.
 
-- **Sites** (``region``): those who declare one region are a group, so one mean and one merged part
+- **Sites** (``region``): those who declare one region are a group, so one sum and one merged part
   cross between two sites instead of one for each member.
 - **Grids** (``grid``): a swarm of more than ``most`` members stands in rows and columns of about
   √N; rows are groups, and a part is relayed by whoever stands in its owner's column. A member has
   links to its row and its column alone: 30 instead of 255 in a swarm of 256, for hardly more
-  bytes (each sends a mean and a merged part more, of 1/√N of the vector each).
+  bytes (each sends a sum and a merged part more, of 1/√N of the vector each).
 
 Relays add up what others sent, so rules of :mod:`gossip.mixing` that judge slices one by one at
 the owner (``weigh``, ``column``) cannot have groups.

@@ -1,18 +1,21 @@
-"""An owner's merge where groups bring means instead of slices (:mod:`gossip.grouping`).
+"""An owner's merge where groups bring sums instead of slices (:mod:`gossip.grouping`).
 
-A relay streams the mean of its group chunk by chunk, and with each chunk a mark of whose slices
-are in it, so the owner knows of every contributor how much is merged, as without groups, and what
-share of the whole a mean stands for. As everybody's chunks come in order, what is merged of a
-contributor is a prefix, whoever brought it. So a contributor may come by itself from any chunk on:
-when its relay is dropped, the group goes on with the chunk that it would have brought next.
+A relay streams the sum of share·scale·x over its group chunk by chunk, and with each chunk a mark
+of whose slices are in it, so the owner knows of every contributor how much is merged, as without
+groups. Sums are divided by the power of two that brings them to the magnitude of a mean, which
+costs no bit and keeps them within what a codec carries (:func:`magnitude`). As everybody's chunks
+come in order, what is merged of a contributor is a prefix, whoever brought it. So a contributor may
+come by itself from any chunk on: when its relay is dropped, the group goes on with the chunk that
+it would have brought next.
 
-A mean cannot be taken apart. One that contains what its contributor has brought by itself
+A sum cannot be taken apart. One that contains what its contributor has brought by itself
 meanwhile is refused, and its relay dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +40,11 @@ def mark_of(present: Sequence[bool]) -> bytes:
     """A bit for each contributor of a group, the first one lowest."""
     bits = sum(1 << at for at, here in enumerate(present) if here)
     return bits.to_bytes(mark_size(len(present)), "little")
+
+
+def magnitude(shares: Iterable[float]) -> float:
+    """What the sum of a group with these shares is divided by: the next power of two."""
+    return 2.0 ** math.frexp(sum(shares))[1]
 
 
 def marked(mark: bytes, members: Sequence[PeerId]) -> list[PeerId]:
@@ -68,13 +76,17 @@ class JointMerge(PartMerge):
         self._dropped = dropped
         self._brought = dict.fromkeys(collected, 0)  # chunks, by relays that are not dropped
         self._via = {peer: relay for relay, peers in collected.items() for peer in peers}
-        # a mean is no longer than the longest of what is in it, and is encoded once more
+        self._magnitudes = {
+            relay: magnitude(self._shares[peer] for peer in peers)
+            for relay, peers in collected.items()
+        }
+        # divided, a sum is no longer than the longest of what is in it; and it is encoded once more
         longer = ROUNDED_UP.get(self.codec.name, ROUNDED_UP_ELSE)
-        self._mean_room: dict[PeerId, float] = {}  # in squared norm
+        self._sum_room: dict[PeerId, float] = {}  # in squared norm
         for relay, peers in collected.items():
             if all(peer in limits for peer in peers):
                 bound = longer * max(limits[peer] * scales.get(peer, 1.0) for peer in peers)
-                self._mean_room[relay] = bound * bound
+                self._sum_room[relay] = bound * bound
 
     # --- what may be asked from any thread -------------------------------------------------------
 
@@ -107,7 +119,7 @@ class JointMerge(PartMerge):
         return self.chunks[number - 1].stop - self.start if number else 0
 
     def brings(self, relay: PeerId) -> bool:
-        """Whether a relay's means are taken."""
+        """Whether a relay's sums are taken."""
         return relay in self._brought
 
     # --- where data is handled -------------------------------------------------------------------
@@ -117,7 +129,7 @@ class JointMerge(PartMerge):
         super().add(peer, index, data)
         self._via.pop(peer, None)
 
-    def add_mean(self, relay: PeerId, index: int, data: torch.Tensor, mark: bytes) -> None:
+    def add_sum(self, relay: PeerId, index: int, data: torch.Tensor, mark: bytes) -> None:
         """A group's chunk, encoded (uint8), and whose slices are in it; one brought before is
         ignored.
 
@@ -134,7 +146,7 @@ class JointMerge(PartMerge):
             present = marked(mark, self.collected[relay])
             self._check_present(relay, index, present)
             if present:
-                self._take_mean(relay, index, data, sum(self._shares[peer] for peer in present))
+                self._take_sum(relay, index, data)
         except (NonFinite, Malformed, RemoteRefused) as error:
             self.drop(relay, str(error))
             raise
@@ -173,24 +185,24 @@ class JointMerge(PartMerge):
             raise RemoteRefused("late", "merged without its group")
         for peer in present:
             if self._reached.get(peer) != index or self._via.get(peer) != relay:
-                raise RemoteRefused("late", "a mean of what has come by itself as well")
+                raise RemoteRefused("late", "a sum with what has come by itself as well")
 
-    def _take_mean(self, relay: PeerId, index: int, data: torch.Tensor, weight: float) -> None:
-        """Add a mean, or raise NonFinite or Malformed and add nothing."""
+    def _take_sum(self, relay: PeerId, index: int, data: torch.Tensor) -> None:
+        """Add a sum, or raise NonFinite or Malformed and add nothing."""
         chunk, total, scratch = self.chunks[index], self._sum(index), self._scratch()
-        values = self._mean(chunk, data, scratch)
-        if relay in self._mean_room:
+        values = self._sum_from(chunk, data, scratch)
+        if relay in self._sum_room:
             square = squared_norm(values)
-            if square > self._mean_room[relay]:
-                raise Malformed("a mean that is longer than all that is in it is said to be")
-            self._mean_room[relay] -= square
+            if square > self._sum_room[relay]:
+                raise Malformed("a sum that is longer than all that is in it is said to be")
+            self._sum_room[relay] -= square
         if self._counts[index]:
-            total.add_(values, alpha=weight)
+            total.add_(values, alpha=self._magnitudes[relay])
         else:
-            torch.mul(values, weight, out=total)
+            torch.mul(values, self._magnitudes[relay], out=total)
         self._spare.append(scratch)
 
-    def _mean(self, chunk: Chunk, data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _sum_from(self, chunk: Chunk, data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if self._plain is not None:
             values = data.view(torch.float32)
             if not within(values, FINITE):
@@ -201,8 +213,8 @@ class JointMerge(PartMerge):
         return values
 
 
-class MeanDrain:
-    """A group's means on their way into a merge, from the ``first`` chunk of the part on.
+class SumDrain:
+    """A group's sums on their way into a merge, from the ``first`` chunk of the part on.
 
     After each chunk comes its mark; memory: one encoded chunk.
     """
@@ -225,13 +237,13 @@ class MeanDrain:
         return self._view[self._at : self._size + self._mark]
 
     def took(self, count: int) -> None:
-        """Raises as :meth:`JointMerge.add_mean` does."""
+        """Raises as :meth:`JointMerge.add_sum` does."""
         self._at += count
         self._merge.moved(self._relay, count)
         size = self._size
         if self._at == size + self._mark:
             mark = bytes(self._view[size : self._at])
-            self._merge.add_mean(self._relay, self._index, self._buffer[:size], mark)
+            self._merge.add_sum(self._relay, self._index, self._buffer[:size], mark)
             self._index, self._at = self._index + 1, 0
 
     @property

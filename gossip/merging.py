@@ -62,6 +62,7 @@ class PartMerge:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
         self.result = whole.take(codec, start, stop)
+        self._values = whole.values
         self.merged = 0  # chunks
         self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
         self.trailer = b""  # what is sent behind the last chunk, once it is known
@@ -285,9 +286,14 @@ class PartMerge:
             count, weight = count + 1, weight + self._shares[self._me]
         if not count:
             total.zero_()
-        elif count < len(self._shares):
-            total.mul_(1.0 / weight)
+        else:
+            self._balance(total, count, weight)
         return total
+
+    def _balance(self, total: torch.Tensor, count: int, weight: float) -> None:
+        """Make a mean of the sum of ``count`` contributions whose shares are ``weight``."""
+        if count < len(self._shares):
+            total.mul_(1.0 / weight)
 
     def _merge(self, index: int) -> None:
         chunk, total = self.chunks[index], self._sum_of_all(index)
@@ -299,6 +305,8 @@ class PartMerge:
                 bound = largest(self.codec)
                 self.codec.encode_chunk(chunk, total.clamp_(-bound, bound), target)
             self._note_lost(index, total, target)
+            if self._values is not None:
+                self.codec.decode_chunk(chunk, target, self._values(chunk.start, chunk.stop))
             self._spare.append(self._sums.pop(index))
         elif not within(total, FINITE):
             total.clamp_(-largest(self.codec), largest(self.codec))

@@ -23,7 +23,7 @@ import torch
 from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import sign_result
-from gossip.joining import JointMerge, MeanDrain
+from gossip.joining import JointMerge, SumDrain
 from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.lateness import RELAYED, Lateness
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
@@ -279,19 +279,19 @@ class Owning:
 
     # --- through relays --------------------------------------------------------------------------
 
-    def mean_reached(self, relay: PeerId, header: Transfer) -> Transfer:
-        """How much of a group's mean is in. Raises RemoteRefused ``late``."""
+    def sum_reached(self, relay: PeerId, header: Transfer) -> Transfer:
+        """How much of a group's sum is in. Raises RemoteRefused ``late``."""
         _, merge = self._joint(relay, header)
         return dataclasses.replace(header, done=merge.elements_by(relay))
 
-    async def take_mean(self, relay: PeerId, header: Transfer, incoming: Incoming) -> None:
-        """Take the mean of a group. Raises RemoteRefused ``late`` when it is not wanted."""
+    async def take_sum(self, relay: PeerId, header: Transfer, incoming: Incoming) -> None:
+        """Take the sum of a group. Raises RemoteRefused ``late`` when it is not wanted."""
         part, merge = self._joint(relay, header)
         if header.codec != part.plan.codec:
-            raise Malformed("a mean in another codec than planned")
+            raise Malformed("a sum in another codec than planned")
         if header.done > merge.elements_by(relay):
-            raise Malformed("a mean that begins behind what is here")
-        drain = MeanDrain(merge, relay, chunk_at(self.wiring.codec, header))
+            raise Malformed("a sum that begins behind what is here")
+        drain = SumDrain(merge, relay, chunk_at(self.wiring.codec, header))
         await self.transfers.receive(relay, header, incoming, drain)
 
     def give(self, peer: PeerId, header: Transfer) -> None:
@@ -306,7 +306,7 @@ class Owning:
     def _joint(self, relay: PeerId, header: Transfer) -> tuple[OwnedPart, JointMerge]:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
         if part is None or not isinstance(part.merge, JointMerge) or not part.merge.brings(relay):
-            raise RemoteRefused("late", "this mean is not expected any more")
+            raise RemoteRefused("late", "this sum is not expected any more")
         return part, part.merge
 
     async def _oversee_relays(self, part: OwnedPart, merge: JointMerge) -> None:

@@ -1,9 +1,9 @@
-"""A relay's work for its group: slices in, their mean on to the owner; the merged part back.
+"""A relay's work for its group: slices in, their sum on to the owner; the merged part back.
 
-Collecting is an owner's work (:mod:`gossip.owning`) with another end: chunks are divided by the
-group's weight, encoded, and streamed to the part's owner with a mark of who is in them. Passing on
-needs no arithmetic: what has arrived of the merged part and is sound goes to the group, byte for
-byte, and the trailer with the owner's signature after it.
+Collecting is an owner's work (:mod:`gossip.owning`) with another end: chunks are not divided by
+the weight of who is in them, and are streamed to the part's owner with a mark of who that is.
+Passing on needs no arithmetic: what has arrived of the merged part and is sound goes to the group,
+byte for byte, and the trailer with the owner's signature after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from gossip.bodies import as_bytes, trailer_size
 from gossip.buffers import Whole, buffers
-from gossip.joining import mark_of, mark_size
+from gossip.joining import magnitude, mark_of, mark_size
 from gossip.merging import PartMerge
 from gossip.owning import OwnedPart, Owning
 from gossip.receiving import Inflow
@@ -34,7 +34,7 @@ from protocols.transport import Buffer
 
 
 class _Apart(Whole):
-    """Memory of its own for a mean: the merged part has its place in the vector."""
+    """Memory of its own for a sum: the merged part has its place in the vector."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -44,7 +44,10 @@ class _Apart(Whole):
 
 
 class GroupMerge(PartMerge):
-    """The mean of the slices that ``brought`` bring, with a mark for each chunk of who is in it."""
+    """The sum of the slices that ``brought`` bring, with a mark for each chunk of who is in it.
+
+    Divided by the :func:`gossip.joining.magnitude` of all their shares, whoever is in it.
+    """
 
     def __init__(
         self,
@@ -54,8 +57,8 @@ class GroupMerge(PartMerge):
         **kwargs: Any,
     ) -> None:
         kwargs["whole"] = _Apart()
-        total = sum(shares[peer] for peer in brought)
-        ours = {peer: shares[peer] / total for peer in brought}
+        divisor = magnitude(shares[peer] for peer in brought)
+        ours = {peer: shares[peer] / divisor for peer in brought}
         super().__init__(*args, shares=ours, **kwargs)
         self.brought = brought
         self.marks: list[bytes] = []  # of the chunks that are merged
@@ -72,12 +75,15 @@ class GroupMerge(PartMerge):
         )
         super()._merge(index)
 
+    def _balance(self, total: torch.Tensor, count: int, weight: float) -> None:
+        """Whoever is missing is made up for by the owner, who knows how all the others stand."""
+
     def _note_lost(self, *args: Any) -> None:
         """Codecs that send later what they lose have no groups."""
 
 
-class MeanFeed:
-    """A group's mean on its way to the owner while it is merged: each chunk, then its mark."""
+class SumFeed:
+    """A group's sum on its way to the owner while it is merged: each chunk, then its mark."""
 
     def __init__(self, merge: GroupMerge, first: int) -> None:
         self._merge, self._index = merge, first
@@ -260,7 +266,7 @@ class Relaying(Owning):
         part.merge.seal(b"")
 
     def _spread(self, part: OwnedPart) -> None:
-        """Stream the mean to the part's owner."""
+        """Stream the sum to the part's owner."""
         if self.transfers.closed or part.key not in self._ends:
             return
         owner = self._ends[part.key][0][2]
@@ -276,9 +282,9 @@ class Relaying(Owning):
         patience = 2 * plan.patience_s + 3 * plan.expected_s  # members may keep me waiting
         try:
             await self.transfers.push(
-                peer, "mean", part.header, lambda first: MeanFeed(merge, first), patience, ask=again
+                peer, "sum", part.header, lambda first: SumFeed(merge, first), patience, ask=again
             )
         except (TransportError, RemoteProtocolError) as error:
             late = isinstance(error, RemoteRefused) and error.code == "late"
             if not late and not self.transfers.closed:
-                self.fault(peer, f"took no mean: {error}")
+                self.fault(peer, f"took no sum: {error}")

@@ -71,6 +71,18 @@ class Service:
         async def merged_reached(sender: PeerId, body: bytes) -> bytes:
             return await self._counted(sender, self._merged_reached(sender, body))
 
+        async def on_sum(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+            return await self._counted(sender, self._on_sum(sender, header, incoming))
+
+        async def sum_reached(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._sum_reached(sender, body))
+
+        async def on_bring(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_bring(sender, body))
+
+        async def on_give(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_give(sender, body))
+
         async def on_part(sender: PeerId, header: bytes) -> Feed:
             return await self._counted(sender, self._on_part(header))
 
@@ -81,6 +93,10 @@ class Service:
         transport.on_push("merged", on_merged, max_length=largest + MAX_TRAILER)
         transport.on_call("slice", slice_reached)
         transport.on_call("merged", merged_reached)
+        transport.on_push("sum", on_sum, max_length=2 * largest)  # with a mark for each chunk
+        transport.on_call("sum", sum_reached)
+        transport.on_call("bring", on_bring)
+        transport.on_call("give", on_give)
         transport.on_pull("part", on_part)
 
     async def _counted(self, sender: PeerId, answer: Awaitable[T]) -> T:
@@ -137,6 +153,22 @@ class Service:
     async def _merged_reached(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
         return await exchange.merged_reached(sender, transfer)
+
+    async def _on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        transfer, exchange = await self._transfer(sender, header)
+        return await exchange.on_sum(sender, transfer, incoming)
+
+    async def _sum_reached(self, sender: PeerId, body: bytes) -> bytes:
+        transfer, exchange = await self._transfer(sender, body)
+        return await exchange.sum_reached(sender, transfer)
+
+    async def _on_bring(self, sender: PeerId, body: bytes) -> bytes:
+        transfer, exchange = await self._transfer(sender, body)
+        return await exchange.bring(sender, transfer)
+
+    async def _on_give(self, sender: PeerId, body: bytes) -> bytes:
+        transfer, exchange = await self._transfer(sender, body)
+        return await exchange.give(sender, transfer)
 
     async def _transfer(self, sender: PeerId, header: bytes) -> tuple[Transfer, Exchange]:
         """What is to be transferred, and the exchange that it belongs to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,10 @@ class Peer:
         transport.on_push("merged", self.on_merged, max_length=10**7)
         transport.on_call("slice", self.slice_reached)
         transport.on_call("merged", self.merged_reached)
+        transport.on_push("sum", self.on_sum, max_length=10**7)
+        transport.on_call("sum", self.sum_reached)
+        transport.on_call("bring", self.on_bring)
+        transport.on_call("give", self.on_give)
         transport.on_pull("part", self.on_part)
 
     def fresh(self) -> Exchange:
@@ -101,6 +105,19 @@ class Peer:
     async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
         return await self.exchange.merged_reached(sender, Transfer.decode(body))
 
+    async def on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        message = Transfer.decode(header)
+        return await self.counted(sender, self.exchange.on_sum(sender, message, incoming))
+
+    async def sum_reached(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.sum_reached(sender, Transfer.decode(body))
+
+    async def on_bring(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.bring(sender, Transfer.decode(body))
+
+    async def on_give(self, sender: PeerId, body: bytes) -> bytes:
+        return await self.exchange.give(sender, Transfer.decode(body))
+
     async def on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)
         for result, data in self.exchange.parts.values():
@@ -140,7 +157,13 @@ class World:
 
 @asynccontextmanager
 async def world(
-    shape: Shape, *, link: Link | None = None, upload: float = 1e6, count: int = 4, seed: int = 3
+    shape: Shape,
+    *,
+    link: Link | None = None,
+    upload: float = 1e6,
+    count: int = 4,
+    seed: int = 3,
+    members: Sequence[Identity] = MEMBERS,
 ) -> AsyncIterator[World]:
     """``count`` members on a simulated network, each with another contribution."""
     codec = RangeCodec(shape.codecs[0], dense=shape.size - 1000)
@@ -153,7 +176,7 @@ async def world(
 
     async with asyncio.TaskGroup() as group:
         peers = []
-        for number, identity in enumerate(MEMBERS[:count]):
+        for number, identity in enumerate(members[:count]):
             generator = torch.Generator().manual_seed(number)
             wiring = Wiring(
                 network.join(identity.peer_id),
@@ -166,8 +189,8 @@ async def world(
             )
             values = torch.randn(shape.size, generator=generator)
             peers.append(Peer(identity, wiring, values, shape))
-        members = [peer.identity for peer in peers]
-        plan = plan_of(leader(members), members, shape=shape)
+        present = [peer.identity for peer in peers]
+        plan = plan_of(leader(present), present, shape=shape)
         found = World(network, sorted(peers, key=lambda peer: peer.me), plan)
         yield found
         for peer in found.peers:
