@@ -144,7 +144,7 @@ def _fact(turn: Turn) -> Fact:
     """One turn as it stands in the results: what is compared, and what each worker said."""
     if len({fact.get("digest") for fact in turn.facts}) != 1:
         raise RuntimeError(f"not all have the same: {turn.facts}")
-    keep = ("asked", "start", "first_byte", "end", "sent", "received", "peak")
+    keep = ("asked", "start", "first_byte", "end", "sent", "received", "peak", "cpu")
     return {
         "seconds": turn.seconds,
         "matchmaking": turn.matchmaking,

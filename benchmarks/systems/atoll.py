@@ -43,6 +43,7 @@ async def main() -> None:
             whole=taken.merged == 1,
             sent=taken.sent,
             received=taken.received,
+            cpu=taken.cpu_s,
             peak=taken.peak_bytes,
             digest=taken.digest,
         )

@@ -12,6 +12,7 @@ import asyncio
 import platform
 import resource
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Taken:
     received: int
     peak_bytes: int  # resident memory above what it was before the vector was made
     digest: str  # of the merged vector, equal on all members
+    cpu_s: float = 0.0  # of this process, from ready until the mean is in its memory
 
 
 class Noise:
@@ -100,9 +102,15 @@ class Noise:
         self.offload = offload
         self.vector = torch.empty(settings.size)
         self.mean = self.vector  # of all, once a round is over: fp32 [size]
+        self._decoded = self.vector  # by codecs other than fp32: memory for the mean
+        if settings.codec != "fp32":
+            self._decoded = torch.empty(settings.size)
+        self._taking = False  # merged values are decoded as they come
+        self._asked: Counter[int] = Counter()  # how often for the chunk that begins there
         self.moved = asyncio.Event()
         self.norm = 0.0  # of the vector that was drawn
-        self.contributors, self.merged = 0, 0.0
+        self.contributors, self.included = 0, 0.0
+        self.computed = 0.0  # processor seconds of this process when the mean was there
         self._roster: tuple[PeerId, ...] = ()
         self._place = Place(settings.run, 0, 0, genesis(settings.run), bytes(32), 0)
 
@@ -120,14 +128,23 @@ class Noise:
 
     def draw(self) -> None:
         """New noise, determined by the member's seed and the round."""
-        self.mean = self.vector  # what it was before is not needed any more
+        self.mean = self.vector  # what fp32 was received into is not needed any more
         generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
         self.vector.normal_(generator=generator)
         self.norm = torch.linalg.vector_norm(self.vector).item()  # as an island announces it
+        self._asked.clear()
+        self._taking = True
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """This member's noise, where it lies."""
         return self.vector[start:stop]
+
+    def merged(self, start: int, stop: int) -> torch.Tensor:
+        """Where to decode merged values before it is certain that they count."""
+        if not self._taking:  # of a transfer that outlived its round
+            return torch.empty(stop - start)
+        self._asked[start] += 1
+        return self._decoded[start:stop]
 
     async def apply(
         self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
@@ -137,6 +154,7 @@ class Noise:
         outcome = certificate.outcome
         await self.offload(lambda: self._decode(certificate, parts))
         self.watch.pass_(Stage.APPLIED)
+        self.computed = time.process_time()
         state = await self.offload(self.digest)
         self._place = Place(
             self.settings.run, 0, outcome.round + 1, outcome_hash(outcome), state, outcome.work
@@ -145,7 +163,7 @@ class Noise:
         included = [one for result in outcome.parts for one in result.included]
         self.contributors = len({one.contributor for one in included})
         everything = self.settings.members * self.settings.size
-        self.merged = sum(one.elements for one in included) / everything
+        self.included = sum(one.elements for one in included) / everything
         self.moved.set()
 
     def _decode(self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]) -> None:
@@ -155,12 +173,14 @@ class Noise:
             if whole is not None:  # it was received where it belongs
                 self.mean = whole.view(torch.float32)
                 return
+        self._taking, self.mean = False, self._decoded
         for result in results:
-            into = self.vector[result.start : result.stop]
-            if result.digest:
-                self.codec.decode(result.start, parts[result.start, result.stop], into)
-            else:
+            into = self.mean[result.start : result.stop]
+            chunks = self.codec.chunks(result.start, result.stop)
+            if not result.digest:
                 into.zero_()
+            elif self.settings.codec == "fp32" or any(self._asked[c.start] != 1 for c in chunks):
+                self.codec.decode(result.start, parts[result.start, result.stop], into)
 
     def digest(self) -> bytes:
         """BLAKE3 of the mean: 32 bytes."""
@@ -297,26 +317,27 @@ class Member:
             watch.begin(round_)
             before = transport.stats.in_by_name.total(), transport.stats.out_by_name.total()
             forget_peak()
+            computed = time.process_time()
             watch.pass_(Stage.READY)
             chain.update(
                 ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0, norm=replica.norm
             )
             await replica.moved.wait()
-            speeds = transport.stats.by_peer.values()
+            stats = transport.stats
             chain.presence.note(  # the next plan's parts and patience follow from them
-                upload=max((speed.upload or 0.0 for speed in speeds), default=0.0),
-                download=max((speed.download or 0.0 for speed in speeds), default=0.0),
+                upload=stats.upload.read() or 0.0, download=stats.download.read() or 0.0
             )
             self.took(
                 Taken(
                     round_,
                     watch.moments,
                     replica.contributors,
-                    replica.merged,
+                    replica.included,
                     transport.stats.out_by_name.total() - before[1],
                     transport.stats.in_by_name.total() - before[0],
                     peak_bytes() - idle,
                     replica.place.state.hex(),
+                    replica.computed - computed,
                 )
             )
 
