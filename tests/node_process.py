@@ -51,15 +51,28 @@ class NodeProcess:
             words += ["--listen", "127.0.0.1:0", "--api", "127.0.0.1:0"]
         if command == "start":
             words += ["--threads", "1", "--device", "cpu"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}
+        return self._launch([*words, *map(str, arguments)], self.environment)
+
+    def start_script(self, script: Path, *arguments: object) -> NodeProcess:
+        """Run a training script that calls ``node.join``; its settings come by environment."""
+        settings = {
+            "ATOLL_DIR": str(self.dir),
+            "ATOLL_LISTEN": "127.0.0.1:0",
+            "ATOLL_API": "127.0.0.1:0",
+        }
+        words = [sys.executable, str(script), *map(str, arguments)]
+        return self._launch(words, {**settings, **self.environment})
+
+    def _launch(self, words: list[str], environment: dict[str, str]) -> NodeProcess:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}
         self.starts += 1
         with self.out.open("ab") as out, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [*words, *map(str, arguments)],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**environment, "OMP_NUM_THREADS": "1", **self.environment},
+                env={**clean, "OMP_NUM_THREADS": "1", **environment},
                 start_new_session=True,
             )
         return self

@@ -30,6 +30,7 @@ from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
 
+ENDLESS = 1_000_000  # rounds: by itself a script's run does not end
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
@@ -48,8 +49,9 @@ def join(
     ``model``: every parameter that requires a gradient takes part, under its own name; on one
     device, or sharded by FSDP2 (DTensors). ``optimizer`` is the script's own inner optimizer.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
-    is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``; given
-    together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
+    is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
+    a round has 100 inner steps and the run no end by default; given together with ``peers`` it
+    must be the swarm's. ``evaluate`` returns the validation loss of the
     model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
     says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory
     instead of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``,
@@ -99,7 +101,9 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
     script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
-    return check(Manifest, {"name": "script", **run, "script": script}, "node.join(run=...)")
+    given = {"name": "script", **run, "script": script}
+    given["rounds"] = {"inner_steps": 100, "total_rounds": ENDLESS, **run.get("rounds", {})}
+    return check(Manifest, given, "node.join(run=...)")
 
 
 def _log(directory: Path) -> IO[bytes]:

@@ -212,8 +212,8 @@ class Joined:
         while True:
             action = self._agree(decide)
             match action:
-                case TakeSnapshot():
-                    self._progress.take_snapshot()
+                case TakeSnapshot(fragment):
+                    self._progress.take_snapshot(fragment)
                 case Apply():
                     self._progress.apply(action)
                 case Begin():

@@ -1,0 +1,70 @@
+"""Hugging Face ``Trainer`` in a swarm: ``Trainer(..., callbacks=[SwarmCallback(peers=[...])])``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from node.errors import operator_error
+from node.script.joining import join
+from node.script.session import Joined
+
+
+class SwarmCallback(TrainerCallback):
+    """Joins when training begins, counts optimizer steps, leaves when it ends.
+
+    ``tokens_per_step`` are those of one optimizer step of the whole island; without it the
+    ``Trainer`` must count them (``include_num_input_tokens_seen`` of its arguments). All else is
+    passed to :func:`node.join`. Training ends when the run does.
+    """
+
+    def __init__(self, *, tokens_per_step: int = 0, **joining: Any) -> None:
+        self.tokens_per_step, self.joining = tokens_per_step, joining
+        self.island: Joined | None = None
+        self._seen = 0  # tokens, by the Trainer's own count
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Join the swarm with the model that is about to be trained."""
+        if not self.tokens_per_step and not args.include_num_input_tokens_seen:
+            raise operator_error(
+                "E204",
+                "nobody counts the tokens of a step",
+                why="the swarm weighs islands by what they have trained on",
+                fix="give SwarmCallback(tokens_per_step=...), or include_num_input_tokens_seen in "
+                "the TrainingArguments",
+            )
+        self.island = join(kwargs["model"], kwargs["optimizer"], **self.joining)
+        self._seen = int(state.num_input_tokens_seen)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """After each optimizer step."""
+        assert self.island is not None
+        tokens = self.tokens_per_step or int(state.num_input_tokens_seen) - self._seen
+        self._seen = int(state.num_input_tokens_seen)
+        loss = state.log_history[-1].get("loss") if state.log_history else None
+        if not self.island.step(tokens, loss):
+            control.should_training_stop = True
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Leave the swarm; the model keeps what this island stands at."""
+        if self.island is not None:
+            self.island.leave()

@@ -1,0 +1,71 @@
+"""Lightning's ``Trainer`` in a swarm: ``Trainer(..., callbacks=[SwarmCallback(peers=[...])])``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import torch
+
+from node.script.joining import join
+from node.script.session import Joined
+
+
+class SwarmCallback(lightning.Callback):
+    """Joins when training begins, counts optimizer steps, leaves when it ends.
+
+    ``tokens_per_step`` are those of one optimizer step of the whole island. All else is passed to
+    :func:`node.join`. The module must have one optimizer. Training ends when the run does.
+    """
+
+    def __init__(self, *, tokens_per_step: int, **joining: Any) -> None:
+        self.tokens_per_step, self.joining = tokens_per_step, joining
+        self.island: Joined | None = None
+        self._steps = 0  # of the optimizer, as Lightning counts them
+
+    def on_train_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        """Join the swarm with the module that is about to be trained."""
+        (optimizer,) = trainer.optimizers
+        self.island = join(pl_module, optimizer, **self.joining)
+        self._steps = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """After each batch; with accumulated gradients not every one is a step."""
+        assert self.island is not None
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if not self.island.step(
+            self.tokens_per_step, loss if isinstance(loss, torch.Tensor) else None
+        ):
+            trainer.should_stop = True
+
+    def on_train_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        """Leave the swarm."""
+        self._leave()
+
+    def on_exception(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        exception: BaseException,
+    ) -> None:
+        """Ctrl-C or an error: leave the swarm in order all the same."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.island is not None:
+            self.island.leave()
+            self.island = None
