@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gossip.standing import seen_from
+from gossip.trips import RoundTrip, stillness_s
 from protocols.identity import PeerId
 from protocols.messages import MAX_PEERS, Announce
 
@@ -49,6 +50,8 @@ class Island:
     said: float  # when the announcement came
     interval: float  # usual seconds between two announcements
     failing_since: float | None = None  # connections have been failing since
+    trip: RoundTrip | None = None  # how long it takes to answer
+    met: bool = False  # it has answered once: a connection stands
     _views: dict[int, tuple[Announce, Announce]] = field(default_factory=dict)  # by fragment
 
     def seen_from(self, fragment: int) -> Announce:
@@ -120,6 +123,22 @@ class Membership:
         """The peer did something over an authenticated link: it is alive."""
         if (island := self.islands.get(peer)) is not None:
             island.heard, island.failing_since = now, None
+
+    def on_answer(self, peer: PeerId, seconds: float) -> None:
+        """The peer has answered a short call; the first time that was mostly the connecting."""
+        island = self.islands.get(peer)
+        if island is None:
+            return
+        if island.trip is not None:
+            island.trip.add(seconds)
+        elif island.met:
+            island.trip = RoundTrip.first(seconds)
+        island.met = True
+
+    def stillness_s(self, peers: Iterable[PeerId], unknown: float) -> float:
+        """For how long a transfer between any of these may stand still, by what was measured."""
+        islands = (self.islands.get(peer) for peer in peers)
+        return stillness_s((i.trip for i in islands if i is not None and i.trip), unknown)
 
     def on_unreachable(self, peer: PeerId, now: float) -> None:
         """A connection to the peer failed or broke."""

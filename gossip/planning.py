@@ -42,7 +42,7 @@ class Rules:
     quorum: float = 0.5
     grace_fraction: float = 0.1
     min_grace_s: float = 0.25
-    patience_s: float = 1.0  # floor for a transfer that stands still
+    patience_s: float = 1.0  # for a transfer that stands still, before round trips are measured
     alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
     mix: Mix = MEAN  # how contributions become one
     exposed: float = 0.05  # share of a round that may be spent waiting for bytes,
@@ -76,11 +76,13 @@ def fresh_plan(
     next_roster: Iterable[PeerId],
     round_s: float = 0.0,
     previous_codec: str | None = None,
+    patience_s: float | None = None,
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
-    known yet) and the codec of the round before (:mod:`gossip.ladder`).
+    known yet) and the codec of the round before (:mod:`gossip.ladder`). ``patience_s`` is what
+    the measured round trips ask for, None before there are any (:mod:`gossip.trips`).
 
     A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
     a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
@@ -115,7 +117,7 @@ def fresh_plan(
         parts,
         next_roster_of(roster, next_roster),
         min(expected, MAX_EXPECTED_S),
-        min(max(rules.patience_s, _stillness(expected, parts)), MAX_PATIENCE_S),
+        min(max(patience_s or rules.patience_s, _stillness(expected, parts)), MAX_PATIENCE_S),
         draft,
         groups=layout.groups,
     )

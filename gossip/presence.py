@@ -128,6 +128,7 @@ class Presence:
 
     async def _tell(self, peer: PeerId, envelope: bytes) -> None:
         for left in reversed(range(TRIES)):
+            asked = self.wiring.now()
             try:
                 await self.wiring.transport.call(peer, "announce", envelope, timeout=CALL_TIMEOUT_S)
             except Unreachable as error:
@@ -137,6 +138,7 @@ class Presence:
             except TransportError:
                 return  # silence is noticed by itself
             else:
+                self.membership.on_answer(peer, self.wiring.now() - asked)
                 self.contact(peer)
             return
 

@@ -109,8 +109,10 @@ class Round:
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
     _finished: bool = False
+    _usual_patience: float = 0.0  # by the round trips when the round began
 
     def __post_init__(self) -> None:
+        self._usual_patience = self._measured_patience()
         self.agreement = Agreement(self.identity, self.place, self.rules.shape, self.roster)
         self.company = Company(self.agreement, self.membership, self.myself, self.forgot)
 
@@ -443,6 +445,7 @@ class Round:
             next_roster=next_roster,
             round_s=self.round_s,
             previous_codec=self.previous_codec,
+            patience_s=self._measured_patience(),
         )
 
     # --- without a majority ----------------------------------------------------------------------
@@ -507,4 +510,7 @@ class Round:
 
     def _patience(self) -> float:
         plan = self.agreement.plan
-        return self.rules.patience_s if plan is None else plan.patience_s
+        return self._usual_patience if plan is None else plan.patience_s
+
+    def _measured_patience(self) -> float:
+        return self.membership.stillness_s(self.roster, self.rules.patience_s)

@@ -1,0 +1,49 @@
+"""How long a silence of a link means nothing, from the round trips measured over it.
+
+A transfer over TCP stands still for one retransmission time-out when a segment and those behind it
+are lost, and for three when its repetition is lost as well, since the time-out doubles. That is
+forgiven, and not more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LEAST_S = 0.2  # no common TCP repeats earlier, however short the round trip (RFC 6298 says 1 s)
+FORGIVEN = 3.0  # time-outs: the first, and the doubled second
+MOST_S = 5.0  # nobody can make the others wait for longer by answering late
+GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4  # RFC 6298, section 2
+DEVIATIONS = 4.0
+
+
+@dataclass
+class RoundTrip:
+    """Round trips to one peer: smoothed, and how much they vary (RFC 6298, section 2). Seconds."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def first(cls, seconds: float) -> RoundTrip:
+        """After one measurement."""
+        return cls(seconds, seconds / 2)
+
+    def add(self, seconds: float) -> None:
+        """Another measurement."""
+        self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
+        self.mean += GAIN * (seconds - self.mean)
+
+    @property
+    def longest(self) -> float:
+        """What a round trip hardly ever takes longer than."""
+        return self.mean + DEVIATIONS * self.deviation
+
+
+def stillness_s(trips: Iterable[RoundTrip], unknown: float) -> float:
+    """For how long a transfer between any two of these may stand still; ``unknown`` without any.
+
+    The way from one peer to another is no longer than that by way of whoever has measured both.
+    """
+    longest = sorted((trip.longest for trip in trips), reverse=True)[:2]
+    return min(FORGIVEN * max(LEAST_S, sum(longest)), MOST_S) if longest else unknown
