@@ -3,7 +3,7 @@
 Streaming DiLoCo (Douillard et al., 2501.18512) cuts the model into P fragments. Each is merged
 once in H inner steps, at a moment of its own, so that the link carries a P-th of the model at a
 time and is never idle. What is sent of fragment p after inner step t is merged by the others
-while τ more inner steps are taken; then (its section 2.3)::
+while τ more inner steps are taken; then::
 
     Δ_p = G_p − θ_p(t)                        sent after step t
     G_p ← Outer(G_p, mean Δ_p)                after step t + τ
@@ -11,7 +11,7 @@ while τ more inner steps are taken; then (its section 2.3)::
 
 α between keeps part of what the island found out in these τ steps and lets islands differ a
 little. Fragments are *strided*: layer l belongs to fragment l mod P, so that each has early and
-late layers (its figure 3 prefers this to consecutive ones).
+late layers, which the paper prefers to consecutive ones.
 
 >>> schedule = Schedule(inner_steps=24, fragments=4, delay=2)
 >>> [step for step in range(1, 25) if schedule.sent(step)]

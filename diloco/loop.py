@@ -63,15 +63,15 @@ WIDTH = 24  # numbers per byte
 HIDDEN = 192
 
 
-def new_model(seed: int) -> nn.Sequential:
+def new_model(seed: int, hidden: int = HIDDEN) -> nn.Sequential:
     """Bytes [batch, CONTEXT] to logits of the next byte [batch, 256]."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Embedding(256, WIDTH),
         nn.Flatten(),
-        nn.Linear(CONTEXT * WIDTH, HIDDEN),
+        nn.Linear(CONTEXT * WIDTH, hidden),
         nn.GELU(),
-        nn.Linear(HIDDEN, 256),
+        nn.Linear(hidden, 256),
     )
 
 

@@ -39,13 +39,14 @@ def check_noloco(alpha: float, beta: float, gamma: float, group: int = 2) -> Non
     low, high = alpha * root, root * math.sqrt(2 + alpha * alpha)
     if not low < gamma < high:
         raise ValueError(
-            f"NoLoCo's gamma = {gamma:g} is not between {low:.3f} and {high:.3f}, which alpha = {alpha:g} "
-            f"and groups of {group} ask for: islands would drift apart instead of together"
+            f"NoLoCo's gamma = {gamma:g} is not between {low:.3f} and {high:.3f}, which "
+            f"alpha = {alpha:g} and groups of {group} ask for: islands would "
+            "drift apart instead of together"
         )
     if beta != gamma:
         raise ValueError(
-            f"NoLoCo with beta = {beta:g} and gamma = {gamma:g} needs two tensors a meeting; only equal "
-            "ones let the slow parameters cancel"
+            f"NoLoCo with beta = {beta:g} and gamma = {gamma:g} needs two tensors a meeting; "
+            "only equal ones let the slow parameters cancel"
         )
 
 

@@ -1,4 +1,4 @@
-"""What sends little: SPARTA, client sampling, PowerSGD, 1-bit Adam; Muon; the knob of H."""
+"""What sends little: SPARTA, client sampling, PowerSGD, 1-bit Adam; the knob of H."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco import federated, knobs, lowrank, muon, onebit, sparta
+from diloco import federated, knobs, lowrank, onebit, sparta
 
 
 @given(st.integers(10, 300), st.floats(0.01, 1.0), st.integers(0, 5))
@@ -147,35 +147,6 @@ def test_one_bit_adam_loses_nothing_but_what_both_errors_hold() -> None:
             state.momentum.copy_(common)
     held = server + sum(state.error for state in states) / 2
     assert torch.allclose(applied + held, meant_in_all, atol=1e-3)
-
-
-@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
-def test_muon_steps_as_torchs_does(shape: tuple[int, int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(2, *shape, generator=generator)
-    ours, buffer = start.clone(), torch.zeros(2, *shape)
-    theirs = [torch.nn.Parameter(one.clone()) for one in start]
-    reference = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0, momentum=muon.MOMENTUM)
-    for _ in range(4):
-        gradient = torch.randn(2, *shape, generator=generator)
-        for parameter, one in zip(theirs, gradient, strict=True):
-            parameter.grad = one.clone()
-        reference.step()
-        ours -= 0.1 * muon.direction(buffer, gradient)
-    moved, wanted = ours - start, torch.stack([p.detach() for p in theirs]) - start
-    assert (moved - wanted).norm() < 0.03 * wanted.norm()  # torch's works in bfloat16
-
-
-def test_orthogonalised_keeps_directions_and_evens_out_lengths() -> None:
-    matrix = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
-    matrix *= torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    found = muon.orthogonalised(matrix)
-    values = torch.linalg.svdvals(found)
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    core = u.T @ found @ v.T
-    assert (core - core.diag().diag()).abs().max() < 1e-3
 
 
 def test_h_follows_from_what_would_be_waited() -> None:

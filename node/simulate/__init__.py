@@ -1,0 +1,1 @@
+"""Whole swarms in one process: real tensors and text, a virtual clock, a simulated network."""

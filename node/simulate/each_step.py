@@ -1,0 +1,171 @@
+"""Modes that meet after every inner step: data parallelism, coarse forms of it, and SPARTA."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import torch
+from torch import Tensor
+
+from diloco import federated, lowrank, onebit, sparta
+from node.simulate.streams import Sender
+from node.simulate.world import Node, World
+from protocols.codecs import Codec, codec
+
+WARMUP_SHARE = 0.15  # of the steps, before 1-bit Adam freezes its second moments
+BETA1, BETA2 = 0.9, 0.95  # as the inner AdamW's in the other modes is near enough
+
+
+async def _all(world: World, island: Callable[[Node], Awaitable[None]]) -> None:
+    async def one(node: Node) -> None:
+        node.learner.load(world.start)
+        await island(node)
+
+    first = world.nodes[world.members[0]]
+    first.learner.load(world.start)
+    world.views = lambda: [first.learner.params()]
+    async with asyncio.TaskGroup() as group:
+        for me in world.members:
+            group.create_task(one(world.nodes[me]))
+
+
+async def _mean(node: Node, subject: str, vector: Tensor, one: Codec) -> Tensor:
+    members = node.world.members
+    shares = [1.0 / len(members)] * len(members)
+    return (await node.collective.mean(members, subject, vector, one, shares)).mean
+
+
+async def allreduce(world: World) -> None:
+    """Classic data parallelism: the mean gradient in every step, in any codec."""
+
+    async def island(node: Node) -> None:
+        one, sender = world.scenario, Sender(world.scenario, len(world.start))
+        members = world.members
+        shares = [1.0 / len(members)] * len(members)
+        for step in range(one.rounds * one.inner_steps):
+            node.learner.gradient()
+            vector = sender.vector(node.outgoing(node.learner.flat_gradient()))
+            found = await node.collective.mean(members, str(step), vector, sender.codec, shares)
+            node.learner.set_gradient(sender.merged(found, shares[0]))
+            node.learner.step()
+            await node.rest(1)
+
+    await _all(world, island)
+
+
+async def powersgd(world: World) -> None:
+    """Data parallelism with gradients as products of thin matrices (1905.13727)."""
+
+    async def island(node: Node) -> None:
+        one, exact = world.scenario, codec("fp32")
+        shapes = [p.shape for p in node.learner.model.parameters()]
+        wide = [s for s in shapes if len(s) == 2 and min(s) > 2 * one.rank]
+        factors = [lowrank.first_factor(s[1], one.rank, i) for i, s in enumerate(wide)]
+        errors = [torch.zeros(s) for s in wide]
+        for step in range(one.rounds * one.inner_steps):
+            node.learner.gradient()
+            parameters = list(node.learner.model.parameters())
+            gradients = [p.grad for p in parameters if p.grad is not None and p.shape in wide]
+            rest = [p.grad for p in parameters if p.grad is not None and p.shape not in wide]
+            meant = [g + e for g, e in zip(gradients, errors, strict=True)]
+            lefts = [lowrank.left(m, q) for m, q in zip(meant, factors, strict=True)]
+            found = await _mean(node, f"p {step}", _flat([*lefts, *rest]), exact)
+            (*lefts,) = _unflat(found, [*lefts, *rest])
+            for gradient, mean in zip(rest, lefts[len(meant) :], strict=True):
+                gradient.copy_(mean)
+            bases = [lowrank.orthogonal(p) for p in lefts[: len(meant)]]
+            rights = [lowrank.right(m, p) for m, p in zip(meant, bases, strict=True)]
+            factors = _unflat(await _mean(node, f"q {step}", _flat(rights), exact), rights)
+            for index, gradient in enumerate(gradients):
+                gradient.copy_(lowrank.product(bases[index], factors[index]))
+                # what this island's own approximation, not the mean's, lost of its own matrix
+                own = lowrank.product(bases[index], rights[index])
+                torch.sub(meant[index], own, out=errors[index])
+            node.learner.step()
+            await node.rest(1)
+
+    await _all(world, island)
+
+
+async def onebit_adam(world: World) -> None:
+    """1-bit Adam: plain Adam first, then signs of the momentum (2102.02888)."""
+
+    async def island(node: Node) -> None:
+        one, size = world.scenario, len(world.start)
+        total, members = one.rounds * one.inner_steps, world.members
+        warm = max(1, int(WARMUP_SHARE * total))
+        exact, coarse = codec("fp32"), codec("int1")
+        first, second = torch.zeros(size), torch.zeros(size)
+        params = world.start.clone()
+        state: onebit.OneBit | None = None
+        shares = [1.0 / len(members)] * len(members)
+        for step in range(total):
+            node.learner.gradient()
+            gradient = node.learner.flat_gradient()
+            if step < warm:
+                mean = await _mean(node, str(step), gradient, exact)
+                first.lerp_(mean, 1 - BETA1)
+                second.lerp_(mean.square(), 1 - BETA2)
+                right = 1 - BETA1 ** (step + 1), 1 - BETA2 ** (step + 1)
+                params -= one.inner_lr * (first / right[0]) / ((second / right[1]).sqrt() + 1e-8)
+            else:
+                state = state or onebit.init(first, second)
+                meant = onebit.to_send(state, gradient, BETA1)
+                found = await node.collective.mean(members, str(step), meant, coarse, shares)
+                # the owner's own slice travels nowhere; what merging loses, it keeps as its own
+                onebit.sent(state, meant, found.sent)
+                state.error += found.lost / shares[0]
+                onebit.step(state, found.mean, params, lr=one.inner_lr)
+            node.learner.load(params)
+            await node.rest(1)
+
+    await _all(world, island)
+
+
+async def sparse_averaging(world: World) -> None:
+    """SPARTA: a few random coordinates of the parameters are averaged in every step."""
+
+    async def island(node: Node) -> None:
+        one, how = world.scenario, codec(world.scenario.codec)
+        for step in range(one.rounds * one.inner_steps):
+            await node.train(1)
+            at = sparta.coordinates(len(world.start), one.share, step, one.seed)
+            local = node.learner.params()
+            moved = world.start[at] - local[at]
+            mean = await _mean(node, str(step), node.outgoing(moved), how)
+            node.learner.load(sparta.average(local, at, world.start[at] - mean))
+
+    await _all(world, island)
+    merged = torch.stack([node.learner.params() for node in world.nodes.values()]).mean(0)
+    world.views = lambda: [merged]
+
+
+async def branches(world: World) -> None:
+    """Branch-Train-Merge: nobody meets until the end."""
+
+    def merged() -> list[Tensor]:
+        nodes = list(world.nodes.values())
+        tokens = [float(node.steps) or 1.0 for node in nodes]
+        return [federated.merged_branches([node.learner.params() for node in nodes], tokens)]
+
+    async def island(node: Node) -> None:
+        for _ in range(world.scenario.rounds):
+            await node.train(world.scenario.inner_steps)
+        delta = node.outgoing(world.start - node.learner.params())
+        mean = await _mean(node, "end", delta, codec(world.scenario.codec))
+        node.learner.load(world.start - mean)
+
+    running = asyncio.create_task(_all(world, island))
+    await asyncio.sleep(0)
+    world.views = merged
+    await running
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _unflat(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = vector.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

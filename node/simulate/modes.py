@@ -1,0 +1,23 @@
+"""Modes by name: what runs when a scenario names one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from node.simulate import each_step, owners, pairs, streams
+from node.simulate.world import World
+
+MODES: dict[str, Callable[[World], Awaitable[None]]] = {
+    "streaming": streams.streaming,
+    "eager": streams.eagerly,
+    "gossip": pairs.gossip,
+    "push-sum": pairs.push_sum,
+    "async": owners.asynchronously,
+    "server": owners.server,
+    "fedavg": owners.fedavg,
+    "sparta": each_step.sparse_averaging,
+    "allreduce": each_step.allreduce,
+    "powersgd": each_step.powersgd,
+    "onebit-adam": each_step.onebit_adam,
+    "btm": each_step.branches,
+}

@@ -1,0 +1,126 @@
+"""What is simulated: a frozen table of settings, from flags or a TOML file.
+
+>>> Scenario(mode="gossip", islands=8, bandwidth="20Mbit")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from bootstrap.manifest import COARSE, SPARSE, Codec
+from bootstrap.validation import check, read_toml
+
+Mode = Literal[
+    "diloco",
+    "streaming",
+    "eager",
+    "gossip",
+    "push-sum",
+    "async",
+    "server",
+    "fedavg",
+    "sparta",
+    "allreduce",
+    "powersgd",
+    "onebit-adam",
+    "btm",
+]
+MODES: tuple[str, ...] = get_args(Mode)
+_UNITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
+
+
+def bytes_a_second(value: object) -> object:
+    """``"20Mbit"`` as bytes a second; numbers are bytes a second already."""
+    if isinstance(value, str):
+        for unit, factor in _UNITS.items():
+            if value.lower().removesuffix("/s").endswith(unit):
+                number = value.lower().removesuffix("/s").removesuffix(unit).strip()
+                return float(number) * factor
+    return value
+
+
+class Scenario(BaseModel):
+    """One simulated run; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    mode: Mode = "diloco"
+    islands: int = Field(default=4, ge=1, le=256)
+    rounds: int = Field(default=20, ge=1, le=100_000)
+    inner_steps: int = Field(default=20, ge=1, le=100_000)
+    seed: int = Field(default=0, ge=0)
+    # the network
+    latency: float = Field(default=0.05, ge=0)  # seconds one way
+    bandwidth: Annotated[float, BeforeValidator(bytes_a_second)] = Field(default=12.5e6, gt=0)
+    loss: float = Field(default=0.0, ge=0, lt=0.9)  # of packets
+    step_s: float = Field(default=0.1, gt=0)  # virtual seconds an inner step takes
+    # who misbehaves, and how
+    stragglers: int = Field(default=0, ge=0)
+    straggler_factor: float = Field(default=4.0, ge=1)
+    churn: float = Field(default=0.0, ge=0, le=10)  # share of the islands replaced per 10 rounds
+    attackers: int = Field(default=0, ge=0)
+    attack: float = 3.0  # they send −attack · Δ
+    # the algorithm
+    codec: Codec = "int4"
+    feedback: float = Field(default=0.95, ge=0, le=1)
+    inner: Literal["adamw", "muon"] = "adamw"
+    inner_lr: float = Field(default=3e-3, gt=0)
+    outer: Literal["nesterov", "sgd", "heavyball", "adam", "yogi", "sparseloco"] = "nesterov"
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    warmup_rounds: int = Field(default=10, ge=0)
+    rule: Literal["mean", "clip", "median", "geometric-median", "centered-clip", "open"] = "clip"
+    fragments: int = Field(default=4, ge=1)
+    delay: int = Field(default=2, ge=0)  # τ
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    pairs: Literal["noloco", "average"] = "noloco"
+    neighbours: int = Field(default=1, ge=1)  # of push-sum
+    control: bool = False  # exchanges follow from disagreement
+    bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
+    dynamic_steps: bool = True  # fewer inner steps for slower islands
+    align: bool = False  # turn stale work towards the momentum
+    owners: int = Field(default=0, ge=0)  # of async and server; 0: every island, or one server
+    sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
+    share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
+    rank: int = Field(default=4, ge=1)  # of powersgd
+    hidden: int = Field(default=384, ge=8)  # width of the model
+    batch: int = Field(default=64, ge=1)
+    eval_every: int = Field(default=1, ge=1)  # rounds
+
+    @property
+    def coarse(self) -> bool:
+        """Whether what the codec loses has to be sent later."""
+        return self.codec in COARSE
+
+    @model_validator(mode="after")
+    def _combination(self) -> Scenario:
+        from diloco import mixing, optimizers
+
+        if self.mode in ("diloco", "streaming", "eager", "server", "fedavg"):
+            rule = optimizers.named(self.outer)
+            momentum = rule.momentum if self.outer_momentum is None else self.outer_momentum
+            optimizers.check(
+                self.outer,
+                momentum=momentum,
+                sparse=self.codec in SPARSE,
+                lossy=self.coarse,
+                feedback=self.feedback if self.coarse else 0.0,
+            )
+        if self.mode in ("gossip", "push-sum") and self.codec in (*COARSE, "int4"):
+            raise ValueError(
+                f"codec {self.codec} with mode {self.mode}: neighbours exchange parameters, not "
+                "differences, and a tenth of them would be noise; use bf16 or int8"
+            )
+        if self.mode == "gossip" and self.pairs == "noloco":
+            mixing.check_noloco(mixing.ALPHA, mixing.BETA, mixing.BETA)
+        if self.stragglers + self.attackers > self.islands:
+            raise ValueError("more stragglers and attackers than islands")
+        return self
+
+
+def load(path: Path) -> Scenario:
+    """The scenario in a TOML file; raises OperatorError E204 as for manifests."""
+    return check(Scenario, read_toml(path), str(path))

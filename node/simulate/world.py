@@ -1,0 +1,248 @@
+"""The simulated world: islands on a virtual clock and network, and what is noted of them.
+
+An island trains for real, at once, and then lets the virtual time pass that its steps would take.
+What it says to others goes over :mod:`protocols.memory_network`, so latency, bandwidth and loss
+act on the very bytes that a mode sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gossip.collective import Collective
+from gossip.mailbox import Mailbox
+from node.simulate.learner import Learner, initial, validation_loss
+from node.simulate.scenario import Scenario
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork, MemoryTransport
+
+Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
+
+
+@dataclass
+class Node:
+    """One simulated machine: an island, or a server that does not train."""
+
+    number: int
+    identity: Identity
+    transport: MemoryTransport
+    learner: Learner
+    step_s: float  # virtual seconds of an inner step
+    honest: bool
+    world: World
+    steps: int = 0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        size = len(self.world.start) * 4 + 4096
+        self.box = Mailbox(self.transport, max_length=size)
+        self.collective = Collective(self.box, self.me)
+
+    @property
+    def me(self) -> PeerId:
+        """Its name."""
+        return self.identity.peer_id
+
+    async def train(self, steps: int) -> None:
+        """So many inner steps, and the time they take."""
+        self.loss = self.learner.train(steps)
+        await self.rest(steps)
+
+    async def rest(self, steps: int) -> None:
+        """Let the time of so many inner steps pass, and count them."""
+        self.steps += steps
+        self.world.stepped(steps)
+        await asyncio.sleep(steps * self.step_s)
+
+    def outgoing(self, delta: Tensor) -> Tensor:
+        """What this island says its progress is: the truth, or −attack times it."""
+        return delta if self.honest else delta.mul(-self.world.scenario.attack)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What the observer noted at a moment of virtual time."""
+
+    time: float  # virtual seconds
+    steps: float  # inner steps an island, in the mean
+    bytes: float  # sent by an island a parameter, in the mean
+    loss: float  # validation, nats a byte; the mean where islands differ
+
+
+@dataclass
+class World:
+    """All of one simulated run."""
+
+    scenario: Scenario
+    progress: Progress = lambda share: None
+    start: Tensor = field(init=False)
+    network: MemoryNetwork = field(init=False)
+    nodes: dict[PeerId, Node] = field(default_factory=dict)  # living islands
+    servers: list[Node] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    notes: dict[str, float] = field(default_factory=dict)  # what a mode counts
+    views: Callable[[], list[Tensor]] = field(init=False)  # parameters to be evaluated
+    total_steps: int = 0
+    born: int = 0
+    _retired: int = 0  # bytes sent by those who are gone
+
+    def __post_init__(self) -> None:
+        one = self.scenario
+        self.start = initial(one)
+        self.views = lambda: [self.start]
+        self.network = MemoryNetwork(
+            one.seed,
+            link=Link(latency=one.latency, loss=one.loss),
+            upload=one.bandwidth,
+            download=one.bandwidth,
+        )
+        self.random = random.Random(one.seed)
+        self._model = Learner(one, 0, 0).model
+        for index in range(one.islands):
+            self.add(index)
+
+    def add(self, shard: int) -> Node:
+        """A new island with the text of ``shard``; the first ones are slow, the last ones lie."""
+        one, index = self.scenario, self.born
+        slow = index < one.stragglers
+        liar = one.islands - one.attackers <= index < one.islands
+        node = self._node(shard, one.step_s * (one.straggler_factor if slow else 1.0), not liar)
+        self.nodes[node.me] = node
+        return node
+
+    def add_server(self) -> Node:
+        """A peer that does not train."""
+        node = self._node(0, self.scenario.step_s, True)
+        self.servers.append(node)
+        return node
+
+    def _node(self, shard: int, step_s: float, honest: bool) -> Node:
+        identity = Identity.from_seed((self.born + 1).to_bytes(32, "big"))
+        transport = self.network.join(identity.peer_id)
+        learner = Learner(self.scenario, self.born, shard)
+        node = Node(self.born, identity, transport, learner, step_s, honest, self)
+        self.born += 1
+        return node
+
+    def kill(self, node: Node) -> None:
+        """End an island: its links break."""
+        self._retired += node.transport.node.sent
+        self.nodes.pop(node.me, None)
+        self.network.kill(node.me)
+
+    @property
+    def members(self) -> list[PeerId]:
+        """The living islands, in an order that all share."""
+        return sorted(self.nodes)
+
+    @property
+    def budget(self) -> int:
+        """Inner steps of all islands together."""
+        return self.scenario.islands * self.scenario.rounds * self.scenario.inner_steps
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps have been taken."""
+        return self.total_steps >= self.budget
+
+    def stepped(self, steps: int) -> None:
+        """Count inner steps, for the budget and whoever watches."""
+        self.total_steps += steps
+        self.progress(min(1.0, self.total_steps / self.budget))
+
+    def bytes_a_parameter(self) -> float:
+        """Sent by an island so far, in the mean; servers' traffic is in :attr:`notes`."""
+        sent = self._retired + sum(node.transport.node.sent for node in self.nodes.values())
+        return sent / self.scenario.islands / len(self.start)
+
+    def observe(self) -> None:
+        """Evaluate what there is now."""
+        losses = [validation_loss(self.scenario, one, self._model) for one in self.views()]
+        now = asyncio.get_running_loop().time()
+        steps = self.total_steps / self.scenario.islands
+        self.points.append(Point(now, steps, self.bytes_a_parameter(), sum(losses) / len(losses)))
+
+    async def watch(self) -> None:
+        """Observe once a round's time, until cancelled."""
+        span = self.scenario.inner_steps * self.scenario.step_s * self.scenario.eval_every
+        while True:
+            self.observe()
+            await asyncio.sleep(span)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulated run came to."""
+
+    scenario: Scenario
+    parameters: int
+    points: list[Point]
+    notes: dict[str, float]
+    seconds: float  # of real time
+
+    @property
+    def loss(self) -> float:
+        """The last one, over all islands that differ."""
+        return self.points[-1].loss
+
+    def to_json(self) -> dict[str, object]:
+        """As it is written to a file."""
+        last = self.points[-1]
+        return {
+            "scenario": self.scenario.model_dump(mode="json"),
+            "parameters": self.parameters,
+            "loss": round(last.loss, 5),
+            "bytes_per_parameter": round(last.bytes, 4),
+            "virtual_s": round(last.time, 3),
+            "seconds": round(self.seconds, 1),
+            "notes": {key: round(value, 4) for key, value in self.notes.items()},
+            "curve": [
+                [round(value, 4) for value in dataclasses.astuple(point)] for point in self.points
+            ],
+        }
+
+
+async def live(world: World) -> Result:
+    """Run the scenario's mode to its end, on the loop of :mod:`protocols.virtual_time`."""
+    from node.simulate.modes import MODES
+
+    began = time.perf_counter()
+    watcher = asyncio.create_task(world.watch())
+    try:
+        await MODES[world.scenario.mode](world)
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+    world.observe()
+    for node in world.servers:
+        sent = node.transport.node.sent / len(world.start)
+        world.notes["server_bytes"] = max(world.notes.get("server_bytes", 0.0), sent)
+    for node in [*world.nodes.values(), *world.servers]:
+        await node.transport.aclose()
+    return Result(
+        world.scenario,
+        len(world.start),
+        world.points,
+        world.notes,
+        time.perf_counter() - began,
+    )
+
+
+def simulate(scenario: Scenario, progress: Progress = lambda share: None) -> Result:
+    """One run from beginning to end; the same scenario gives the same result."""
+    from protocols.virtual_time import run
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small only lose time to more
+    try:
+        return run(live(World(scenario, progress)))
+    finally:
+        torch.set_num_threads(threads)
