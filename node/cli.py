@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from node import __version__
-from node.commands import files, looking, running
+from node.commands import data, files, looking, running
 
 app = typer.Typer(
     name="node",
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at settings.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

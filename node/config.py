@@ -110,6 +110,23 @@ def _fast_enough(bytes_s: float) -> float:
     return bytes_s
 
 
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.IGNORECASE)
+
+
+def size(value: object) -> object:
+    """``20GB`` or plain bytes as bytes; raises ``ValueError``."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise ValueError("must be a size, as in 20GB or 500MB")
+    return float(found[1]) * _THOUSANDS[found[2].lower()]
+
+
+def _place(text: str) -> str:
+    return text if "://" in text else str(_expanded(Path(text)))
+
+
 def _checked_host_port(text: str) -> str:
     if text:
         host_port(text)
@@ -139,6 +156,7 @@ def _bytes_at_most(limit: int) -> AfterValidator:
 
 HostPort = Annotated[str, Field(max_length=262), AfterValidator(_checked_host_port)]
 LocalPath = Annotated[Path, AfterValidator(_expanded)]
+Place = Annotated[str, BeforeValidator(str), AfterValidator(_place)]  # a path or URL
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), _bytes_at_most(64)]
 
 
@@ -197,23 +215,16 @@ class NodeConfig(BaseModel):
     role: Literal["island", "seed", "observer"] = Field(
         default="island", description="island trains; seed only introduces peers; observer watches."
     )
-    nproc: int = Field(
-        default=0, ge=0, le=1024, description="Trainer ranks; 0: one a GPU, or one on CPU."
+    data: Place | None = Field(
+        default=None,
+        description="This island's training data: a file or folder of text, or a token folder "
+        "(`node data prepare`) or its URL.",
     )
-    threads: int = Field(
-        default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
+    data_cache: Annotated[float, BeforeValidator(size)] = Field(
+        default=20e9, ge=1e6, description="The most to keep of a URL's files, as in 20GB."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where the trainer runs; auto: CUDA if it works."
-    )
-    micro_batch: int = Field(
-        default=0,
-        ge=0,
-        le=65_536,
-        description="Sequences at a time on one rank; 0: as many as memory allows.",
-    )
-    data: LocalPath | None = Field(
-        default=None, description="This island's training text: a file or a directory."
+    tokenizer: LocalPath | None = Field(
+        default=None, description="tokenizer.json of a run to create; by default bytes."
     )
     invitation: Annotated[str, _bytes_at_most(256)] = Field(
         default="", description="The run's invitation, where one is needed."

@@ -11,17 +11,15 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
-from blake3 import blake3
-
 from bootstrap.handshake import Clocks, Greeting, greet, unreachable
-from bootstrap.manifest import Data, Manifest, SignedManifest, difference
+from bootstrap.manifest import Manifest, SignedManifest, difference
 from bootstrap.seeds import PeerCache, Reached, backoff, dial_all, explain, find_peers
 from bootstrap.state import fetch_blob, fetch_manifest
 from node import __version__
 from node.config import NodeConfig
+from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
 from node.monitor.events import EventLog, JoinProgress, Problem
 from protocols.addresses import PeerAddress, parse_peers
@@ -48,11 +46,17 @@ class Run:
     shard: bytes  # evaluation shard
     created: bool  # by this node, just now
     greetings: list[Greeting] = field(default_factory=list)
-    tokens: Path | None = None  # of training, where they were prepared together with the shard
+    tokens: str = ""  # where those of training are, if they were prepared together with the shard
+    tokenizer: bytes = b""  # its file; empty for the byte tokenizer
 
     @property
     def manifest(self) -> Manifest:
         return self.signed.manifest
+
+    @property
+    def blobs(self) -> list[bytes]:
+        """What newcomers fetch by the hashes in the manifest."""
+        return [blob for blob in (self.shard, self.tokenizer) if blob]
 
     @property
     def peers(self) -> list[PeerId]:
@@ -232,13 +236,19 @@ class Entrance:
                 why="; ".join(differences[:8]),
                 fix="leave out --run to take the swarm's, or give peers of your run",
             )
-        digest = bytes.fromhex(signed.manifest.evaluation.digest)
-        shard = b""
-        if digest:
-            shard = await self._fetched(
-                fetch_blob(self.transport, peers, run, digest, max_bytes=MAX_SHARD_BYTES)
-            )
-        return Run(signed, shard, created=False, greetings=greetings)
+        blobs = {"": b"", BYTES: b""}
+        named = (
+            (signed.manifest.evaluation.digest, MAX_SHARD_BYTES),
+            (signed.manifest.data.tokenizer, MAX_TOKENIZER_BYTES),
+        )
+        for digest, limit in named:
+            if digest not in blobs:
+                wanted = bytes.fromhex(digest)
+                blobs[digest] = await self._fetched(
+                    fetch_blob(self.transport, peers, run, wanted, max_bytes=limit)
+                )
+        shard, tokenizer = (blobs[digest] for digest, _ in named)
+        return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
 
     async def create(self, manifest: Manifest) -> Run:
         """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
@@ -248,45 +258,38 @@ class Entrance:
         """
         if manifest.script.layout:
             return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
-        from node.trainer.corpus import collect
+        from node.data.supply import make
 
-        data = self._own_data(manifest, manifest.data.path)
-
-        def cut(progress: Progress) -> tuple[bytes, Path]:
-            corpus = collect(data, progress=progress)
-            shard = corpus.make_shard(manifest.evaluation.sequences, manifest.data.seq_len)
-            return shard, corpus.training_file(shard, manifest.data.seq_len)
-
-        shard, tokens = await self._in_the_background(cut)
-        published = manifest.model_copy(
-            update={
-                "data": manifest.data.model_copy(update={"path": ""}),
-                "evaluation": manifest.evaluation.model_copy(
-                    update={"digest": blake3(shard).hexdigest()}
-                ),
-            }
+        supply = await self._in_the_background(
+            lambda progress: make(
+                manifest,
+                self.config.data or "",
+                self.config.tokenizer,
+                self.config.dir / "data-cache",
+                progress,
+            )
         )
-        signed = SignedManifest.create(published, self.identity)
-        return Run(signed, shard, created=True, tokens=tokens)
+        signed = SignedManifest.create(supply.manifest, self.identity)
+        return Run(
+            signed, supply.shard, created=True, tokens=supply.tokens, tokenizer=supply.tokenizer
+        )
 
-    async def tokens(self, run: Run, kept: Path | None) -> Path:
-        """This island's file of training tokens, without anything from the evaluation shard.
+    async def tokens(self, run: Run, kept: str) -> str:
+        """Where this island's training tokens are: a file, or a token folder here or at a URL.
 
-        ``kept``: the file this node used before, if it still exists. Raises OperatorError E601.
+        ``kept``: those that this node used before, if they are still there. Nothing of the
+        evaluation shard is in them. Raises OperatorError E402, E601, E603, E604, E605.
         """
-        from node.trainer.corpus import collect
+        from node.data.supply import tokens_for, usable
 
-        if run.tokens is not None:
+        if run.tokens:
             return run.tokens
-        manifest = run.manifest
-
-        def build(progress: Progress) -> Path:
-            if self.config.data is None and kept is not None and kept.is_file():
-                return kept
-            corpus = collect(self._own_data(manifest, ""), progress=progress)
-            return corpus.training_file(run.shard, manifest.data.seq_len)
-
-        return await self._in_the_background(build)
+        place = self.config.data or ""
+        if not place and usable(kept):
+            return kept
+        return await self._in_the_background(
+            lambda progress: tokens_for(run.manifest, run.shard, run.tokenizer, place, progress)
+        )
 
     async def _in_the_background(self, work: Callable[[Progress], T]) -> T:
         """Read text beside the event loop; if this is cancelled, reading ends soon as well."""
@@ -301,21 +304,6 @@ class Entrance:
         finally:
             wanted = False
         return result
-
-    def _own_data(self, manifest: Manifest, path: str) -> Data:
-        """The recipe with this island's own text; a path in a peer's manifest is never read."""
-        if self.config.data is not None:
-            return manifest.data.model_copy(
-                update={"recipe": "text", "path": str(self.config.data)}
-            )
-        if manifest.data.recipe == "text" and not path:
-            raise operator_error(
-                "E601",
-                "this run trains on each island's own text",
-                why="its recipe is 'text', and this node was given none",
-                fix="give a file or folder of UTF-8 text with --data",
-            )
-        return manifest.data.model_copy(update={"path": path})
 
     async def _fetched(self, fetching: Awaitable[T], *, wrong: str = "E502") -> T:
         """``wrong``: the code of the error where what came does not verify."""
@@ -337,8 +325,10 @@ class Entrance:
 
 def _differences(own: Manifest, theirs: Manifest) -> list[str]:
     """What differs, apart from what only the creation of the run fills in or takes out."""
-    filled_in = ("evaluation.digest ", "data.path ")
-    return [line for line in difference(own, theirs) if not line.startswith(filled_in)]
+    filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "model.document_end "]
+    if "vocab_size" not in own.model.model_fields_set:
+        filled_in.append("model.vocab_size ")
+    return [line for line in difference(own, theirs) if not line.startswith(tuple(filled_in))]
 
 
 def _dial_text(reached: list[Reached]) -> str:

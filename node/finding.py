@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import SignedManifest
+from node.data.tokenizer import FILE as TOKENIZER
 from node.entrance import PASSING, Entrance, Run
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
@@ -41,8 +43,9 @@ class Finder:
         """
         config, node = self.node.config, self.node
         shard_file = node.home.root / "evaluation.bin"
+        tokenizer_file = node.home.root / TOKENIZER
         if signed is not None:
-            run = await self._go_on(signed, shard_file.read_bytes())
+            run = await self._go_on(signed, shard_file.read_bytes(), _kept(tokenizer_file))
             self.offer(run)
             return run
         # who joined before and made no checkpoint yet finds back by the peers it met
@@ -61,6 +64,8 @@ class Finder:
             found = await self.entrance.create(node.daemon.manifest)
         self.offer(found)
         shard_file.write_bytes(found.shard)
+        if found.tokenizer:
+            tokenizer_file.write_bytes(found.tokenizer)
         return found
 
     def release(self, error: OperatorError) -> bool:
@@ -71,7 +76,7 @@ class Finder:
         self.node.events.emit(Problem.of(error, fix="waiting for another run"))
         return True
 
-    async def _go_on(self, signed: SignedManifest, shard: bytes) -> Run:
+    async def _go_on(self, signed: SignedManifest, shard: bytes, tokenizer: bytes) -> Run:
         """With a checkpoint: peers are welcome, but not needed."""
         greetings = []
         if self.node.config.peers or self.node.cache.load():
@@ -81,7 +86,7 @@ class Finder:
                 if error.code not in PASSING:
                     raise
                 self.node.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
-        return Run(signed, shard, created=False, greetings=greetings)
+        return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
 
     async def _join(self) -> Run | None:
         """The run of the peers, or one of this node's own; None where a seed finds none."""
@@ -125,3 +130,7 @@ class Finder:
                 continue
             self.node.events.emit(Notice(text=f"run {run.manifest.label}, brought by {peer}"))
             return run
+
+
+def _kept(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from node.config import NodeConfig
 
 Command = Callable[..., None]
+PLACES = ("data",)  # a path or a URL
 ADDRESSES = ("listen", "public_addr", "api", "dashboard")
 
 
@@ -70,6 +71,8 @@ def _kind(key: str, field: FieldInfo) -> tuple[Any, str | None]:
         return bool | None, None
     if key == "peers":
         return list[str] | None, "ADDRESS"
+    if key in PLACES:
+        return str | None, "PATH"
     if get_origin(hint) is Literal:
         return str | None, "|".join(get_args(hint))
     if hint in (int, float):

@@ -111,3 +111,74 @@ def test_what_has_no_place_is_refused():
             sampler.starts(*arguments)
     with pytest.raises(ValueError, match="outside a batch"):
         sampler.starts(0, 0, 1, 0, range(2, 5))
+
+
+# -- windows over a whole run
+
+
+def reads(sampler, islands):
+    """(round, slot, steps) to the starts read; ``islands``: a list of rounds, each of steps."""
+    return {
+        (round, slot, step): sampler.starts(round, slot, len(steps), step)
+        for round, steps in enumerate(islands)
+        for slot, taken in enumerate(steps)
+        for step in range(taken)
+    }
+
+
+@given(
+    rounds=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=12),
+    batch_size=st.integers(1, 4),
+    seq_len=st.integers(1, 9),
+    pool=st.sampled_from([0, 1, 7, 40]),
+    seed=st.integers(0, 2**63 - 1),
+)
+@settings(deadline=None, max_examples=60)
+def test_no_window_is_read_twice_in_an_epoch(rounds, batch_size, seq_len, pool, seed):
+    """Whatever number of islands comes to a round, and however many steps each of them takes."""
+    reserved = max(len(steps) * max(steps) * batch_size for steps in rounds) or 1
+    tokens = (len(rounds) * reserved + pool + 1) * seq_len + seq_len
+    sampler = Sampler(tokens, seq_len, batch_size, seed, reserved, pool)
+    assert sampler.rounds >= len(rounds)
+    found = reads(sampler, rounds)
+    if not found or not any(map(len, found.values())):
+        return
+    starts = np.sort(np.concatenate(list(found.values())))
+    assert starts[0] >= 0
+    assert starts[-1] + seq_len + 1 <= tokens
+    assert (np.diff(starts) >= seq_len).all()
+    # and any one of these reads can be had without the others
+    again = Sampler(tokens, seq_len, batch_size, seed, reserved, pool)
+    place = list(found)[seed % len(found)]
+    assert np.array_equal(again.starts(*place[:2], len(rounds[place[0]]), place[2]), found[place])
+
+
+def test_an_epoch_ends_after_its_rounds_and_the_next_one_has_another_order():
+    sampler = Sampler(8 * 101, 8, 5, seed=3, reserved=20)
+    assert (sampler.windows, sampler.rounds) == (100, 5)
+    epochs = [
+        np.concatenate([sampler.starts(r, s, 2, t) for t in range(2) for s in range(2)])
+        for r in range(10)
+    ]
+    first, second = np.concatenate(epochs[:5]), np.concatenate(epochs[5:])
+    assert len(np.unique(first)) == len(np.unique(second)) == 100
+    assert not np.array_equal(first, second)
+
+
+def test_who_goes_on_too_long_leaves_the_windows_of_later_rounds_alone_no_more():
+    sampler = Sampler(8 * 101, 8, 5, seed=3, reserved=20)
+    late = np.concatenate([sampler.starts(0, 0, 2, step) for step in range(12)])
+    assert len(late) == 60  # reads on, from the whole corpus
+    inside = np.concatenate([sampler.starts(0, s, 2, step) for step in range(2) for s in range(2)])
+    assert len(np.unique(inside)) == 20
+
+
+def test_what_is_read_at_one_time_lies_in_few_pools():
+    sampler = Sampler(64 * 10_001, 64, 8, seed=5, reserved=400, pool=500)
+    for round in range(3):
+        at = np.concatenate([sampler.starts(round, s, 4, t) for t in range(10) for s in range(4)])
+        assert len(np.unique(at // (64 * 500))) <= 3  # an offset may reach into a neighbour
+    everything = np.concatenate(
+        [sampler.starts(r, s, 4, t) for r in range(25) for t in range(12) for s in range(4)]
+    )
+    assert len(np.unique(everything)) == 25 * 12 * 4 * 8

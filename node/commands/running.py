@@ -43,6 +43,8 @@ def start(
         "device",
         "micro_batch",
         "data",
+        "data_cache",
+        "tokenizer",
         "checkpoint_every",
         "keep_checkpoints",
         "resume",

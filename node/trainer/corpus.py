@@ -22,6 +22,7 @@ import contextlib
 import errno
 import fcntl
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -31,17 +32,22 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 from blake3 import blake3
 
 from bootstrap.manifest import Data
+from node.data.tokenizer import BYTES, BYTES_VOCABULARY, ByteTokenizer, Tokenizer
 from node.errors import operator_error
-from node.trainer.data import DOCUMENT_END, encode
+from node.trainer.data import DOCUMENT_END, encode, token_type
 
 FORMAT = 1  # of the cached files; part of their names
 HELD_OUT_ONE_IN = 20
 MIN_PASSAGE = 64  # bytes; shorter ones are common phrases
+MIN_PASSAGE_TOKENS = 16  # likewise, of larger vocabularies
+EDGE_TOKENS = 4
+ENCODED_AT_ONCE = 256  # documents
 MIN_DOCSTRING = 200  # characters
 PACKAGES = ("networkx",)
 SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -76,59 +82,122 @@ class Corpus:
                 *whole, rest = (rest + block).split(DOCUMENT_END)
                 yield from whole
 
-    def make_shard(self, sequences: int, seq_len: int) -> bytes:
+    def make_shard(
+        self,
+        sequences: int,
+        seq_len: int,
+        tokenizer: Tokenizer | None = None,
+        vocab_size: int = BYTES_VOCABULARY,
+    ) -> bytes:
         """The evaluation shard: up to ``sequences`` windows, spread over the held-out documents.
 
-        It has n * (seq_len + 1) bytes for some 1 <= n <= sequences; windows do not overlap.
-        Raises OperatorError E601 when the held-out documents fill no window.
+        It has n * (seq_len + 1) tokens for some 1 <= n <= sequences, little endian in the width
+        of :func:`~node.trainer.data.token_type`; windows do not overlap. Raises OperatorError E601
+        when the held-out documents fill no window.
         """
-        held_out = (document for document in self if is_held_out(document))
-        joined = b"".join(d + DOCUMENT_END for d in sorted(held_out, key=_hash))
-        length = seq_len + 1
-        count = min(sequences, len(joined) // length)
-        if count < 1:
+        tokenizer = tokenizer or ByteTokenizer()
+        held_out = sorted((d for d in self if is_held_out(d)), key=_hash)
+        joined = b"".join(_coded(held_out, tokenizer, token_type(vocab_size)))
+        width = token_type(vocab_size).itemsize
+        shard = spread(joined, width, sequences, seq_len)
+        if not shard:
             raise operator_error(
                 "E601",
                 "the corpus is too small to set an evaluation shard apart",
-                why=f"{self.size:,} bytes in {self.documents} documents leave {len(joined)} bytes "
-                f"for it, and one sequence needs {length} ({self.path})",
+                why=f"{self.size:,} bytes in {self.documents} documents leave "
+                f"{len(joined) // width} tokens for it, and one sequence needs {seq_len + 1} "
+                f"({self.path})",
                 fix=MORE_TEXT,
             )
-        starts = [i * (len(joined) - length) // max(1, count - 1) for i in range(count)]
-        return b"".join(joined[start : start + length] for start in starts)
+        return shard
 
-    def training_file(self, shard: bytes, seq_len: int) -> Path:
+    def training_file(
+        self,
+        shard: bytes,
+        seq_len: int,
+        tokenizer: Tokenizer | None = None,
+        vocab_size: int = BYTES_VOCABULARY,
+    ) -> Path:
         """The cached file of training tokens: every document not held out and not in ``shard``.
 
         Raises OperatorError E601 when that is fewer than two sequences.
         """
-        key = blake3(shard + seq_len.to_bytes(4, "little")).hexdigest()[:16]
-        passages = _passages(shard, seq_len)
-
-        def kept() -> Iterator[bytes]:
-            for document in self:
-                if not is_held_out(document) and not any(p in document for p in passages):
-                    yield document
-
-        name = f"tokens-{FORMAT}-{self.digest[:16]}-{key}.bin"
-        tokens = _cached(self.path.with_name(name), kept)
-        if tokens.size < 2 * seq_len:
+        tokenizer = tokenizer or ByteTokenizer()
+        key = blake3(shard + f"{seq_len}/{vocab_size}/{tokenizer.digest}".encode())
+        name = f"tokens-{FORMAT}-{self.digest[:16]}-{key.hexdigest()[:16]}.bin"
+        kind = token_type(vocab_size)
+        passages, width = Passages(shard, seq_len, tokenizer, kind), kind.itemsize
+        kept = (document for document in self if not is_held_out(document))
+        tokens = _cached(
+            self.path.with_name(name),
+            lambda: (coded for coded in _coded(kept, tokenizer, kind) if not passages.in_(coded)),
+            b"",
+        )
+        count = tokens.size // width
+        if count < 2 * seq_len:
+            unit = "bytes" if tokenizer.digest == BYTES else "tokens"
             raise operator_error(
                 "E601",
                 "too little training text",
-                why=f"{self.documents} documents, less those for evaluation, have {tokens.size} "
-                f"bytes; two sequences need {2 * seq_len} ({self.path})",
+                why=f"{self.documents} documents, less those for evaluation, have {count} {unit}; "
+                f"two sequences need {2 * seq_len} ({self.path})",
                 fix=MORE_TEXT,
             )
         return tokens.path
 
 
-def _passages(shard: bytes, seq_len: int) -> list[bytes]:
-    """The pieces of the shard's windows that lie in one document, short ones left out."""
-    length = seq_len + 1
-    windows = [shard[i : i + length] for i in range(0, len(shard), length)]
-    pieces = [piece for window in windows for piece in window.split(DOCUMENT_END)]
-    return [piece for piece in pieces if len(piece) >= min(seq_len, MIN_PASSAGE)]
+def spread(joined: bytes | memoryview, width: int, sequences: int, seq_len: int) -> bytes:
+    """Up to ``sequences`` windows of ``seq_len + 1`` tokens, evenly out of ``joined`` ones."""
+    length, tokens = seq_len + 1, len(joined) // width
+    count = min(sequences, tokens // length)
+    starts = [i * (tokens - length) // max(1, count - 1) for i in range(count)]
+    return b"".join(joined[start * width : (start + length) * width] for start in starts)
+
+
+def _coded(
+    documents: Iterable[bytes], tokenizer: Tokenizer, kind: np.dtype[Any]
+) -> Iterator[bytes]:
+    """Each document's tokens and its end, as they stand in files."""
+    end = np.array([tokenizer.document_end], dtype=kind).tobytes()
+    documents = iter(documents)
+    while batch := list(itertools.islice(documents, ENCODED_AT_ONCE)):
+        for ids in tokenizer.encode(batch):
+            yield ids.astype(kind).tobytes() + end
+
+
+class Passages:
+    """The pieces of a shard's windows that lie in one document; what has one is not trained on.
+
+    Pieces of a few tokens are common phrases, and left out. What stands before and behind a
+    passage may change the tokens at its edges, so these do not count with larger vocabularies.
+    """
+
+    def __init__(
+        self, shard: bytes, seq_len: int, tokenizer: Tokenizer, kind: np.dtype[Any]
+    ) -> None:
+        self._width = kind.itemsize
+        least, edge = (
+            (MIN_PASSAGE, 0) if tokenizer.digest == BYTES else (MIN_PASSAGE_TOKENS, EDGE_TOKENS)
+        )
+        least = min(seq_len - 2 * edge, least)
+        self._pieces: list[bytes] = []
+        for window in np.frombuffer(shard, dtype=kind).reshape(-1, seq_len + 1):
+            ends = np.flatnonzero(window == tokenizer.document_end)
+            for piece in np.split(window, ends):
+                inner = piece[piece != tokenizer.document_end]
+                inner = inner[edge : len(inner) - edge]
+                if len(inner) >= max(1, least):
+                    self._pieces.append(inner.tobytes())
+
+    def in_(self, coded: bytes) -> bool:
+        """Whether one of them is in a document's tokens."""
+        return any(self._has(coded, piece) for piece in self._pieces)
+
+    def _has(self, coded: bytes, piece: bytes) -> bool:
+        at = coded.find(piece)
+        while at >= 0 and at % self._width:  # found across the tokens' bytes: look on
+            at = coded.find(piece, at + 1)
+        return at >= 0
 
 
 def is_held_out(document: bytes) -> bool:
@@ -223,8 +292,8 @@ def _text_files(paths: str) -> list[Path]:
     for place in [Path(part).expanduser() for part in paths.split(os.pathsep) if part]:
         if place.is_dir():
             inside = (file for file in sorted(place.rglob("*")) if file.is_file())
-            found += [f for f in inside if not f.name.startswith(".") and not _text_problem(f)]
-        elif problem := _text_problem(place):
+            found += [f for f in inside if not f.name.startswith(".") and not text_problem(f)]
+        elif problem := text_problem(place):
             raise operator_error(
                 "E601", f"cannot read the training text {place}", why=problem, fix=SET_PATH
             )
@@ -240,7 +309,7 @@ def _text_files(paths: str) -> list[Path]:
     return found
 
 
-def _text_problem(file: Path) -> str:
+def text_problem(file: Path) -> str:
     """Why a file is no text, judged by its beginning; empty if it is."""
     try:
         with file.open("rb") as stream:
@@ -256,20 +325,26 @@ def _text_problem(file: Path) -> str:
 
 
 def _text_documents(files: list[Path], progress: Progress) -> Iterator[bytes]:
+    for done, file in enumerate(files, 1):
+        for number, document in enumerate(text_file_documents(file)):
+            if number:
+                progress(done - 1, len(files))  # who asked may want it no more
+            yield document
+        progress(done, len(files))
+
+
+def text_file_documents(file: Path) -> Iterator[bytes]:
     """Chunks of whole paragraphs whose ends depend on the paragraphs' own text.
 
-    So the same text yields the same documents wherever it stands in a file.
+    So the same text yields the same documents wherever it stands in a file. Some may be empty.
     """
-    for done, file in enumerate(files, 1):
-        chunk = ""
-        for paragraph in _paragraphs(file):
-            chunk += paragraph
-            if _hash(encode(paragraph))[0] % CHUNK_ONE_IN == 0 or len(chunk) >= CHUNK_LIMIT:
-                yield encode(chunk.strip())
-                chunk = ""
-                progress(done - 1, len(files))  # who asked may want it no more
-        yield encode(chunk.strip())
-        progress(done, len(files))
+    chunk = ""
+    for paragraph in _paragraphs(file):
+        chunk += paragraph
+        if _hash(encode(paragraph))[0] % CHUNK_ONE_IN == 0 or len(chunk) >= CHUNK_LIMIT:
+            yield encode(chunk.strip())
+            chunk = ""
+    yield encode(chunk.strip())
 
 
 def _paragraphs(file: Path) -> Iterator[str]:
@@ -310,15 +385,20 @@ class _Record:
     documents: int
 
 
-def _cached(path: Path, produce: Callable[[], Iterable[bytes]]) -> Corpus:
-    """The file at ``path`` if it is there and intact, else made of ``produce()``."""
+def _cached(
+    path: Path, produce: Callable[[], Iterable[bytes]], end: bytes = DOCUMENT_END
+) -> Corpus:
+    """The file at ``path`` if it is there and intact, else made of ``produce()``.
+
+    ``end`` is written behind each document.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # let one process build; released by closing
             record = _intact(path)
             if record is None:
-                record = _write(path, produce())
+                record = _write(path, produce(), end)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise operator_error(
@@ -341,13 +421,13 @@ def _intact(path: Path) -> _Record | None:
     return None
 
 
-def _write(path: Path, documents: Iterable[bytes]) -> _Record:
+def _write(path: Path, documents: Iterable[bytes], end: bytes) -> _Record:
     hasher, size, count = blake3(), 0, 0
     with _replacing(path) as file:
         for document in documents:
-            hasher.update(document + DOCUMENT_END)
-            file.write(document + DOCUMENT_END)
-            size += len(document) + 1
+            hasher.update(document + end)
+            file.write(document + end)
+            size += len(document) + len(end)
             count += 1
     record = _Record(hasher.hexdigest(), size, count)
     with _replacing(path.with_suffix(".json")) as file:

@@ -1,22 +1,41 @@
-"""Tokens: the byte tokenizer, memory-mapped token files, and batches for inner steps."""
+"""Tokens for inner steps: files of them, the windows of a batch, and what of a batch counts."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bootstrap.manifest import Manifest
+from node.data.folder import is_folder
+from node.data.remote import Folder, FolderTokens
 from node.trainer.sampler import Sampler
 
-Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Array = npt.NDArray[np.integer[Any]]
 
 BYTES_VOCABULARY = 256
 DOCUMENT_END = b"\0"  # a byte that text does not have
+IGNORED = -100  # a target that does not count; torch's default
+
+
+@runtime_checkable
+class TokenSource(Protocol):
+    """Tokens in several files, read as one sequence."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def window(self, start: int, length: int) -> Array:
+        """Tokens ``[start, start + length)``."""
+
+
+Tokens = Array | TokenSource
 
 
 def encode(text: str) -> bytes:
@@ -29,24 +48,48 @@ def decode(tokens: bytes) -> str:
     return tokens.decode("utf-8", errors="replace")
 
 
-def open_tokens(path: str | os.PathLike[str], vocab_size: int = BYTES_VOCABULARY) -> Tokens:
-    """Map a file of raw little-endian token ids, one byte each, or two for vocabularies over 256.
+def token_type(vocab_size: int) -> np.dtype[Any]:
+    """How one token lies in a file: one byte up to a vocabulary of 256, else two or four."""
+    if vocab_size <= BYTES_VOCABULARY:
+        return np.dtype(np.uint8)
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
-    Raises ValueError when the file is empty, has half a token, or the vocabulary is too large.
+
+def open_tokens(
+    path: str | os.PathLike[str],
+    vocab_size: int = BYTES_VOCABULARY,
+    cache: Path | None = None,
+    cache_bytes: int = 0,
+) -> Tokens:
+    """A token folder (see :mod:`node.data.folder`), or a file of raw ids, mapped.
+
+    Raw ids are little endian in the width of :func:`token_type`. ``cache`` holds files of a folder
+    at a URL. Raises ValueError when the file is empty or has half a token, or the ids of a folder
+    do not fit the vocabulary, and OperatorError E603 for a folder that cannot be read.
     """
-    if vocab_size > 2**16:
-        raise ValueError(f"vocabulary of {vocab_size}: token files hold at most 16 bits a token")
-    width = 1 if vocab_size <= BYTES_VOCABULARY else 2
+    if is_folder(str(path)):
+        folder = Folder(str(path), cache, cache_bytes)
+        if folder.index.vocab_size > vocab_size:
+            raise ValueError(
+                f"{path} has a vocabulary of {folder.index.vocab_size}, the model {vocab_size}"
+            )
+        return FolderTokens(folder)
+    kind = token_type(vocab_size)
     size = Path(path).stat().st_size
-    if size == 0 or size % width:
+    if size == 0 or size % kind.itemsize:
         raise ValueError(f"{path}: {size} bytes are no whole, positive number of tokens")
-    return np.memmap(path, dtype=np.uint8 if width == 1 else np.dtype("<u2"), mode="r")
+    return np.memmap(path, dtype=kind, mode="r")
 
 
 def gather(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> Tensor:
     """Windows ``tokens[start : start + length]`` as int64 [len(starts), length]."""
-    places = starts[:, None] + np.arange(length, dtype=np.int64)
-    return torch.from_numpy(tokens[places].astype(np.int64))
+    if isinstance(tokens, np.ndarray):
+        places = starts[:, None] + np.arange(length, dtype=np.int64)
+        return torch.from_numpy(tokens[places].astype(np.int64))
+    out = np.empty((len(starts), length), dtype=np.int64)
+    for row, start in enumerate(starts.tolist()):
+        out[row] = tokens.window(start, length)
+    return torch.from_numpy(out)
 
 
 @dataclass(frozen=True)
@@ -55,16 +98,44 @@ class TrainingData:
 
     tokens: Tokens
     sampler: Sampler
+    document_end: int | None = None  # where documents are apart: its token
 
     @classmethod
     def over(cls, tokens: Tokens, seq_len: int, batch_size: int, seed: int) -> TrainingData:
         """Raises ValueError when the corpus has fewer than two sequences of tokens."""
         return cls(tokens, Sampler(len(tokens), seq_len, batch_size, seed))
 
+    @classmethod
+    def of(cls, manifest: Manifest, tokens: Tokens) -> TrainingData:
+        """As a run's manifest says; raises ValueError as :meth:`over` does."""
+        data, rounds = manifest.data, manifest.rounds
+        sampler = Sampler(
+            len(tokens),
+            data.seq_len,
+            data.batch_size,
+            data.seed,
+            reserved=data.islands * (rounds.inner_steps + rounds.overlap_steps) * data.batch_size,
+            pool=data.pool_windows,
+        )
+        apart = manifest.model.attention == "document"
+        return cls(tokens, sampler, manifest.model.document_end if apart else None)
+
     def batch(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, int64 [rows, seq_len] each; see :meth:`Sampler.starts`."""
+        """Inputs and targets, int64 [rows, seq_len] each; see :meth:`Sampler.starts`.
+
+        Where documents are apart, the first token of a document is no target (``IGNORED``):
+        nothing before it says what it is.
+        """
         starts = self.sampler.starts(round, slot, slots, step, rows)
         window = gather(self.tokens, starts, self.sampler.seq_len + 1)
-        return window[:, :-1], window[:, 1:]
+        return window[:, :-1], targets(window, self.document_end)
+
+
+def targets(window: Tensor, document_end: int | None) -> Tensor:
+    """What is to be predicted at each place of ``window`` [B, T + 1] but the last: [B, T]."""
+    following = window[:, 1:]
+    if document_end is None:
+        return following
+    return following.masked_fill(window[:, :-1] == document_end, IGNORED)

@@ -9,17 +9,24 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from node.trainer.data import BYTES_VOCABULARY, token_type
+
 EVALUATION_BATCH = 16  # sequences at a time
 
 
-def shard_tokens(shard: bytes, seq_len: int) -> Tensor:
+def shard_tokens(shard: bytes, seq_len: int, vocab_size: int = BYTES_VOCABULARY) -> Tensor:
     """The shard's windows as int64 [n, seq_len + 1].
 
-    Raises ValueError when the bytes are no whole, positive number of windows.
+    Raises ValueError when the bytes are no whole, positive number of windows, or have ids that
+    the vocabulary has not.
     """
-    if not shard or len(shard) % (seq_len + 1):
-        raise ValueError(f"a shard of {len(shard)} bytes is no whole number of {seq_len + 1}")
-    tokens = np.frombuffer(shard, dtype=np.uint8).astype(np.int64)
+    kind = token_type(vocab_size)
+    window = (seq_len + 1) * kind.itemsize
+    if not shard or len(shard) % window:
+        raise ValueError(f"a shard of {len(shard)} bytes is no whole number of {window}")
+    tokens = np.frombuffer(shard, dtype=kind).astype(np.int64)
+    if tokens.max() >= vocab_size:
+        raise ValueError(f"the shard has token {tokens.max()} of a vocabulary of {vocab_size}")
     return torch.from_numpy(tokens).view(-1, seq_len + 1)
 
 

@@ -60,6 +60,21 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def documents_apart(tokens: Tensor, document_end: int) -> Tensor:
+    """Who may look at whom among packed documents: bool [B, 1, T, T] of tokens [B, T].
+
+    A token sees those before it in its own document, which ends with ``document_end``, and itself.
+    """
+    ends = tokens == document_end
+    document = ends.cumsum(dim=1) - ends.long()  # the end is part of what it ends
+    return (document[:, None, :, None] == document[:, None, None, :]).tril()
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """As :func:`causal_attention`, where ``mask`` [B, 1, T, T] says who looks at whom."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention."""
 
@@ -73,13 +88,14 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, kv_size, bias=False)
         self.o_proj = nn.Linear(config.d_model, config.d_model, bias=False)
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:  # [B, T, D], [2, T, E] -> [B, T, D]
+    def forward(self, x: Tensor, rope: Tensor, *mask: Tensor) -> Tensor:
+        """[B, T, D] with the rotary tables [2, T, E], and a mask where documents are apart."""
         heads = (*x.shape[:2], -1, self.head_size)
         q = self.q_proj(x).view(heads).transpose(1, 2)  # [B, H, T, E]
         k = self.k_proj(x).view(heads).transpose(1, 2)  # [B, G, T, E]
         v = self.v_proj(x).view(heads).transpose(1, 2)  # [B, G, T, E]
         q, k = rotate(q, rope), rotate(k, rope)
-        out = self.attend(q, k, v)
+        out = masked_attention(q, k, v, *mask) if mask else self.attend(q, k, v)
         return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
@@ -106,8 +122,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = MixtureOfExperts(config) if config.experts else FeedForward(config)
 
-    def forward(self, x: Tensor, rope: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
-        x = x + self.self_attn(self.input_layernorm(x), rope)
+    def forward(self, x: Tensor, rope: Tensor, *mask: Tensor) -> Tensor:  # [B, T, D] -> the same
+        x = x + self.self_attn(self.input_layernorm(x), rope, *mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -140,12 +156,15 @@ class Decoder(nn.Module):
         """[B, T] tokens at ``positions`` [T] of their sequence (all of it) -> [B, T, V] logits."""
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
+        mask: tuple[Tensor, ...] = ()
+        if self.config.attention == "document":  # of whole sequences of tokens: no stage, no cp
+            mask = (documents_apart(x, self.config.document_end),)
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # [B, T, D]
         head_size = self.config.d_model // self.config.n_heads
         rope = rope_tables(positions, head_size, self.config.rope_theta).to(x.dtype)
         for layer in self.layers.values():
-            x = layer(x, rope)
+            x = layer(x, rope, *mask)
         if self.norm is not None:
             x = self.norm(x)
         return x if self.lm_head is None else self.lm_head(x)

@@ -1,11 +1,20 @@
 """Which window of the corpus each island reads, as a pure function of where it is.
 
 There is no sampler state: the window for (seed, round, slot, slots, step, row) is computed, so a
-resumed island goes on where it was, and anybody can recompute who read what. In a round, the
-islands count through one sequence of numbers in turn (slot s of S takes s, s + S, s + 2S, ...)
-and a keyed permutation of the windows turns numbers into windows. Hence two slots never share a
-window in a round until all windows have been read; then the next epoch's permutation starts.
-Another round is another permutation.
+resumed island goes on where it was, and anybody can recompute who read what.
+
+An epoch is a keyed permutation of the windows, cut into blocks of ``reserved`` windows, and each
+round has the next block. In it the round's islands take turns: slot s of S takes the block's
+windows s, s + S, s + 2S, ... as long as it trains, so islands with different numbers of inner
+steps need not know of each other. Hence no window is read twice in an epoch, by nobody and in no
+round, as long as S * steps * batch_size <= ``reserved``. Whoever goes on for longer in a round (it
+hears nothing of the others, say) reads on in a permutation of that round's own, and so do all
+islands of a corpus that has no whole block; there no window repeats within a round until all have
+been read, but one of an earlier round may.
+
+With ``pool`` the permutation has two levels: pools of so many neighbouring windows in some order,
+and the windows within a pool in some order. Then what is read at one time lies together, and a
+cache of a few files is enough (:mod:`node.data.remote`).
 
 The permutation is a four-round Feistel network on the smallest even number of bits that holds
 the count, walked along its cycle until it lands below the count (Black and Rogaway, "Ciphers with
@@ -62,26 +71,40 @@ def permute(indices: Indices, size: int, keys: Indices) -> Indices:
 class Sampler:
     """Windows of ``seq_len`` + 1 tokens in a corpus of ``tokens``; raises ValueError if too short.
 
-    ``batch_size`` is the island's sequences per inner step. Neighbouring windows share one token,
-    the last target of one being the first input of the next.
+    ``batch_size`` is the island's sequences per inner step, ``reserved`` the windows that a round
+    has for itself (0: none), ``pool`` the windows that are read together (0: all). Neighbouring
+    windows share one token, the last target of one being the first input of the next.
     """
 
     tokens: int
     seq_len: int
     batch_size: int
     seed: int
+    reserved: int = 0
+    pool: int = 0
 
     def __post_init__(self) -> None:
-        if self.windows < 1:
+        if self._in_all < 1:
             raise ValueError(
                 f"{self.tokens} tokens are too few for sequences of {self.seq_len}: "
                 f"need {2 * self.seq_len}"
             )
 
     @property
-    def windows(self) -> int:
-        """Windows in an epoch. One ``seq_len`` is left over for the epoch's random offset."""
+    def _in_all(self) -> int:
+        """One ``seq_len`` is left over for the epoch's random offset."""
         return (self.tokens - self.seq_len) // self.seq_len
+
+    @property
+    def windows(self) -> int:
+        """Windows in an epoch: whole pools, where there are any."""
+        pool = self.pool
+        return self._in_all // pool * pool if 0 < pool <= self._in_all else self._in_all
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in an epoch that have windows of their own; 0 where a round needs more."""
+        return self.windows // self.reserved if self.reserved else 0
 
     def starts(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None
@@ -99,12 +122,30 @@ class Sampler:
             raise ValueError(f"{rows} lies outside a batch of {self.batch_size}")
         counter = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
         counter = (counter + step * self.batch_size) * slots + slot
-        epochs, places = np.divmod(counter, self.windows)
         starts = np.empty_like(counter)
-        for epoch in np.unique(epochs):
-            keys = _keys(self.seed, round, int(epoch), count=FEISTEL_ROUNDS + 1)
-            offset = int(keys[-1] % np.uint64(self.seq_len))
-            inside = epochs == epoch
-            window = permute(places[inside].astype(np.uint64), self.windows, keys[:-1])
-            starts[inside] = window.astype(np.int64) * self.seq_len + offset
+        own = counter < self.reserved if self.rounds else np.zeros(len(counter), dtype=bool)
+        if own.any():
+            epoch, block = divmod(round, self.rounds)
+            starts[own] = self._permuted(counter[own] + block * self.reserved, "epoch", epoch)
+        passes, places = np.divmod(counter, self.windows)
+        for number in np.unique(passes[~own]):
+            here = ~own & (passes == number)
+            starts[here] = self._permuted(places[here], round, int(number))
         return starts
+
+    def _permuted(self, places: npt.NDArray[np.int64], *key: int | str) -> npt.NDArray[np.int64]:
+        """First tokens of the windows at ``places`` of the permutation with this key."""
+        keys = _keys(self.seed, *key, count=FEISTEL_ROUNDS + 1)
+        offset = int(keys[-1] % np.uint64(self.seq_len))
+        size = self.pool if 0 < self.pool < self.windows else self.windows
+        pools, inside = np.divmod(places, size)
+        window = np.empty_like(places)
+        for pool in np.unique(pools):
+            here = pools == pool
+            own = _keys(self.seed, *key, int(pool), count=FEISTEL_ROUNDS)
+            inner = keys[:-1] if size == self.windows else own
+            window[here] = permute(inside[here].astype(np.uint64), size, inner).astype(np.int64)
+        if size < self.windows:
+            moved = permute(pools.astype(np.uint64), self.windows // size, keys[:-1])
+            window += moved.astype(np.int64) * size
+        return window * self.seq_len + offset

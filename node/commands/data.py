@@ -1,0 +1,170 @@
+"""``node data``: text into token folders, and a look into them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from node.commands.shared import AsJson
+from node.interrupts import clean_up_first
+
+if TYPE_CHECKING:
+    from node.data.folder import Index
+    from node.data.prepare import Progress
+    from node.data.remote import Folder
+
+app = typer.Typer(
+    help="Make training data, and look at it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+SHOWN_TOKENS = 64
+
+
+@app.command("prepare")
+def prepare(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT…",
+            help="Files or folders of text, .jsonl(.gz) and .parquet, or datasets:NAME[@SPLIT].",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A tokenizer.json. [default: bytes]")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Key or column that has the text.")] = "text",
+    shard_tokens: Annotated[
+        int, typer.Option(min=1000, metavar="N", help="Tokens in one file of the folder.")
+    ] = 50_000_000,
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into a folder of tokens; given again after a break, it goes on where it was."""
+    from node.data.prepare import prepare as work
+    from node.data.tokenizer import ByteTokenizer, read_tokenizer
+
+    clean_up_first()
+    chosen = read_tokenizer(tokenizer) if tokenizer is not None else ByteTokenizer()
+    started = time.monotonic()
+    with _bar() as report:
+        index = work(inputs, out, chosen, field=field, shard_tokens=shard_tokens, report=report)
+    if as_json:
+        typer.echo(json.dumps(_summary(index, out), indent=2))
+        return
+    seconds = max(time.monotonic() - started, 1e-9)
+    typer.echo(
+        f"{index.tokens:,} tokens of {index.documents:,} documents in {len(index.shards)} files, "
+        f"{index.held_out.documents:,} documents held out for evaluation ({seconds:.1f} s)"
+    )
+    typer.echo(f"Train on them with:  node start --data {out}")
+
+
+@app.command("inspect")
+def inspect(
+    place: Annotated[str, typer.Argument(metavar="DIR", help="A token folder, or its URL.")],
+    verify: Annotated[bool, typer.Option(help="Check every file of the folder.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is in a token folder, and check its files against their hashes."""
+    import tempfile
+
+    from node.data.remote import Folder
+
+    with tempfile.TemporaryDirectory(prefix="atoll-inspect-") as cache:
+        folder = Folder(place, Path(cache))
+        if verify:
+            _verify(folder)
+        summary = _summary(folder.index, place) | {"verified": verify}
+        if as_json:
+            typer.echo(json.dumps(summary, indent=2))
+            return
+        for key, value in summary.items():
+            typer.echo(f"{key:14} {value:,}" if isinstance(value, int) else f"{key:14} {value}")
+        typer.echo(f"{'begins':14} {_beginning(folder)!r}")
+
+
+def _summary(index: Index, place: object) -> dict[str, Any]:
+    return {
+        "folder": str(place),
+        "tokenizer": index.tokenizer,
+        "vocab_size": index.vocab_size,
+        "dtype": index.dtype,
+        "files": len(index.shards),
+        "tokens": index.tokens,
+        "documents": index.documents,
+        "held_out": index.held_out.tokens,
+    }
+
+
+def _beginning(folder: Folder) -> str:
+    from node.data.tokenizer import tokenizer_of
+
+    tokens = folder.tokens(folder.index.shards[0])[:SHOWN_TOKENS]
+    return tokenizer_of(folder.index.tokenizer, folder.tokenizer()).decode(tokens.tolist())
+
+
+def _verify(folder: Folder) -> None:
+    """Raise E603 for the first file that is not what the index says."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from node.data.prepare import ends, file_sha256
+    from node.errors import operator_error
+
+    parts = []
+    for shard in (*folder.index.shards, folder.index.held_out):
+        parts += [
+            (shard.name, shard.sha256, shard.tokens * folder.index.width),
+            (ends(shard.name), shard.ends_sha256, shard.documents * 8),
+        ]
+    console = Console(stderr=True)
+    for name, sha256, size in track(parts, "checking", console=console, transient=True):
+        if file_sha256(folder.file(name, sha256, size)) != sha256:
+            raise operator_error(
+                "E603",
+                f"{name} of {folder.place} is damaged",
+                why="its sha256 is not the one in its index",
+            )
+
+
+class _bar:  # noqa: N801 - used like a function
+    """A progress bar with the time left, on standard error; nothing where that is no terminal."""
+
+    def __enter__(self) -> Any:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("tokenizing", total=None)
+        self._bar.start()
+        return self._report
+
+    def _report(self, now: Progress) -> None:
+        self._bar.update(
+            self._task,
+            completed=now.done,
+            total=now.total or None,
+            description=f"{now.tokens:,} tokens",
+        )
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()

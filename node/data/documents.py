@@ -1,0 +1,189 @@
+"""Documents out of files: text, JSON lines, parquet, and data sets of Hugging Face's ``datasets``.
+
+Every input is read in order, so that a position in it is a number, and reading can go on there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from node.data.tokenizer import need
+from node.errors import operator_error
+from protocols.errors import OperatorError
+
+MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
+PARQUET_BATCH = 1024  # rows
+STREAMED = "datasets:"  # an input that is a data set: datasets:NAME
+JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+PARQUET = ".parquet"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file or data set to read documents from."""
+
+    name: str  # a path, or datasets:NAME
+    size: int  # bytes, 0 where nobody knows
+    changed: int = 0  # time of the last change, ns
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as UTF-8, and where its input stands behind it."""
+
+    text: bytes
+    records: int  # of the input, read so far: where to go on
+    done: int  # bytes of the input, for the progress
+
+
+def find_inputs(places: list[str]) -> list[Input]:
+    """Files named, those in folders named (sorted), and data sets.
+
+    Raises OperatorError E601 where there is none, or a file cannot be read.
+    """
+    found: list[Input] = []
+    for place in places:
+        if place.startswith(STREAMED):
+            found.append(Input(place, 0))
+            continue
+        path = Path(place).expanduser()
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if _is_input(file))
+            found += [_input(file) for file in inside]
+        else:
+            found.append(_input(path))
+    if not found:
+        raise operator_error(
+            "E601",
+            "there is nothing to read",
+            why=f"no file of text, JSON lines or parquet is in {', '.join(places)}",
+        )
+    return found
+
+
+def _is_input(file: Path) -> bool:
+    from node.trainer.corpus import text_problem
+
+    if not file.is_file() or file.name.startswith("."):
+        return False
+    known = file.name.endswith((*JSON_LINES, PARQUET))
+    return known or not text_problem(file)
+
+
+def _input(path: Path) -> Input:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise operator_error(
+            "E601", f"cannot read {path}", why=error.strerror or str(error)
+        ) from error
+    return Input(str(path), status.st_size, status.st_mtime_ns)
+
+
+def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
+    """The documents of an input behind the first ``skip`` records; empty ones are left out.
+
+    ``field`` is the key or column that has the text. Raises OperatorError E601 for what cannot be
+    read and E605 for a library that is missing.
+    """
+    name = source.name
+    try:
+        if name.startswith(STREAMED):
+            yield from _data_set(name.removeprefix(STREAMED), field, skip)
+        elif name.endswith(JSON_LINES):
+            yield from _json_lines(Path(name), field, skip)
+        elif name.endswith(PARQUET):
+            yield from _parquet(Path(name), field, skip)
+        else:
+            yield from _text(Path(name), skip)
+    except OperatorError:
+        raise
+    except (OSError, ValueError) as error:  # gzip's and parquet's errors are among them
+        raise operator_error("E601", f"cannot read {name}", why=str(error)[:500]) from error
+
+
+def _text(path: Path, skip: int) -> Iterator[Document]:
+    from node.trainer.corpus import SET_PATH, text_file_documents, text_problem
+
+    if problem := text_problem(path):
+        raise operator_error(
+            "E601", f"cannot read the training text {path}", why=problem, fix=SET_PATH
+        )
+    done = 0
+    for number, text in enumerate(text_file_documents(path), 1):
+        done += len(text) + 1
+        if number > skip and text:
+            yield Document(text, number, done)
+
+
+def _json_lines(path: Path, field: str, skip: int) -> Iterator[Document]:
+    with path.open("rb") as raw:
+        packed = path.name.endswith(".gz")
+        lines = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if packed else raw)
+        for number in itertools.count(1):
+            line = lines.readline(MAX_RECORD_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MAX_RECORD_BYTES:
+                raise ValueError(f"line {number} has more than {MAX_RECORD_BYTES} bytes")
+            if number > skip and line.strip():
+                text = _field(_parsed(line, number), field, number)
+                if text:
+                    yield Document(text, number, raw.tell())
+
+
+def _parsed(line: bytes, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {error}") from error
+
+
+def _field(record: Any, field: str, number: int) -> bytes:
+    value = record.get(field) if isinstance(record, dict) else None
+    if value is None and not (isinstance(record, dict) and field in record):
+        keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"record {number} has no {field!r} (it has: {keys}); see --field")
+    if value is None:
+        return b""
+    if not isinstance(value, str):
+        raise ValueError(f"{field!r} of record {number} is no text; see --field")
+    return value.replace("\0", "").encode("utf-8", errors="replace")
+
+
+def _parquet(path: Path, field: str, skip: int) -> Iterator[Document]:
+    parquet = need("pyarrow.parquet", "parquet", "read parquet")
+    size = path.stat().st_size
+    with parquet.ParquetFile(path) as file:
+        if field not in file.schema_arrow.names:
+            names = ", ".join(file.schema_arrow.names[:8])
+            raise ValueError(f"no column {field!r} (it has: {names}); see --field")
+        rows = max(1, file.metadata.num_rows)
+        number = 0
+        for group in range(file.num_row_groups):
+            if number + file.metadata.row_group(group).num_rows <= skip:
+                number += file.metadata.row_group(group).num_rows
+                continue
+            batches = file.iter_batches(PARQUET_BATCH, row_groups=[group], columns=[field])
+            for value in (value for batch in batches for value in batch.column(0).to_pylist()):
+                number += 1
+                text = _field({field: value}, field, number) if number > skip else b""
+                if text:
+                    yield Document(text, number, size * number // rows)
+
+
+def _data_set(name: str, field: str, skip: int) -> Iterator[Document]:
+    """``NAME``, ``NAME/CONFIG`` or a folder's path, with ``@SPLIT`` behind it (default train)."""
+    datasets = need("datasets", "datasets", "stream a data set")
+    name, _, split = name.partition("@")
+    stream = datasets.load_dataset(name, split=split or "train", streaming=True)
+    for number, record in enumerate(stream.skip(skip), skip + 1):
+        text = _field(record, field, number)
+        if text:
+            yield Document(text, number, 0)

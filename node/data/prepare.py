@@ -1,0 +1,339 @@
+"""Text into a token folder: ``node data prepare``.
+
+One document is held in memory at a time, apart from a batch that is being tokenized. After every
+file of tokens what has been done is noted, and whoever is called again with the same inputs goes
+on there; the result has the same bytes as one made without a break.
+
+Documents are told apart for evaluation by their hash (:func:`node.trainer.corpus.is_held_out`), so
+that no island trains on what another one evaluates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from node.data.documents import Document, Input, find_inputs, read
+from node.data.folder import ENDS, HELD_OUT, INDEX, Index, Shard
+from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
+from node.errors import operator_error
+from node.trainer.data import token_type
+
+PARTIAL = ".partial.json"
+DEFAULT_SHARD_TOKENS = 50_000_000
+BATCH_DOCUMENTS = 256
+BATCH_BYTES = 4 * 1024 * 1024
+HELD_OUT_TOKENS = 20_000_000  # kept for evaluation; held-out documents beyond are left out
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the work is."""
+
+    done: int  # bytes of the inputs
+    total: int  # 0 where nobody knows
+    tokens: int
+    documents: int
+
+
+Report = Callable[[Progress], None]
+
+
+class _Place(BaseModel):
+    """What ``.partial.json`` notes: files that are complete, and where the rest begins."""
+
+    model_config = ConfigDict(extra="forbid")
+    job: str  # of what: inputs and settings
+    shards: list[Shard] = []
+    source: int = 0  # the input to go on with
+    records: int = 0  # of it, to be passed over
+    held_out_tokens: int = 0
+    held_out_documents: int = 0
+
+
+def prepare(
+    places: list[str],
+    out: Path,
+    tokenizer: Tokenizer,
+    *,
+    field: str = "text",
+    shard_tokens: int = DEFAULT_SHARD_TOKENS,
+    report: Report = lambda progress: None,
+) -> Index:
+    """Write a token folder at ``out``, or finish one that was begun with the same arguments.
+
+    Raises OperatorError E601 for inputs that cannot be read, E603 for a folder that has something
+    else in it, E402 when the disk is full, E605 for a library that is missing.
+    """
+    inputs = find_inputs(places)
+    job = _job(inputs, tokenizer, field, shard_tokens)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        place = _begin(out, job)
+        return _Writer(out, tokenizer, place, shard_tokens, inputs, field, report).run()
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise operator_error(
+            "E402" if full else "E603",
+            f"cannot write tokens to {out}",
+            why=error.strerror or str(error),
+            fix="free some disk space and give the same command again: it goes on where it was"
+            if full
+            else "name a folder that this user may write with --out",
+        ) from error
+
+
+def _job(inputs: list[Input], tokenizer: Tokenizer, field: str, shard_tokens: int) -> str:
+    plain = [[i.name, i.size, i.changed] for i in inputs]
+    text = json.dumps([plain, tokenizer.digest, field, shard_tokens])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _begin(out: Path, job: str) -> _Place:
+    """Where to go on in ``out``; E603 where it belongs to something else."""
+    partial = out / PARTIAL
+    if partial.is_file():
+        with contextlib.suppress(ValueError):
+            place = _Place.model_validate_json(partial.read_bytes())
+            if place.job == job:
+                return place
+        raise operator_error(
+            "E603",
+            f"{out} has the beginning of other data",
+            why="its inputs, their contents or the settings were others",
+            fix="remove the folder, or name another one with --out",
+        )
+    if any(out.iterdir()):
+        raise operator_error(
+            "E603",
+            f"{out} is not empty",
+            why=f"it has a {INDEX}" if (out / INDEX).exists() else "it holds other files",
+            fix="name another folder with --out",
+        )
+    return _Place(job=job)
+
+
+class _Writer:
+    """Writes one folder."""
+
+    def __init__(
+        self,
+        out: Path,
+        tokenizer: Tokenizer,
+        place: _Place,
+        shard_tokens: int,
+        inputs: list[Input],
+        field: str,
+        report: Report,
+    ) -> None:
+        self.out, self.tokenizer, self.place = out, tokenizer, place
+        self.shard_tokens, self.inputs, self.field, self.report = (
+            shard_tokens,
+            inputs,
+            field,
+            report,
+        )
+        self.kind = token_type(tokenizer.vocab_size)
+        self.total = 0 if any(not i.size for i in inputs) else sum(i.size for i in inputs)
+        self.tokens = sum(shard.tokens for shard in place.shards)
+        self.documents = sum(shard.documents for shard in place.shards)
+
+    def run(self) -> Index:
+        self._drop_unfinished()
+        self._note()
+        with _File(self.out, HELD_OUT, "r+b") as held_out:
+            held_out.count(self.place.held_out_tokens, self.place.held_out_documents)
+            self._write_shards(held_out)
+            held = held_out.finish()
+        if isinstance(self.tokenizer, FileTokenizer):
+            (self.out / FILE).write_bytes(self.tokenizer.data)
+        index = Index(
+            tokenizer=self.tokenizer.digest,
+            vocab_size=self.tokenizer.vocab_size,
+            document_end=self.tokenizer.document_end,
+            dtype=self.kind.name,
+            shards=tuple(self.place.shards),
+            held_out=held,
+        )
+        if not index.tokens:
+            shutil.rmtree(self.out)
+            raise operator_error(
+                "E601",
+                "the inputs have no text",
+                why=f"{len(self.inputs)} were read and no document to train on is in them",
+            )
+        _replace(self.out / INDEX, index.model_dump_json(indent=1).encode())
+        (self.out / PARTIAL).unlink()
+        return index
+
+    def _write_shards(self, held_out: _File) -> None:
+        from node.trainer.corpus import is_held_out
+
+        shard: _File | None = None
+        try:
+            for source, before, document, ids in self._encoded():
+                size = len(ids) + 1
+                if is_held_out(document.text):
+                    if held_out.tokens + size <= HELD_OUT_TOKENS or not held_out.documents:
+                        held_out.add(self._with_end(ids))
+                    continue
+                if shard is not None and shard.tokens + size > self.shard_tokens:
+                    self._complete(shard, held_out, source, before)
+                    shard = None
+                if shard is None:
+                    shard = _File(self.out, f"train-{len(self.place.shards):05d}.bin", "w+b")
+                shard.add(self._with_end(ids))
+                self.tokens += size
+                self.documents += 1
+            if shard is not None:
+                self._complete(shard, held_out, len(self.inputs), 0)
+        finally:
+            if shard is not None:
+                shard.close()
+
+    def _with_end(self, ids: Ids) -> Ids:
+        return np.append(ids, self.tokenizer.document_end).astype(self.kind)
+
+    def _encoded(self) -> Iterator[tuple[int, int, Document, Ids]]:
+        """Documents with the input they are of, and how many of its records come before them."""
+        first, skip = self.place.source, self.place.records
+        behind = sum(source.size for source in self.inputs[:first])
+        for number in range(first, len(self.inputs)):
+            source = self.inputs[number]
+            before = skip
+            for batch in _batches(read(source, self.field, skip)):
+                coded = self.tokenizer.encode([document.text for document in batch])
+                for document, ids in zip(batch, coded, strict=True):
+                    yield number, before, document, ids
+                    before = document.records
+                self.report(
+                    Progress(behind + batch[-1].done, self.total, self.tokens, self.documents)
+                )
+            behind += source.size
+            skip = 0
+        self.report(Progress(behind, self.total, self.tokens, self.documents))
+
+    def _complete(self, shard: _File, held_out: _File, source: int, records: int) -> None:
+        """A file of tokens is whole: note it, and where the next one begins."""
+        place = self.place
+        place.shards.append(shard.finish())
+        shard.close()
+        held_out.flush()
+        place.source, place.records = source, records
+        place.held_out_tokens, place.held_out_documents = held_out.tokens, held_out.documents
+        self._note()
+
+    def _note(self) -> None:
+        _replace(self.out / PARTIAL, self.place.model_dump_json().encode())
+
+    def _drop_unfinished(self) -> None:
+        """Take back what was written after the last note."""
+        whole = {name for shard in self.place.shards for name in (shard.name, ends(shard.name))}
+        for file in self.out.glob("train-*"):
+            if file.name not in whole:
+                file.unlink()
+        sizes = (
+            (HELD_OUT, self.place.held_out_tokens * self.kind.itemsize),
+            (ends(HELD_OUT), self.place.held_out_documents * 8),
+        )
+        for name, size in sizes:
+            with (self.out / name).open("ab") as kept:
+                kept.truncate(size)
+
+
+class _File:
+    """A file of tokens that is being written, and the one beside it with its documents' ends."""
+
+    def __init__(self, folder: Path, name: str, mode: str) -> None:
+        self.name, self.folder = name, folder
+        self.tokens = self.documents = 0
+        self._files: list[BinaryIO] = []
+        for part in (name, ends(name)):
+            file = (folder / part).open(mode)
+            file.seek(0, os.SEEK_END)
+            self._files.append(file)  # type: ignore[arg-type]
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def count(self, tokens: int, documents: int) -> None:
+        """What it already has."""
+        self.tokens, self.documents = tokens, documents
+
+    def add(self, ids: Ids) -> None:
+        """Append a document's tokens, in the width that they are to have."""
+        body, marks = self._files
+        body.write(ids.tobytes())
+        self.documents += 1
+        self.tokens += len(ids)
+        marks.write(self.tokens.to_bytes(8, "little"))
+
+    def flush(self) -> None:
+        """To the disk."""
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> Shard:
+        """What it is, once nothing more comes."""
+        self.flush()
+        body, marks = (file_sha256(self.folder / part) for part in (self.name, ends(self.name)))
+        return Shard(
+            name=self.name,
+            tokens=self.tokens,
+            documents=self.documents,
+            sha256=body,
+            ends_sha256=marks,
+        )
+
+    def close(self) -> None:
+        """Without effect the second time."""
+        for file in self._files:
+            file.close()
+
+
+def ends(name: str) -> str:
+    """The file of document ends beside a file of tokens."""
+    return name.removesuffix(".bin") + ENDS
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if len(batch) >= BATCH_DOCUMENTS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _replace(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def file_sha256(path: Path) -> str:
+    """Hex; the file is read once."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,254 @@
+"""Reading token folders: from this machine, or from a web server or object store by fsspec.
+
+Files that are not on this machine come through a cache of bounded size: the one that was not used
+for longest goes when room is needed. A file is named by its sha256 and checked against it before
+it is used; one with another hash is fetched again, and after some tries refused. The ranks of an
+island share the cache, so only one of them fetches.
+
+What is read at one time should lie in few files: a run over remote data sets ``data.pool_windows``
+(see :mod:`node.trainer.sampler`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
+from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
+from node.errors import operator_error
+from protocols.errors import OperatorError
+
+TRIES = 3
+COPY_BYTES = 4 * 1024 * 1024
+DEFAULT_CACHE_BYTES = 20 * 10**9
+MAPPED = 64  # files of one process
+
+
+class Folder:
+    """A token folder at a path or URL. Raises OperatorError E603 where there is none.
+
+    ``cache`` is where files of a URL are kept, at most ``cache_bytes`` of them.
+    """
+
+    def __init__(
+        self, place: str, cache: Path | None = None, cache_bytes: int = DEFAULT_CACHE_BYTES
+    ) -> None:
+        self.place = place.rstrip("/")
+        self.remote = "://" in place
+        self._cache = ShardCache(cache, cache_bytes) if self.remote and cache is not None else None
+        self.index: Index = parse_index(self.read(INDEX, MAX_INDEX_BYTES), place)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A small file's bytes; raises E603 where it has more than ``limit``."""
+        with self._opening(name) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise operator_error(
+                "E603", f"{self.place}/{name} is too long", why=f"it has more than {limit} bytes"
+            )
+        return data
+
+    def tokenizer(self) -> bytes:
+        """The bytes of its tokenizer file; empty for ``bytes``."""
+        return b"" if self.index.tokenizer == BYTES else self.read(FILE, MAX_TOKENIZER_BYTES)
+
+    def file(self, name: str, sha256: str, size: int) -> Path:
+        """A file on this machine, of the size that the index says.
+
+        One of a URL has been checked against its hash. Raises OperatorError E603, E402.
+        """
+        if self.remote:
+            if self._cache is None:
+                raise ValueError("files of a URL need a cache")
+            return self._cache.get(self, name, sha256, size)
+        path = Path(self.place, name)
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            why = "it is missing" if found is None else f"it has {found} bytes instead of {size}"
+            raise operator_error("E603", f"{path} cannot be used", why=why)
+        return path
+
+    def tokens(self, shard: Shard) -> npt.NDArray[np.integer[Any]]:
+        """A file's tokens, mapped."""
+        width = self.index.width
+        path = self.file(shard.name, shard.sha256, shard.tokens * width)
+        kind = np.dtype(self.index.dtype).newbyteorder("<")
+        return np.memmap(path, dtype=kind, mode="r") if shard.tokens else np.empty(0, kind)
+
+    @contextlib.contextmanager
+    def _opening(self, name: str) -> Iterator[BinaryIO]:
+        where = f"{self.place}/{name}"
+        try:
+            if self.remote:
+                import fsspec
+
+                with fsspec.open(where, "rb") as file:
+                    yield file
+            else:
+                with open(where, "rb") as file:
+                    yield file
+        except OperatorError:
+            raise
+        except ImportError as error:  # fsspec says which library the protocol needs
+            raise operator_error(
+                "E605", f"cannot read {where}", why=str(error), fix="install that library"
+            ) from error
+        except Exception as error:  # every file system has errors of its own
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # ours, while copying
+            raise operator_error("E603", f"cannot read {where}", why=_text(error)) from error
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+class ShardCache:
+    """Files by sha256 in one folder; those used least recently go first. For several processes."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.directory, self.max_bytes = directory, max_bytes
+        self.fetched = 0  # files, by this process
+        self._checked: set[str] = set()
+
+    def get(self, folder: Folder, name: str, sha256: str, size: int) -> Path:
+        """The file, fetched if it is not there.
+
+        Raises OperatorError E603 (not to be had, or with another hash again and again), E402.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / sha256
+        with (self.directory / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one fetches, others wait; released by closing
+            if self._intact(path, sha256, size):
+                _used(path)
+                return path
+            self._make_room(size)
+            for left in reversed(range(TRIES)):
+                try:
+                    if self._fetch(folder, name, path, sha256, size):
+                        self._checked.add(sha256)
+                        return path
+                except OperatorError as error:
+                    if error.code != "E603" or not left:
+                        raise
+        raise operator_error(
+            "E603",
+            f"{folder.place}/{name} has another hash than its index says",
+            why=f"{TRIES} fetches of it, and none was the file with sha256 {sha256[:16]}…",
+        )
+
+    def _intact(self, path: Path, sha256: str, size: int) -> bool:
+        """Whether the file is there; its hash is checked once by every process."""
+        if not path.is_file() or path.stat().st_size != size:
+            return False
+        if sha256 not in self._checked:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                    return False
+            self._checked.add(sha256)
+        return True
+
+    def _make_room(self, size: int) -> None:
+        if size > self.max_bytes:
+            raise operator_error(
+                "E603",
+                "the data cache is too small",
+                why=f"a file of {size:,} bytes does not fit into {self.max_bytes:,}",
+                fix="allow it more with --data-cache",
+            )
+        files = [(f.stat().st_mtime_ns, f) for f in self.directory.iterdir() if f.name[0] != "."]
+        held = sum(file.stat().st_size for _, file in files)
+        for _, file in sorted(files):
+            if held + size <= self.max_bytes:
+                break
+            held -= file.stat().st_size
+            file.unlink()
+            self._checked.discard(file.name)
+
+    def _fetch(self, folder: Folder, name: str, path: Path, sha256: str, size: int) -> bool:
+        """Whether what came is the file; no more than ``size`` bytes and a bit are taken."""
+        hasher = hashlib.sha256()
+        length = 0
+        handle, draft = tempfile.mkstemp(dir=self.directory, prefix=".fetching-")
+        try:
+            with os.fdopen(handle, "wb") as out, folder._opening(name) as incoming:
+                while length <= size and (piece := incoming.read(COPY_BYTES)):
+                    length += len(piece)
+                    hasher.update(piece)
+                    out.write(piece)
+            if length != size or hasher.hexdigest() != sha256:
+                return False
+            os.replace(draft, path)
+            _used(path)
+            self.fetched += 1
+            return True
+        except OSError as error:
+            raise operator_error(
+                "E402",
+                f"no room for training data in {self.directory}",
+                why=error.strerror or str(error),
+                fix="free some disk space, or allow less with --data-cache",
+            ) from error
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+
+
+def _used(path: Path) -> None:
+    """Note when; the file system's own clock has steps of milliseconds."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+class FolderTokens:
+    """The training tokens of a folder as one sequence; see node.trainer.data.TokenSource."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._starts = [0, *accumulate(shard.tokens for shard in folder.index.shards)]
+        self._open: OrderedDict[int, npt.NDArray[np.integer[Any]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def window(self, start: int, length: int) -> npt.NDArray[np.integer[Any]]:
+        """Tokens ``[start, start + length)``, out of one file or several.
+
+        Raises OperatorError E603 where a file cannot be had.
+        """
+        if not 0 <= start <= start + length <= len(self):
+            raise ValueError(f"no tokens {start} to {start + length} of {len(self)}")
+        pieces = []
+        number = bisect_right(self._starts, start) - 1
+        while length:
+            inside = start - self._starts[number]
+            piece = self._shard(number)[inside : inside + length]
+            pieces.append(piece)
+            start, length, number = start + len(piece), length - len(piece), number + 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _shard(self, number: int) -> npt.NDArray[np.integer[Any]]:
+        if number not in self._open:
+            self._open[number] = self._folder.tokens(self._folder.index.shards[number])
+            if len(self._open) > MAPPED:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]

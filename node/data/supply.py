@@ -1,0 +1,150 @@
+"""What an island trains on, and the evaluation shard and tokenizer of a run that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from bootstrap.manifest import Data, Manifest
+from node.data.folder import is_folder
+from node.data.remote import Folder
+from node.data.tokenizer import (
+    BYTES,
+    FileTokenizer,
+    Tokenizer,
+    read_tokenizer,
+    tokenizer_of,
+)
+from node.errors import operator_error
+from node.trainer.corpus import MORE_TEXT, collect, spread
+from node.trainer.data import token_type
+
+Progress = Callable[[int, int], None]  # done, in all
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What a run begins with at its creator."""
+
+    manifest: Manifest  # with what follows from data and tokenizer filled in
+    shard: bytes  # for evaluation
+    tokenizer: bytes  # its file; empty for bytes
+    tokens: str  # where this island's training tokens are
+
+
+def make(
+    manifest: Manifest, place: str, tokenizer_file: Path | None, cache: Path, progress: Progress
+) -> Supply:
+    """Prepare a new run's data; ``place`` is this island's own, empty for the manifest's recipe.
+
+    Blocks. Raises OperatorError E601, E603, E604, E605, E402.
+    """
+    place = place or manifest.data.path
+    if place and is_folder(place):
+        folder = Folder(place, cache)
+        _check_tokenizer(folder, tokenizer_file)
+        tokenizer = tokenizer_of(folder.index.tokenizer, folder.tokenizer())
+        manifest = _filled_in(manifest, tokenizer)
+        kind = token_type(manifest.model.vocab_size)
+        held_out = folder.tokens(folder.index.held_out).astype(kind).tobytes()
+        wanted, seq_len = manifest.evaluation.sequences, manifest.data.seq_len
+        shard, tokens = spread(held_out, kind.itemsize, wanted, seq_len), place
+        if not shard:
+            raise operator_error(
+                "E601",
+                f"{place} is too small to evaluate with",
+                why=f"{folder.index.held_out.tokens} tokens were held out for it, and one "
+                f"sequence needs {seq_len + 1}",
+                fix=MORE_TEXT,
+            )
+    else:
+        tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file else tokenizer_of(BYTES, b"")
+        manifest = _filled_in(manifest, tokenizer)
+        corpus = collect(own_data(manifest, place), progress=progress)
+        vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
+        shard = corpus.make_shard(manifest.evaluation.sequences, seq_len, tokenizer, vocabulary)
+        tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary))
+    evaluation = manifest.evaluation.model_copy(update={"digest": blake3(shard).hexdigest()})
+    return Supply(
+        manifest.model_copy(update={"evaluation": evaluation}),
+        shard,
+        tokenizer.data if isinstance(tokenizer, FileTokenizer) else b"",
+        tokens,
+    )
+
+
+def tokens_for(
+    manifest: Manifest, shard: bytes, tokenizer: bytes, place: str, progress: Progress
+) -> str:
+    """Where this island's training tokens of a run are, without anything from its shard.
+
+    Blocks. Raises OperatorError E601, E603, E604, E605, E402.
+    """
+    if place and is_folder(place):
+        found = Folder(place).index.tokenizer
+        if found != manifest.data.tokenizer:
+            raise operator_error(
+                "E603",
+                f"{place} was made with another tokenizer",
+                why=f"its tokens are of {found[:16]}, the run's of {manifest.data.tokenizer[:16]}",
+                fix="make it again with the run's tokenizer.json, which is in the state directory",
+            )
+        return place
+    corpus = collect(own_data(manifest, place), progress=progress)
+    coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
+    vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
+    return str(corpus.training_file(shard, seq_len, coder, vocabulary))
+
+
+def usable(kept: str) -> bool:
+    """Whether tokens that were used before are still there."""
+    return bool(kept) and (is_folder(kept) or Path(kept).is_file())
+
+
+def own_data(manifest: Manifest, place: str) -> Data:
+    """The recipe with this island's own text; a path in a peer's manifest is never read."""
+    if place:
+        return manifest.data.model_copy(update={"recipe": "text", "path": place})
+    if manifest.data.recipe == "text":
+        raise operator_error(
+            "E601",
+            "this run trains on each island's own text",
+            why="its recipe is 'text', and this node was given none",
+            fix="give a file or folder of UTF-8 text with --data",
+        )
+    return manifest.data.model_copy(update={"path": ""})
+
+
+def _check_tokenizer(folder: Folder, file: Path | None) -> None:
+    if file is not None and read_tokenizer(file).digest != folder.index.tokenizer:
+        raise operator_error(
+            "E604",
+            f"{file} is not the tokenizer of {folder.place}",
+            why=f"the folder's tokens are of {folder.index.tokenizer[:16]}",
+            fix="leave out --tokenizer: the folder has its own",
+        )
+
+
+def _filled_in(manifest: Manifest, tokenizer: Tokenizer) -> Manifest:
+    """The manifest with the tokenizer's hash, vocabulary and document end; E604 for too few ids."""
+    model = manifest.model
+    given = "vocab_size" in model.model_fields_set
+    if given and model.vocab_size < tokenizer.vocab_size:
+        raise operator_error(
+            "E604",
+            "the model's vocabulary is too small for the tokenizer",
+            why=f"model.vocab_size is {model.vocab_size}, the tokenizer has {tokenizer.vocab_size}",
+            fix="leave out model.vocab_size: it is taken from the tokenizer",
+        )
+    changes = {"document_end": tokenizer.document_end}
+    if not given:
+        changes["vocab_size"] = tokenizer.vocab_size
+    return manifest.model_copy(
+        update={
+            "model": model.model_copy(update=changes),
+            "data": manifest.data.model_copy(update={"path": "", "tokenizer": tokenizer.digest}),
+        }
+    )

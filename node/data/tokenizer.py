@@ -1,0 +1,170 @@
+"""Tokenizers: text to token ids, the same on every island.
+
+A run has the byte tokenizer, or one in a file of the ``tokenizers`` library (``tokenizer.json``).
+The manifest names such a file by the BLAKE3 hash of its bytes, and whoever joins fetches it from
+peers by that hash, so all islands have one vocabulary. The library is an extra
+(``pip install 'atoll[tokenizers]'``): a run over bytes does without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from node.errors import operator_error
+
+BYTES = "bytes"  # what the manifest calls the byte tokenizer
+BYTES_VOCABULARY = 256
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # those of 256,000 tokens have about 30 MB
+FILE = "tokenizer.json"
+# what models in use call the token between documents, the commonest first
+DOCUMENT_ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+    "[EOS]",
+    "[SEP]",
+)
+
+Ids = npt.NDArray[np.integer[Any]]
+
+
+class Tokenizer(Protocol):
+    """Documents to token ids and back."""
+
+    @property
+    def digest(self) -> str:
+        """Its name in a manifest: ``bytes``, or the BLAKE3 hash of its file in hex."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    def document_end(self) -> int:
+        """The id that ends every document."""
+
+    def encode(self, documents: Sequence[bytes]) -> list[Ids]:
+        """The ids of each document (UTF-8), without the one that ends it."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids."""
+
+
+class ByteTokenizer:
+    """Token ids are the bytes of the text; a document ends with NUL, which text does not have."""
+
+    digest = BYTES
+    vocab_size = BYTES_VOCABULARY
+    document_end = 0
+
+    def encode(self, documents: Sequence[bytes]) -> list[Ids]:
+        """See :class:`Tokenizer`."""
+        return [np.frombuffer(document, dtype=np.uint8) for document in documents]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See :class:`Tokenizer`; what is no UTF-8 shows as U+FFFD."""
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer of the ``tokenizers`` library, from the bytes of its JSON file.
+
+    Raises OperatorError E604 where the bytes are none or have no token to end documents with,
+    E605 where the library is missing.
+    """
+
+    def __init__(self, data: bytes, name: str = FILE) -> None:
+        library = need("tokenizers", "tokenizers", "read a tokenizer file")
+        if len(data) > MAX_TOKENIZER_BYTES:
+            raise operator_error(
+                "E604",
+                f"{name} is too large for a tokenizer",
+                why=f"it has {len(data):,} bytes and at most {MAX_TOKENIZER_BYTES:,} are taken",
+            )
+        try:
+            self._tokenizer = library.Tokenizer.from_buffer(data)
+        except BaseException as error:  # a panic of the library's Rust code is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise operator_error("E604", f"{name} is no tokenizer", why=str(error)[:500]) from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        # text that spells a special token out is text
+        self._tokenizer.encode_special_tokens = True
+        self.digest = blake3(data).hexdigest()
+        self.data = data
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise operator_error("E604", f"{name} has no tokens", why="its vocabulary is empty")
+        self.vocab_size = max(vocabulary.values()) + 1
+        ends = [vocabulary[end] for end in DOCUMENT_ENDS if end in vocabulary]
+        if not ends:
+            raise operator_error(
+                "E604",
+                f"{name} has no token that ends a document",
+                why="none of " + ", ".join(DOCUMENT_ENDS) + " is in its vocabulary",
+                fix="add one of them to the tokenizer as a special token",
+            )
+        self.document_end: int = ends[0]
+
+    def encode(self, documents: Sequence[bytes]) -> list[Ids]:
+        """See :class:`Tokenizer`."""
+        texts = [document.decode("utf-8", errors="replace") for document in documents]
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See :class:`Tokenizer`."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def read_tokenizer(path: Path) -> FileTokenizer:
+    """The tokenizer in a file; raises OperatorError E604 and E605."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TOKENIZER_BYTES + 1)
+    except OSError as error:
+        raise operator_error(
+            "E604", f"cannot read the tokenizer {path}", why=error.strerror or str(error)
+        ) from error
+    return FileTokenizer(data, path.name)
+
+
+def tokenizer_of(digest: str, data: bytes) -> Tokenizer:
+    """The tokenizer that a manifest names, from its file's bytes (empty for ``bytes``).
+
+    Raises OperatorError E604 where they are another one's.
+    """
+    if digest == BYTES:
+        return ByteTokenizer()
+    tokenizer = FileTokenizer(data)
+    if tokenizer.digest != digest:
+        raise operator_error(
+            "E604",
+            "this is not the run's tokenizer",
+            why=f"its hash is {tokenizer.digest[:16]}…, the run's is {digest[:16]}…",
+        )
+    return tokenizer
+
+
+def need(module: str, extra: str, what: str) -> ModuleType:
+    """Import a library that comes with an extra; raises OperatorError E605 that names it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise operator_error(
+            "E605",
+            f"cannot {what}: {module} is not installed",
+            why=str(error),
+            fix=f"pip install 'atoll[{extra}]'",
+        ) from error

@@ -1,0 +1,100 @@
+"""Documents, a tokenizer trained on them, token folders, and a web server that can go wrong."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+from node.data.prepare import prepare
+from node.data.tokenizer import ByteTokenizer, FileTokenizer
+
+TEXTS = sorted(set(topics.topics.values()))
+
+
+@functools.cache
+def tokenizer_bytes(size: int = 600) -> bytes:
+    """A byte-level BPE with an end of text, trained on a few of the documents."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS[:30], trainer)
+    return tokenizer.to_str().encode()
+
+
+def json_lines(path: Path, texts: list[str] = TEXTS, field: str = "text") -> Path:
+    path.write_text(
+        "".join(json.dumps({field: text, "id": i}) + "\n" for i, text in enumerate(texts))
+    )
+    return path
+
+
+def folder(at: Path, *, bpe: bool = False, shard_tokens: int = 60_000) -> Path:
+    """A token folder of the documents, in several files."""
+    at.parent.mkdir(parents=True, exist_ok=True)
+    source = json_lines(at.parent / f"{at.name}.jsonl")
+    tokenizer = FileTokenizer(tokenizer_bytes()) if bpe else ByteTokenizer()
+    prepare([str(source)], at, tokenizer, shard_tokens=shard_tokens)
+    return at
+
+
+class Server:
+    """What a web server was asked for, and which answers it is to spoil."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.spoil: dict[str, int] = {}  # by file name: so many answers have a wrong byte
+        self.url = ""
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Server]:
+    """The files under ``root`` on a port of the loopback address."""
+    state = Server()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(root))
+
+        def log_message(self, *arguments: object) -> None:
+            """Quietly."""
+
+        def do_GET(self) -> None:
+            name = self.path.rpartition("/")[2]
+            state.asked.append(name)
+            if state.spoil.get(name, 0) <= 0:
+                return super().do_GET()
+            state.spoil[name] -= 1
+            data = bytearray(Path(self.translate_path(self.path)).read_bytes())
+            data[random.Random(0).randrange(len(data))] ^= 1
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+            return None
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,132 @@
+"""What a run trains on: its tokenizer, its shard and its tokens, at the creator and at joiners."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_kit import TEXTS, folder, serving, tokenizer_bytes
+
+from bootstrap.manifest import Data, Manifest, Model
+from node.data.supply import make, tokens_for, usable
+from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
+from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
+from node.trainer.evaluate import shard_tokens
+from protocols.errors import OperatorError
+
+QUIET = lambda done, total: None  # noqa: E731
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(TEXTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer_bytes())
+    return path
+
+
+def manifest(**model) -> Manifest:
+    return Manifest(model=Model(**model), data=Data(seq_len=64))
+
+
+def test_a_tokenizer_goes_into_the_manifest_and_a_joiner_gets_the_same_tokens(
+    text, tokenizer, tmp_path
+):
+    made = make(manifest(), str(text), tokenizer, tmp_path / "cache", QUIET)
+    digest = FileTokenizer(made.tokenizer).digest
+    assert made.manifest.data.tokenizer == digest
+    assert made.manifest.data.path == ""
+    assert (made.manifest.model.vocab_size, made.manifest.model.document_end) == (600, 0)
+    windows = shard_tokens(made.shard, 64, 600)
+    assert windows.shape == (64, 65)
+    ids = open_tokens(made.tokens, 600)
+    assert ids.dtype == np.dtype("<u2")
+    decoded = tokenizer_of(digest, made.tokenizer).decode(ids[:200].tolist())
+    assert decoded.partition("<|endoftext|>")[0] in text.read_text()
+    theirs = tokens_for(made.manifest, made.shard, made.tokenizer, str(text), QUIET)
+    assert Path(theirs).read_bytes() == Path(made.tokens).read_bytes()
+
+
+def test_with_a_tokenizer_nothing_evaluated_is_trained_on(text, tokenizer, tmp_path):
+    made = make(manifest(), str(text), tokenizer, tmp_path / "cache", QUIET)
+    other = tmp_path / "other.txt"  # the same text, cut otherwise by what stands between
+    other.write_text("\n\n".join("An own word. " + text for text in TEXTS), encoding="utf-8")
+    tokens = tokens_for(made.manifest, made.shard, made.tokenizer, str(other), QUIET)
+    trained = Path(tokens).read_bytes()
+    for window in np.frombuffer(made.shard, "<u2").reshape(-1, 65):
+        inner = window[8:-8]
+        if (inner != 0).all():
+            assert inner.tobytes() not in trained
+
+
+def test_a_larger_vocabulary_than_the_tokenizer_has(text, tmp_path):
+    """As a padded embedding has; ids are stored as wide as the model's vocabulary asks for."""
+    made = make(manifest(vocab_size=70_000), str(text), None, tmp_path / "cache", QUIET)
+    ids = open_tokens(made.tokens, 70_000)
+    assert ids.dtype == np.dtype("<u4")
+    assert ids.max() < 256
+    assert shard_tokens(made.shard, 64, 70_000).max() < 256
+
+
+def test_a_vocabulary_that_is_too_small_is_refused(text, tokenizer, tmp_path):
+    with pytest.raises(OperatorError, match="too small") as caught:
+        make(manifest(vocab_size=500), str(text), tokenizer, tmp_path / "cache", QUIET)
+    assert caught.value.code == "E604"
+
+
+@pytest.mark.parametrize("bpe", [False, True])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_token_folder_here_or_at_a_url(tmp_path, bpe, remote):
+    made = folder(tmp_path / "www" / "data", bpe=bpe)
+    with serving(tmp_path / "www") as server:
+        place = f"{server.url}/data" if remote else str(made)
+        supply = make(manifest(), place, None, tmp_path / "cache", QUIET)
+        assert supply.tokens == place
+        assert usable(place)
+        run = supply.manifest
+        assert (run.data.tokenizer == "bytes") != bpe
+        tokens = open_tokens(place, run.model.vocab_size, tmp_path / "cache", 10**9)
+        inputs, _ = TrainingData.of(run, tokens).batch(0, 0, 1, 0)
+        assert inputs.shape == (8, 64)
+        assert tokens_for(run, supply.shard, supply.tokenizer, place, QUIET) == place
+        other = run.model_copy(update={"data": run.data.model_copy(update={"tokenizer": "0" * 64})})
+        with pytest.raises(OperatorError, match="another tokenizer"):
+            tokens_for(other, supply.shard, b"", place, QUIET)
+        with pytest.raises(ValueError, match="vocabulary"):
+            open_tokens(place, 100, tmp_path / "cache", 10**9)
+
+
+def test_hostile_bytes_are_no_tokenizer():
+    for data in (b"", b"{}", b"\xff" * 100, tokenizer_bytes()[:-100], b"[" * 100_000):
+        with pytest.raises(OperatorError) as caught:
+            FileTokenizer(data)
+        assert caught.value.code == "E604"
+    with pytest.raises(OperatorError, match="not the run's"):
+        tokenizer_of("0" * 64, tokenizer_bytes())
+
+
+def test_text_that_spells_a_special_token_is_text():
+    tokenizer = FileTokenizer(tokenizer_bytes())
+    (ids,) = tokenizer.encode([b"a<|endoftext|>b"])
+    assert tokenizer.document_end not in ids
+    assert tokenizer.decode(ids.tolist()) == "a<|endoftext|>b"
+
+
+def test_the_first_token_of_a_document_is_no_target_where_documents_are_apart():
+    tokens = np.array([5, 6, 0, 7, 8, 9, 0, 0, 4, 5, 6, 7], dtype=np.uint8)
+    window = open_window(tokens)
+    assert targets(window, None).tolist() == [[6, 0, 7, 8, 9, 0, 0, 4, 5, 6, 7]]
+    apart = targets(window, ByteTokenizer.document_end).tolist()
+    assert apart == [[6, 0, IGNORED, 8, 9, 0, IGNORED, IGNORED, 5, 6, 7]]
+
+
+def open_window(tokens):
+    import torch
+
+    return torch.from_numpy(tokens.astype(np.int64))[None]
