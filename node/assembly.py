@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bootstrap.handshake import admission
@@ -105,35 +104,13 @@ def make_swarm(
     return swarm
 
 
-def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
-    rules = manifest.rounds
-    overlapped = rules.overlap_steps / rules.inner_steps
-    if rules.fragments > 1:  # they share the link
-        overlapped = min(
-            (rules.tau or rules.inner_steps // 4) / rules.inner_steps, 1 / rules.fragments
-        )
-    return Rules(
-        size=len(replica.base),
-        codecs=rules.allowed_codecs,
-        encoded_bytes=replica.codec.size_as,
-        exposed=rules.exposed,
-        overlapped=overlapped,
-        quorum=rules.quorum,
-        grace_fraction=rules.grace_fraction,
-        min_grace_s=rules.min_grace_s,
-        mix=mix_of(manifest.merge),
-    )
-
-
 def make_conductor(
     node: Node,
-    manifest: Manifest,
-    replicas: Sequence[OuterReplica],
-    vectors: SharedVectors,
+    replica: OuterReplica,
     swarm: Swarm,
     layout: Outline,
     tokens: str,
-    hardware: Hardware,
+    hardware: tuple[Literal["cpu", "cuda"], int],
     restored: Restored | None,
     on_applied: Callable[[Applied], Awaitable[None]],
     *,
@@ -146,11 +123,12 @@ def make_conductor(
     settings = TrainerSettings(
         manifest=manifest,
         tokens=tokens,
-        cache=node.home.root / "data-cache",
-        cache_bytes=int(config.data_cache),
         evaluation=node.home.root / "evaluation.bin",
+        device=device,
+        ranks=ranks,
+        threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
         wait_s=wait_s,
-        **trained,
+        micro_batch=config.micro_batch,
     )
     script = node.daemon.script
     conductor = Conductor(

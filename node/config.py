@@ -215,6 +215,21 @@ class NodeConfig(BaseModel):
     role: Literal["island", "seed", "observer"] = Field(
         default="island", description="island trains; seed only introduces peers; observer watches."
     )
+    nproc: int = Field(
+        default=0, ge=0, le=1024, description="Trainer ranks; 0: one a GPU, or one on CPU."
+    )
+    threads: int = Field(
+        default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the trainer runs; auto: CUDA if it works."
+    )
+    micro_batch: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Sequences at a time on one rank; 0: as many as memory allows.",
+    )
     data: Place | None = Field(
         default=None,
         description="This island's training data: a file or folder of text, or a token folder "

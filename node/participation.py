@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -199,6 +198,70 @@ class Participation:
         tokens = await self.entrance.tokens(run, kept)
         note.write_text(tokens, encoding="utf-8")
         return tokens
+
+    async def _get_state(self, run: Run, restored: Restored | None) -> None:
+        replica = self.replica
+        if restored is not None:
+            replica.base.copy_(restored.base)
+            replica.momentum.copy_(restored.momentum)
+            if replica.residual is not None and restored.residual is not None:
+                replica.residual.values.copy_(restored.residual)
+            await replica.settle(restored.state)
+            self._lineage = restored.state.lineage if restored.state else None
+            self.joined_under_way = bool(run.peers)
+            return
+        if run.created:
+            manifest = run.manifest
+            if not manifest.script.layout:  # else the script has put its own there
+                await self.node.offload(
+                    lambda: initial_vector(manifest.model, manifest.seed, replica.base)
+                )
+            await replica.settle()
+            return
+        self.joined_under_way = True
+        arrival = self._arrival(run.signed.creator, run.peers)
+        found = await arrival.look()
+        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
+        started = time.monotonic()
+        arrived = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
+        await replica.settle(arrived.state)
+        self._lineage = arrived.state.lineage
+        if replica.place.state != arrived.target.state:
+            raise operator_error("E502", why="the downloaded state has another digest")
+        size = 8 * len(replica.base)
+        served = {str(peer): count for peer, count in arrived.served.items() if count}
+        self.events.emit(
+            JoinProgress(
+                step=5,
+                name="sync",
+                text=f"round {arrived.target.round}, {size / 1e6:.1f} MB from {len(served)} "
+                f"peers in {time.monotonic() - started:.1f} s, digest ok",
+                sources=served,
+            )
+        )
+
+    def _arrival(self, creator: PeerId, ask: list[PeerId]) -> Arrival:
+        return Arrival(
+            self.node.transport,
+            self.replica.place.run,
+            creator,
+            ask,
+            lambda: time.time() + self.node.clocks.offset,
+            self._on_learned,
+            self._greet,
+            self._on_untrue,
+            self.node.offload,
+        )
+
+    def _on_untrue(self, peer: PeerId, why: str) -> None:
+        self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
+
+    async def _greet(self, peer: PeerId) -> None:
+        run, invitation = self.replica.place.run, self.config.invitation
+        transport, whereabouts = self.node.transport, self.node.whereabouts
+        await greet(
+            transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
+        )
 
     # --- the parts -------------------------------------------------------------------------------
 
