@@ -49,6 +49,7 @@ for _command in (
     running.demo,
     running.bench,
     looking.status,
+    looking.monitor,
     looking.runs,
     looking.stop,
     looking.doctor,

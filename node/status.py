@@ -24,20 +24,29 @@ _SHOWN_PEERS = 16
 
 def fetch(directory: Path, *, api: str = "", key: str = "") -> dict[str, Any]:
     """The state of the daemon at ``api``, or of the one that runs in ``directory``; else E106."""
-    if not api:
-        found = StateDir(directory).find_api()
-        if found is None:
-            raise operator_error("E106", f"no node runs with the state directory {directory}")
-        api, key = found.address, key or found.key
+    api, key = find(directory, api=api, key=key)
+    return ask(api, key, "/api/v1/state", "schema")
+
+
+def find(directory: Path, *, api: str = "", key: str = "") -> tuple[str, str]:
+    """``HOST:PORT`` and key of the API of the daemon that runs in ``directory``; else E106."""
+    if api:
+        return api, key
+    found = StateDir(directory).find_api()
+    if found is None:
+        raise operator_error("E106", f"no node runs with the state directory {directory}")
+    return found.address, key or found.key
+
+
+def ask(api: str, key: str, path: str, has: str) -> dict[str, Any]:
+    """What the API at ``HOST:PORT`` answers: an object that has the key ``has``; else E106."""
     try:
         host, port = host_port(api)
     except ValueError as error:
         raise operator_error("E204", f"bad API address {api}", why=str(error)) from error
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
-        connection.request(
-            "GET", "/api/v1/state", headers={"Authorization": f"Bearer {key}"} if key else {}
-        )
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
         body = answer.read(MAX_STATE_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
@@ -45,10 +54,10 @@ def fetch(directory: Path, *, api: str = "", key: str = "") -> dict[str, Any]:
         raise operator_error("E106", f"no node answers at {api}", why=reason) from error
     finally:
         connection.close()
-    return _checked(api, answer.status, body)
+    return _checked(api, answer.status, body, has)
 
 
-def _checked(api: str, status: int, body: bytes) -> dict[str, Any]:
+def _checked(api: str, status: int, body: bytes, has: str) -> dict[str, Any]:
     if status == 401:
         raise operator_error(
             "E106",
@@ -60,7 +69,7 @@ def _checked(api: str, status: int, body: bytes) -> dict[str, Any]:
         if status != 200 or len(body) > MAX_STATE_BYTES:
             raise ValueError(f"status {status}, {len(body)} bytes")
         state = json.loads(body)
-        if not isinstance(state, dict) or "schema" not in state:
+        if not isinstance(state, dict) or has not in state:
             raise ValueError("no state in it")
     except ValueError as error:
         raise _not_atoll(api, error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,9 +43,31 @@ def status(
     typer.echo(json.dumps(state, indent=2) if as_json else render(state))
 
 
+@with_settings("peers", "invitation", "dir", "api", "api_key")
+def monitor(
+    flags: dict[str, Any],
+    replay: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show an events.jsonl from its begin.")
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0, help="Of a replay: so many seconds in one; 0: all at once.")
+    ] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture as JSON.")] = False,
+) -> None:
+    """The dashboard in a terminal.
+
+    Of the node that runs here; of a swarm with --peers, as an observer that nobody counts; of a
+    log of events with --replay.
+    """
+    from node.monitor.terminal.command import main
+
+    config = resolve(flags, os.environ)
+    raise typer.Exit(main(config, replay=replay, speed=speed, once=once))
+
+
 @with_settings("dir")
 def runs(flags: dict[str, Any], as_json: AsJson = False) -> None:
-    """State directories on this machine, and the nodes that run in them."""
+    """Nodes on this machine, and their state directories."""
     from node.places import all_places, as_document, as_text
 
     places = all_places(resolve(flags, os.environ).dir)
@@ -57,7 +80,10 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="At once, without a last checkpoint.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for it.")] = 120.0,
 ) -> None:
-    """Have the node of a state directory leave, as Ctrl-C does, and wait until it has."""
+    """Stop a node on this machine, cleanly.
+
+    It leaves as after Ctrl-C; this waits until it has ended.
+    """
     from node.places import stop as stop_node
 
     pid = stop_node(
@@ -81,7 +107,10 @@ def doctor(
     preset: Preset = "",
     as_json: AsJson = False,
 ) -> None:
-    """What would keep this machine from training: each check with why and what to do."""
+    """Find what would keep this machine from training.
+
+    Each check with why and what to do; exit status 1 if one failed.
+    """
     from node.doctor.command import main
 
     config = resolve(flags, os.environ, config_file)

@@ -1,0 +1,309 @@
+"""Watching a swarm from outside: what its members say of themselves, and nothing else.
+
+An observer greets peers, asks them once a second for the announcements that they hold, and makes of
+these the same state and history that a node has. It has no port, announces nothing, holds no
+parameters and takes part in no round, so nobody can count it as a trainer. What only members see
+(phases of rounds, traffic, who was dropped) it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from statistics import fmean
+from typing import Any
+
+from bootstrap.handshake import Greeting, admission, greet
+from bootstrap.seeds import find_peers
+from bootstrap.state import fetch_manifest
+from gossip.membership import Liveness, Membership
+from gossip.presence import open_announce
+from node import __version__
+from node.errors import operator_error
+from node.monitor.dashboard import Feed
+from node.monitor.events import EventLog, PeerJoined, PeerLeft, RoundDone
+from node.monitor.history import History
+from node.monitor.state import NodeState
+from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
+from node.monitor.views import NodeView, PeerView, RunView
+from protocols.addresses import PeerAddress
+from protocols.errors import (
+    OperatorError,
+    RemoteProtocolError,
+    TransportError,
+)
+from protocols.http import HttpTransport
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce, Known
+from protocols.whereabouts import Whereabouts
+
+ASKED = 3  # peers at a time
+CALL_TIMEOUT_S = 5.0
+REST_S = 10.0  # who did not answer is asked again after so long
+SILENT_S = 30.0  # without any answer the seeds are dialled again
+
+
+class Observer:
+    """A source of pictures, from peers given as ``HOST:PORT[/ID]``."""
+
+    def __init__(
+        self,
+        peers: Sequence[PeerAddress],
+        invitation: str = "",
+        *,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self.title = "the swarm of " + ", ".join(peer.hostport for peer in peers[:3])
+        self.identity = Identity.generate()
+        self.transport = HttpTransport(self.identity)
+        self.log = EventLog()
+        view = NodeView(peer=self.identity.peer_id, role="observer", started=time.time())
+        self.state = NodeState(view, log=self.log)
+        self.history = History()
+        self.log.subscribe(self.history)
+        self.membership = Membership(self.identity.peer_id)
+        self.state.providers.peers = self.views
+        self._peers, self._invitation, self._interval_s = peers, invitation, interval_s
+        self._whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)
+        self._run = b""
+        self._total = 0
+        self._offset = 0.0  # the peers' clock minus ours
+        self._work = 0
+        self._answered = time.monotonic()
+        self._seen: dict[PeerId, bool] = {}
+        self._failed: dict[PeerId, float] = {}  # since when
+        self._turn = 0
+        self._feed = Feed(self.state, self.log, self.history)
+
+    async def pictures(self) -> AsyncGenerator[Picture, None]:
+        """Raises OperatorError where no peer can be reached, or none takes part in a run."""
+        async with self.transport:
+            await self._greet()
+            while True:
+                await self._ask()
+                self._note()
+                picture = self._feed.picture(POINTS)
+                silent = time.monotonic() - self._answered
+                if silent > SILENT_S:
+                    picture["problem"] = f"nobody has answered for {silent:.0f} s"
+                    await self._greet_again()
+                yield picture
+                await asyncio.sleep(self._interval_s)
+
+    # --- the network -----------------------------------------------------------------------------
+
+    async def _greet(self) -> None:
+        dialled = await find_peers(self.transport, self._peers)
+        failure: Exception | None = None
+        greetings: list[Greeting] = []
+        for reached in dialled.reached:
+            try:
+                greetings.append(await self._greeting(reached.peer))
+            except (OperatorError, TransportError) as error:
+                failure = error
+        if not greetings:
+            raise failure or operator_error("E501")
+        runs = Counter(g.welcome.run for g in greetings if g.welcome.run)
+        if not runs:
+            raise operator_error(
+                "E501",
+                "the peers take part in no run",
+                why="all that answered are seeds without one",
+                fix="start the run, or give a peer that trains with --peers",
+            )
+        run = self._run or runs.most_common(1)[0][0]
+        peers = [g.peer for g in greetings if g.welcome.run == run]
+        if not self._run:
+            signed = await self._manifest(peers, run)
+            manifest = signed.manifest
+            self._run, self._total = run, manifest.rounds.total_rounds
+            self.history.begin(run.hex())
+            self.state.run = RunView(
+                id=run.hex(),
+                label=manifest.label,
+                total_rounds=self._total,
+                manifest=manifest.model_dump(mode="json"),
+            )
+            self.state.status = "active"
+        self._offset = greetings[0].offset
+        self._answered = time.monotonic()
+        for greeting in greetings:
+            self._learn(greeting.welcome.announces)
+
+    async def _greeting(self, peer: PeerId) -> Greeting:
+        return await greet(
+            self.transport,
+            self._whereabouts,
+            peer,
+            software=__version__,
+            run=self._run,
+            invitation=self._invitation,
+        )
+
+    async def _manifest(self, peers: Sequence[PeerId], run: bytes) -> Any:
+        try:
+            return await fetch_manifest(self.transport, peers, run)
+        except RemoteProtocolError as error:
+            raise operator_error("E205", why=str(error)) from error
+        except TransportError as error:
+            raise operator_error("E502", why=str(error)) from error
+
+    async def _greet_again(self) -> None:
+        try:
+            await self._greet()
+        except (OperatorError, TransportError):
+            return  # it is tried again as long as somebody watches
+
+    async def _ask(self) -> None:
+        """Hear from some of those who are there, others each time."""
+        now = time.monotonic()
+        book = self.transport.book
+        rested = [p for p in book.peers() if now - self._failed.get(p, 0.0) > REST_S]
+        alive = set(self.membership.alive(now))
+        known = [peer for peer in rested if peer in alive] or rested
+        self._turn += 1
+        chosen = {known[(self._turn + i) % len(known)] for i in range(min(ASKED, len(known)))}
+        await asyncio.gather(*map(self._ask_one, chosen))
+
+    async def _ask_one(self, peer: PeerId) -> None:
+        try:
+            reply = await self.transport.call(
+                peer, "known", b"", timeout=CALL_TIMEOUT_S, max_reply=Known.MAX_BYTES
+            )
+            announces = Known.decode(reply).announces
+        except (TransportError, RemoteProtocolError):
+            self._failed[peer] = time.monotonic()  # for us: what it announces still reaches us
+            return
+        self._answered = time.monotonic()
+        self.membership.on_contact(peer, self._answered)
+        self._learn(announces)
+
+    def _learn(self, envelopes: Sequence[bytes]) -> None:
+        now = time.monotonic()
+        for envelope in envelopes:
+            try:
+                opened = open_announce(envelope, self._run, time.time() + self._offset)
+            except RemoteProtocolError:
+                continue  # stale, or not what it says: members tell their operators of that
+            announce = opened.message
+            proof = admission(self._invitation, self._run, announce.peer)
+            if proof and not hmac.compare_digest(proof, announce.admission):
+                continue
+            self.membership.on_announce(announce, envelope, opened.sequence, now)
+            for address in announce.addresses:
+                try:
+                    self.transport.book.add(announce.peer, address)
+                except OperatorError:
+                    continue  # a stranger's words: no address at all
+
+    # --- what it comes to ------------------------------------------------------------------------
+
+    def _note(self) -> None:
+        """Make events of what has changed since the last look."""
+        now = time.monotonic()
+        self.membership.forget_old(now)
+        for peer, island in list(self.membership.islands.items()):
+            alive = self.membership.liveness(peer, now) is Liveness.ALIVE
+            if alive and not self._seen.get(peer):
+                said = island.announce
+                self.log.emit(
+                    PeerJoined(peer=peer, name=said.name, role=said.role, region=said.region)
+                )
+            elif not alive and self._seen.get(peer):
+                self.log.emit(PeerLeft(peer=peer, reason="silent, or left"))
+            self._seen[peer] = alive
+        islands = self.membership.islands_alive(now)
+        head = max((one.round for one in islands), default=0)
+        if head > self.state.round:
+            if self._work or head == 1:
+                self._round_done(head, islands)
+            self.state.round = head
+        self._work = max((one.work for one in islands), default=0)
+
+    def _round_done(self, head: int, islands: Sequence[Announce]) -> None:
+        """The swarm has moved to ``head``: what was heard makes up its last round."""
+        there = [one for one in islands if one.round == head]
+        states = Counter(one.state for one in there)
+        losses = {one.peer: one.loss for one in islands if one.loss}
+        before, found = self._spread(head - 1, islands)
+        validation = [one.validation_loss for one in there if one.validation_loss]
+        self.log.emit(
+            RoundDone(
+                round=head - 1,
+                total_rounds=self._total,
+                members=len(there),
+                live=len(islands),
+                loss=fmean(losses.values()) if losses else None,
+                validation_loss=fmean(validation) if validation else None,
+                tokens=max(0, max(one.work for one in there) - self._work),
+                consensus=before,
+                agreeing=max(states.values()),
+                state=states.most_common(1)[0][0].hex(),
+                islands={
+                    peer: {name: value for name, value in values if value is not None}
+                    for peer, values in {
+                        one.peer: (
+                            ("loss", losses.get(one.peer)),
+                            ("distance", found.get(one.peer, (None, None))[0]),
+                            ("apart", found.get(one.peer, (None, None))[1]),
+                        )
+                        for one in islands
+                    }.items()
+                },
+            )
+        )
+
+    def _spread(
+        self, round_: int, islands: Sequence[Announce]
+    ) -> tuple[float | None, dict[PeerId, tuple[float | None, float | None]]]:
+        """How far apart the islands were before a round's merge, by the sketches they publish."""
+        import torch
+
+        from gossip import sketch
+
+        published = {a.peer: sketch.read(a.sketch) for a in islands if a.sketch_round == round_}
+        sketches = {peer: values for peer, values in published.items() if values is not None}
+        if len(sketches) < 2:
+            return None, {}
+        to_mean, apart = sketch.relative_spread(torch.stack(list(sketches.values())))
+        pairs = zip(to_mean.tolist(), apart.tolist(), strict=True)
+        return float(to_mean.mean()), dict(zip(sketches, pairs, strict=True))
+
+    def views(self) -> list[PeerView]:
+        """All peers heard of; the observer itself is none of them."""
+        now = time.monotonic()
+        alive = self.membership.islands_alive(now)
+        head = max((one.round for one in alive), default=0)
+        states = Counter(one.state for one in alive if one.round == head)
+        usual = states.most_common(1)[0][0] if states else b""
+        views = []
+        for peer, island in self.membership.islands.items():
+            said, live = island.announce, self.membership.liveness(peer, now)
+            measured = self.transport.stats.by_peer.get(peer)
+            views.append(
+                PeerView(
+                    peer=peer,
+                    name=said.name,
+                    role=said.role,
+                    status=said.status if live is Liveness.ALIVE else live.value,
+                    region=said.region,
+                    version=said.version,
+                    round=said.round,
+                    loss=said.loss or None,
+                    validation_loss=said.validation_loss or None,
+                    tokens_per_second=said.tokens_per_second,
+                    total_tokens=said.total_tokens,
+                    link="direct" if measured and measured.round_trip else "none",
+                    rtt_s=measured.round_trip if measured else None,
+                    upload=said.upload,
+                    download=said.download,
+                    agrees=said.state == usual
+                    if said.role == "island" and said.round == head
+                    else None,
+                    silent_s=now - island.heard,
+                )
+            )
+        return views

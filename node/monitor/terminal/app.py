@@ -1,0 +1,153 @@
+"""The monitor on the terminal: panels that are drawn anew from each picture."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.widgets import DataTable, Footer, RichLog, Static
+
+from node.monitor.console import render
+from node.monitor.reading import read_record
+from node.monitor.terminal import drawing
+from node.monitor.terminal.source import Picture, Source
+from protocols.errors import OperatorError
+
+CHART_ROWS = 6
+_KEPT_LINES = 500
+
+
+class Monitor(App[int]):
+    """Shows what ``source`` gives; ends with exit status 0, or with the error in ``failure``."""
+
+    TITLE = "Atoll"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #header { height: 2; padding: 0 1; background: $panel; }
+    #alarms { height: auto; max-height: 6; padding: 0 1; }
+    .row { height: 9; }
+    .row Static { width: 1fr; padding: 0 1; border: round $primary-darken-2; }
+    #peers { height: 1fr; min-height: 5; }
+    #events { height: 7; border-top: solid $primary-darken-2; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q,ctrl+c", "quit", "Quit"),
+        ("p", "pause", "Pause"),
+        ("s", "sort", "Sort"),
+    ]
+    SORTS: ClassVar[tuple[tuple[str, Any], ...]] = (
+        ("merged tokens", lambda peer: -(peer.get("merged_tokens") or peer["total_tokens"])),
+        ("loss", lambda peer: peer["loss"] if peer["loss"] is not None else 1e9),
+        ("speed", lambda peer: -peer["tokens_per_second"]),
+        ("name", lambda peer: (peer["name"], peer["peer"])),
+    )
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+        self.failure: OperatorError | None = None
+        self.shown = 0  # pictures
+        self.paused = False
+        self._sorted = 0
+        self._picture: Picture | None = None
+        self._newest = 0
+
+    def compose(self) -> ComposeResult:
+        """The panels, from top to bottom."""
+        yield Static("connecting …", id="header")
+        yield Static(id="alarms")
+        with Horizontal(classes="row"):
+            yield Static(id="loss")
+            yield Static(id="consensus")
+        with Horizontal(classes="row"):
+            yield Static(id="rounds")
+            yield Static(id="node")
+        yield DataTable(id="peers", cursor_type="row", zebra_stripes=True)
+        yield RichLog(id="events", max_lines=_KEPT_LINES, wrap=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to read the source."""
+        self.query_one("#peers", DataTable).add_columns(*drawing.PEER_COLUMNS)
+        self.run_worker(self._follow(), exclusive=True)
+
+    async def _follow(self) -> None:
+        try:
+            async with aclosing(self.source.pictures()) as pictures:
+                async for picture in pictures:
+                    self._picture = picture
+                    if not self.paused:
+                        self.draw(picture)
+        except OperatorError as error:
+            self.failure = error
+            self.exit(return_code=error.exit_code)
+
+    def action_pause(self) -> None:
+        """Hold the picture, and let it go on."""
+        self.paused = not self.paused
+        if self._picture is not None:
+            self.draw(self._picture)
+
+    def action_sort(self) -> None:
+        """Sort the islands by the next column."""
+        self._sorted = (self._sorted + 1) % len(self.SORTS)
+        if self._picture is not None:
+            self.draw(self._picture)
+
+    def on_resize(self) -> None:
+        """Charts are as wide as there is room."""
+        if self._picture is not None:
+            self.call_after_refresh(self.draw, self._picture)
+
+    def draw(self, picture: Picture) -> None:
+        """Put a picture on all panels."""
+        state, columns = picture["state"], picture["history"]["columns"]
+        paused = "  (paused)" if self.paused else ""
+        self._put("header", drawing.header(picture, self.source.title + paused))
+        self._put("alarms", drawing.alarms(state))
+        loss = [
+            training if validation is None else validation
+            for training, validation in zip(
+                columns["loss"], columns["validation_loss"], strict=True
+            )
+        ]
+        self._put("loss", drawing.curve("loss", loss, self._room("loss"), CHART_ROWS))
+        apart = drawing.curve(
+            "consensus: distance to the mean before each merge",
+            columns["consensus"],
+            self._room("consensus"),
+            CHART_ROWS,
+        )
+        self._put("consensus", apart)
+        self._put("rounds", drawing.rounds(picture["rounds"], self._room("rounds"), 7))
+        self._put("node", drawing.node(state))
+        table = self.query_one("#peers", DataTable)
+        row = table.cursor_row
+        table.clear()
+        name, key = self.SORTS[self._sorted]
+        for peer in sorted(state["peers"], key=key):
+            table.add_row(*map(Text, drawing.peer_row(peer)))
+        table.border_title = f"by {name}"
+        table.move_cursor(row=row)
+        self._tell(picture["events"])
+        self.shown += 1
+
+    def _put(self, name: str, text: Text) -> None:
+        self.query_one(f"#{name}", Static).update(text)
+
+    def _room(self, name: str) -> int:
+        return max(10, self.query_one(f"#{name}", Static).content_size.width)
+
+    def _tell(self, events: list[dict[str, Any]]) -> None:
+        log = self.query_one("#events", RichLog)
+        for values in events:
+            if values["seq"] <= self._newest:
+                continue
+            self._newest = values["seq"]
+            record = read_record(values)
+            if record is not None and (line := render(record.event)):
+                log.write(Text(line.strip()))

@@ -1,0 +1,168 @@
+"""What the terminal shows, as text: pure functions of a picture. Peers' words are cleaned first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from node.monitor.console import clean, duration, megabytes, number, short
+
+# told apart by shade as well as by colour
+PHASES = (
+    ("compute", "█", "green"),
+    ("ready", "▓", "yellow"),
+    ("match", "▒", "magenta"),
+    ("exchange", "░", "cyan"),
+    ("certify", "▪", "blue"),
+    ("apply", "·", "white"),
+)
+_LEFT = (0x40, 0x04, 0x02, 0x01)  # dots of a braille cell from the bottom up (Unicode, U+2800)
+_RIGHT = (0x80, 0x20, 0x10, 0x08)
+PEER_COLUMNS = ("island", "state", "round", "agrees", "loss", "tok/s", "tokens", "apart", "link")
+
+
+def header(picture: Mapping[str, Any], title: str) -> Text:
+    """Run, round of how many, time left, who is there, whether states agree."""
+    state = picture["state"]
+    run, rounds, training = state["run"], state["rounds"], state["training"]
+    text = Text(no_wrap=False)
+    text.append(clean(run["label"]) if run and run["label"] else "no run yet", "bold")
+    done = rounds["committed"]
+    total = run["total_rounds"] if run else 0
+    text.append(f"  round {done}/{total}" if total else f"  round {done}")
+    if training["eta_s"] is not None:
+        text.append(f"  ETA {duration(training['eta_s'])}")
+    islands = [peer for peer in state["peers"] if peer["role"] == "island"]
+    active = [peer for peer in islands if peer["status"] == "active"]
+    text.append(f"  {len(active)}/{len(islands)} islands active")
+    consensus = state["consensus"]
+    if consensus is not None:
+        text.append(f"  {consensus['agreeing']} agree bit for bit")
+    text.append(f"  val {number(training['validation_loss'])}")
+    text.append(f"\n{clean(title)}  {state['status']}", "dim")
+    if problem := picture.get("problem"):
+        text.append(f"  {clean(str(problem))}", "bold red")
+    return text
+
+
+def alarms(state: Mapping[str, Any]) -> Text:
+    """Every alarm with what to do; empty where there is none."""
+    text = Text()
+    for alarm in state["alarms"]:
+        style = "bold white on red" if alarm["level"] == "critical" else "bold yellow"
+        text.append(f" {alarm['level'].upper()} {alarm['kind']}: {clean(alarm['what'])} ", style)
+        text.append(f" {clean(alarm['fix'])}\n")
+    text.rstrip()
+    return text
+
+
+def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
+    """A line of braille dots, ``height`` rows of ``width`` cells; the newest at the right end."""
+    known = [value for value in values if value is not None]
+    if not known or width < 1 or height < 1:
+        return [" " * width] * height
+    low, high = min(known), max(known)
+    span = (high - low) or 1.0
+    points = _fitted(values, 2 * width)
+    cells = [[0] * width for _ in range(height)]
+    for x, value in enumerate(points):
+        if value is None:
+            continue
+        level = round((value - low) / span * (4 * height - 1))
+        dots = _RIGHT if x % 2 else _LEFT
+        cells[height - 1 - level // 4][x // 2] |= dots[level % 4]
+    return ["".join(chr(0x2800 + cell) for cell in row) for row in cells]
+
+
+def _fitted(values: Sequence[float | None], count: int) -> list[float | None]:
+    """As many values as there are columns: the nearest ones, with gaps left out."""
+    if len(values) == 1:
+        return [values[0]] * count
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
+
+
+def curve(title: str, values: Sequence[float | None], width: int, height: int) -> Text:
+    """A chart with its newest, largest and smallest value."""
+    known = [value for value in values if value is not None]
+    text = Text()
+    text.append(title, "bold")
+    if not known:
+        return text.append("  nothing yet", "dim")
+    text.append(f"  {known[-1]:.4g}", "bold cyan")
+    text.append(f"   {min(known):.4g} to {max(known):.4g}\n", "dim")
+    text.append("\n".join(chart(values, width, height)), "cyan")
+    return text
+
+
+def rounds(rows: Sequence[Mapping[str, Any]], width: int, height: int) -> Text:
+    """The newest rounds as bars by phase, the latest first, with who was dropped."""
+    text = Text(no_wrap=True)
+    text.append("rounds  ", "bold")
+    for name, mark, style in PHASES:
+        text.append(f"{mark} ", style)
+        text.append(f"{name} ", "dim")
+    shown = list(rows)[-max(0, height - 1) :][::-1]
+    longest = max((sum(row["phases"].values()) for row in shown), default=0.0) or 1.0
+    for row in shown:
+        text.append(f"\n{row['round']:>5} ")
+        room = max(8, width - 30)
+        for name, mark, style in PHASES:
+            text.append(mark * round(row["phases"].get(name, 0.0) / longest * room), style)
+        text.append(f" {sum(row['phases'].values()):.1f} s {row['members']}/{row['live']}", "dim")
+        if row["dropped"]:
+            text.append(f" without {len(row['dropped'])}", "bold yellow")
+    return text
+
+
+def node(state: Mapping[str, Any]) -> Text:
+    """This node's health, traffic, trust and machine."""
+    lines = Text(no_wrap=True)
+    lines.append("this node  ", "bold")
+    health = state["health"]
+    good = "ok" if health["healthy"] else "; ".join(map(clean, health["reasons"]))
+    lines.append(good, "green" if health["healthy"] else "yellow")
+    network, machine, trust = state["network"]["rounds"], state["machine"], state["trust"]
+    lines.append(f"\nsent {megabytes(network['sent_bytes'])}")
+    lines.append(f"  received {megabytes(network['received_bytes'])}")
+    if network["compression"]:
+        lines.append(f"  {network['compression']:.1f}x smaller than fp32")
+    if machine["memory_available"] is not None:
+        lines.append(f"\nmemory free {megabytes(machine['memory_available'])}")
+        lines.append(f"  disk free {megabytes(machine['disk_free'] or 0)}")
+        lines.append(f"  load {machine['load'] or 0:.1f}/{machine['cores']}")
+    wrong = {**trust["rejected"], **trust["refused"]}
+    told = ", ".join(f"{count} {clean(name, 20)}" for name, count in wrong.items())
+    lines.append(f"\nturned away: {told or 'nothing'}")
+    if state["checkpoint"] is not None:
+        lines.append(f"\ncheckpoint of round {state['checkpoint']['round']}")
+    step = state["training"]["step"]
+    if step is not None:
+        lines.append(
+            f"\nstep {step['step']}  loss {number(step['loss'])}  "
+            f"{step['tokens_per_second']:,.0f} tokens/s"
+        )
+    if state["node"]["join_address"]:
+        lines.append(f"\njoin: node start --peers {state['node']['join_address']}", "dim")
+    return lines
+
+
+def peer_row(peer: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row under :data:`PEER_COLUMNS`."""
+    name = clean(peer["name"], 16)
+    who = f"{name} {short(peer['peer'])}" if name else short(peer["peer"])
+    agrees = {True: "yes", False: "NO", None: "-"}[peer["agrees"]]
+    rtt = "" if peer["rtt_s"] is None else f" {peer['rtt_s'] * 1000:.0f} ms"
+    region = f" ({clean(peer['region'], 12)})" if peer["region"] else ""
+    return (
+        who + region,
+        clean(peer["status"], 9) + ("" if peer["role"] == "island" else f" {peer['role']}"),
+        str(peer["round"]),
+        agrees,
+        number(peer["loss"]),
+        f"{peer['tokens_per_second']:,.0f}",
+        f"{peer.get('merged_tokens') or peer['total_tokens']:,}",
+        "-" if peer["distance"] is None else f"{peer['distance']:.3f}",
+        peer["link"] + rtt,
+    )

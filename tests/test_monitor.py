@@ -1,0 +1,448 @@
+"""``node monitor``: pictures from a node, a log and a swarm; how they are drawn; what keys do."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bootstrap.handshake import Gate, admission, shared_token
+from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.state import BlobServer
+from node import outermost
+from node.config import resolve
+from node.monitor.api import ApiServer, make_app
+from node.monitor.events import (
+    EventLog,
+    Notice,
+    PeerJoined,
+    Problem,
+    Record,
+    RoundDone,
+    RoundFailed,
+    Started,
+    Step,
+)
+from node.monitor.history import History
+from node.monitor.observer import Observer
+from node.monitor.reading import read_record
+from node.monitor.state import NodeState
+from node.monitor.terminal import drawing
+from node.monitor.terminal.app import Monitor
+from node.monitor.terminal.command import choose
+from node.monitor.terminal.source import AttachedSource, Replay, ReplaySource, read_log
+from node.monitor.views import NodeView
+from protocols.addresses import parse_address
+from protocols.envelope import seal
+from protocols.errors import OperatorError
+from protocols.http import HttpTransport
+from protocols.identity import Identity
+from protocols.messages import Announce, Known
+from protocols.whereabouts import Whereabouts
+
+ME = str(Identity.from_seed(bytes(32)).peer_id)
+PEERS = [ME, *(str(Identity.from_seed(bytes([n]) * 32).peer_id) for n in range(1, 3))]
+
+
+def done(number, loss=3.0, **more):
+    islands = {
+        peer: {"loss": loss + i / 10, "tokens": 100, "distance": 0.1 + i / 100}
+        for i, peer in enumerate(PEERS)
+    }
+    phases = {"compute": 1.0, "ready": 0.2, "match": 0.1, "exchange": 0.4, "certify": 0.05}
+    values = {
+        "round": number, "total_rounds": 50, "members": 3, "live": 3, "loss": loss,
+        "validation_loss": loss, "consensus": 1 / (number + 1), "agreeing": 3, "eta_s": 60.0,
+        "phases": phases, "islands": islands, "sent_bytes": 1000, "raw_bytes": 8000,
+    }  # fmt: skip
+    return RoundDone(**(values | more))
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of twelve rounds, one second apart, with what may happen between."""
+    now = [1000.0]
+    events = EventLog(tmp_path / "events.jsonl", clock=lambda: now[0])
+    events.emit(Started(peer=ME, run="tiny-docs-8c41", version="0.1.0", device="cpu"))
+    for number in range(12):
+        now[0] += 1.0
+        events.emit(Step(step=number, round=number, loss=3.0, tokens=64))
+        events.emit(done(number, loss=5.0 - number / 4, dropped={PEERS[2]: "late"}))
+    events.emit(PeerJoined(peer=PEERS[1], name="beta"))
+    events.emit(RoundFailed(round=12, reason="no majority"))
+    events.emit(Problem(code="E402", what="full", why="w", fix="f"))
+    events.emit(Notice(text="so it ends"))
+    events.close()
+    return tmp_path / "events.jsonl"
+
+
+async def pictures(source, count=100):
+    found = []
+    stream = source.pictures()
+    async for picture in stream:
+        found.append(picture)
+        if len(found) == count:
+            break
+    await stream.aclose()
+    return found
+
+
+# --- logs ---------------------------------------------------------------------------------------
+
+
+def test_events_come_back_as_they_were_written(log):
+    records = list(read_log(log))
+    assert len(records) == 29
+    assert [record.seq for record in records] == list(range(1, 30))
+    assert records[2].event == done(0, loss=5.0, dropped={PEERS[2]: "late"})
+    assert records[-1].event == Notice(text="so it ends")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "nothing"}, {"kind": None}, {"time": "soon"}, {"seq": "1"}, {"round": "one"},
+        {"outcome": "splendid"}, {"islands": {"a": 1}}, {"phases": 3},
+    ],
+)  # fmt: skip
+def test_what_is_no_event_is_passed_over(change):
+    values = Record(1, 5.0, done(0)).plain()
+    assert read_record(values) is not None
+    assert read_record(values | change) is None
+
+
+def test_another_version_may_say_more_or_less():
+    values = Record(1, 5.0, done(0)).plain()
+    assert read_record(values | {"new": 1}) is not None
+    values.pop("codec")
+    assert read_record(values).event.codec == ""
+    values.pop("round")
+    assert read_record(values) is None
+    assert read_record(3) is None
+
+
+def test_a_damaged_log_is_read_as_far_as_it_goes(log):
+    text = log.read_text()
+    log.write_text('{"torn": \n[[[[\n' + text + '{"seq": 99, "ti')
+    assert len(list(read_log(log))) == 29
+
+
+def test_rotated_logs_come_first(log):
+    log.rename(log.with_name("events.jsonl.1"))
+    events = EventLog(log, clock=lambda: 2000.0)
+    events.emit(Notice(text="later"))
+    events.close()
+    records = list(read_log(log))
+    assert len(records) == 30
+    assert records[-1].event == Notice(text="later")
+
+
+@pytest.mark.parametrize("content", [None, "", "hello\n", "{}\n"])
+def test_a_file_that_is_no_log_is_refused(tmp_path, content):
+    path = tmp_path / "x.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(OperatorError) as error:
+        list(read_log(path))
+    assert error.value.code == "E204"
+
+
+async def test_a_replay_ends_where_the_log_does(log):
+    [last] = await pictures(ReplaySource(log, 0))
+    state = last["state"]
+    assert state["run"]["label"] == "tiny-docs-8c41"
+    assert state["rounds"] == {"committed": 11, "outcomes": {"committed": 12, "failed": 1}}
+    assert [peer["round"] for peer in state["peers"]] == [12, 12, 12]
+    assert last["history"]["columns"]["round"] == list(range(12))
+    assert last["problem"] == "the log ends here"
+
+
+async def test_a_replay_may_be_slower(log):
+    seen = await pictures(ReplaySource(log, 3.0, interval_s=0.0))
+    assert [len(one["history"]["columns"]["round"]) for one in seen] == [3, 7, 11, 12]
+
+
+def test_once_prints_one_picture(log, capsys):
+    assert outermost.run(["monitor", "--replay", str(log), "--once"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"]["rounds"]["committed"] == 11
+
+
+# --- a node -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def api(log):
+    """A node's API with a key; returns its server."""
+    events = EventLog()
+    state, history = NodeState(NodeView(peer=ME), log=events), History()
+    events.subscribe(history)
+    for record in read_log(log):
+        events.emit(record.event)
+    key = "k" * 16
+    server = ApiServer(make_app(state, events, history, key=key), "127.0.0.1:0")
+    await server.start()
+    yield server, key
+    await server.aclose()
+
+
+async def test_a_node_is_watched_through_its_api(api):
+    server, key = api
+    first, second = await pictures(AttachedSource(server.address, key, interval_s=0.0), 2)
+    assert first["state"]["rounds"]["committed"] == 11
+    assert second["state"]["instance"] == first["state"]["instance"]
+
+
+async def test_a_node_that_stops_answering_may_come_back(api):
+    server, key = api
+    stream = AttachedSource(server.address, key, interval_s=0.0).pictures()
+    first = await anext(stream)
+    await server.aclose()
+    later = await anext(stream)
+    assert "no node answers" in later["problem"]
+    assert later["state"] == first["state"]
+    await stream.aclose()
+
+
+async def test_no_node_or_no_key_is_told(api):
+    server, _ = api
+    with pytest.raises(OperatorError, match="asks for a key"):
+        await pictures(AttachedSource(server.address, "", interval_s=0.0), 1)
+
+
+def test_without_a_node_it_ends_with_e106(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path))
+    assert outermost.run(["monitor"]) == 1
+    assert "error E106" in capsys.readouterr().err
+
+
+# --- drawing ------------------------------------------------------------------------------------
+
+
+def test_a_chart_has_its_size_and_its_ends():
+    rising = drawing.chart([float(i) for i in range(40)], 20, 4)
+    assert [len(row) for row in rising] == [20] * 4
+    assert rising[0][-1] != "⠀"
+    assert rising[-1][0] != "⠀"
+    assert rising[0][0] == rising[-1][-1] == "⠀"
+    assert drawing.chart([], 5, 2) == ["     "] * 2
+    assert set("".join(drawing.chart([1.0], 3, 1))) != {"⠀"}
+    assert len(drawing.chart([1.0, None, 2.0], 8, 2)) == 2
+
+
+def test_what_peers_wrote_cannot_move_the_cursor():
+    evil = "\x1b[2J\x07evil"
+    replay = Replay()
+    replay.state.providers.peers = lambda: [
+        replace(view, name=evil, region=evil) for view in replay._peers.values()
+    ]
+    replay.take(Record(1, 1.0, done(0)))
+    picture = replay.picture()
+    shown = "".join(cell for peer in picture["state"]["peers"] for cell in drawing.peer_row(peer))
+    assert "evil" in shown
+    assert "\x1b" not in shown
+
+
+# --- the screen ---------------------------------------------------------------------------------
+
+
+def text_of(app, name):
+    return str(app.query_one(f"#{name}").render())
+
+
+async def shown(app, pilot):
+    async with asyncio.timeout(30):
+        while not app.shown:
+            await pilot.pause(0.02)
+    await pilot.pause()
+
+
+@pytest.mark.parametrize("size", [(120, 46), (60, 24)])
+async def test_the_screen_shows_all_panels(log, size):
+    app = Monitor(ReplaySource(log, 0))
+    async with app.run_test(size=size) as pilot:
+        await shown(app, pilot)
+        assert "tiny-docs-8c41  round 11/50" in text_of(app, "header")
+        assert "3 agree bit for bit" in text_of(app, "header")
+        assert "loss" in text_of(app, "loss")
+        assert "consensus" in text_of(app, "consensus")
+        assert "without 1" in text_of(app, "rounds")
+        assert "this node" in text_of(app, "node")
+        table = app.query_one("#peers")
+        assert table.row_count == 3
+        log_lines = "\n".join(str(line.text) for line in app.query_one("#events").lines)
+        assert "E402" in log_lines
+        assert "so it ends" in log_lines
+
+
+async def test_keys_sort_pause_and_quit(log):
+    app = Monitor(ReplaySource(log, 0))
+    async with app.run_test(size=(120, 46)) as pilot:
+        await shown(app, pilot)
+        order = [str(app.query_one("#peers").get_row_at(i)[0]) for i in range(3)]
+        await pilot.press("s")
+        await pilot.press("s")
+        await pilot.press("s")
+        by_name = [str(app.query_one("#peers").get_row_at(i)[0]) for i in range(3)]
+        assert sorted(order) == sorted(by_name)
+        await pilot.press("p")
+        assert "(paused)" in text_of(app, "header")
+        await pilot.press("p")
+        assert "(paused)" not in text_of(app, "header")
+        await pilot.press("q")
+    assert app.return_code == 0
+    assert app.failure is None
+
+
+async def test_an_error_ends_it_with_its_code(tmp_path):
+    app = Monitor(ReplaySource(tmp_path / "none", 0))
+    async with app.run_test() as pilot:
+        async with asyncio.timeout(30):
+            while app.failure is None:
+                await pilot.pause(0.02)
+        await pilot.pause()
+    assert app.failure.code == "E204"
+    assert app.return_code == 2
+
+
+# --- the swarm ----------------------------------------------------------------------------------
+
+
+class Swarm:
+    """One node that answers for several islands, as far as an observer can ask."""
+
+    def __init__(self, invitation=""):
+        self.identity = Identity.generate()
+        self.transport = HttpTransport(self.identity, listen="127.0.0.1:0")
+        self.islands = [self.identity, Identity.generate(), Identity.generate()]
+        self.signed = SignedManifest.create(Manifest(), self.identity)
+        self.run = self.signed.run_id
+        self.invitation = invitation
+        self.said = {}
+        self.asked = []
+        self._sequence = 0
+        for n in range(len(self.islands)):
+            self.say(n, round=3, state=b"s" * 32, work=3000, loss=3.0 + n)
+        self.gate = Gate(
+            self.transport,
+            Whereabouts(self.transport, self.identity, self.transport.book),
+            software="0.1.0",
+            run=lambda: self.run,
+            admits=shared_token(invitation) if invitation else lambda peer, given: True,
+            announces=lambda: list(self.said.values()),
+        )
+        self.transport.on_call("known", self._known)
+        self.transport.on_call("announce", self._announce)
+        BlobServer(self.transport, self.run, manifest=self.signed.data, blobs=[])
+
+    def say(self, number, *, proof=None, **values):
+        one = self.islands[number]
+        self._sequence += 1
+        given = {
+            "peer": one.peer_id, "role": "island", "status": "active", "incarnation": 1,
+            "addresses": (), "version": "0.1.0", "region": "", "head": b"h" * 32,
+            "admission": proof
+            if proof is not None
+            else admission(self.invitation, self.run, one.peer_id),
+        }  # fmt: skip
+        self.said[one.peer_id] = seal(
+            one, Announce(**(given | values)), purpose="announce", run=self.run,
+            expires=time.time() + 60, sequence=self._sequence,
+        )  # fmt: skip
+
+    async def _known(self, peer, body):
+        self.asked.append("known")
+        return Known(tuple(self.said.values())).encode()
+
+    async def _announce(self, peer, body):
+        self.asked.append("announce")
+        return b""
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.transport.listening[1]}/{self.identity.peer_id}"
+
+    async def __aenter__(self):
+        await self.transport.start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.transport.aclose()
+
+
+def sketches(round_, count):
+    rng = np.random.default_rng(round_)
+    centre = rng.normal(size=251)
+    return [(centre + rng.normal(size=251) * 0.1).astype("<f4").tobytes() for _ in range(count)]
+
+
+async def test_an_observer_sees_rounds_and_is_no_peer_of_anybody():
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        first = await anext(stream)
+        assert {peer["peer"] for peer in first["state"]["peers"]} == {
+            one.peer_id for one in swarm.islands
+        }
+        assert first["state"]["node"]["role"] == "observer"
+        assert first["history"]["rounds"] == 0
+        apart = sketches(3, 3)
+        for n in range(3):
+            swarm.say(
+                n, round=4, state=b"t" * 32, work=4000, loss=2.0 + n, validation_loss=2.5,
+                sketch_round=3, sketch=apart[n],
+            )  # fmt: skip
+        async with asyncio.timeout(30):
+            while (picture := await anext(stream))["history"]["rounds"] == 0:
+                pass
+        row = {name: values[-1] for name, values in picture["history"]["columns"].items()}
+        assert (row["round"], row["live"], row["agreeing"], row["tokens"]) == (3, 3, 3, 1000)
+        assert row["loss"] == pytest.approx(3.0)
+        assert row["validation_loss"] == 2.5
+        assert row["consensus"] == pytest.approx(0.1 * (2 / 3) ** 0.5, rel=0.3)
+        assert {peer["agrees"] for peer in picture["state"]["peers"]} == {True}
+        await stream.aclose()
+    # it has no port, and said nothing of itself that could be taken for a trainer
+    assert observer.transport.listening is None
+    assert set(swarm.asked) == {"known"}
+
+
+async def test_an_observer_sees_a_split():
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        swarm.say(2, round=3, state=b"x" * 32, work=2000)
+        async with asyncio.timeout(30):
+            while not (alarms := (await anext(stream))["state"]["alarms"]):
+                pass
+        assert alarms[0]["kind"] == "split"
+        await stream.aclose()
+
+
+async def test_an_observer_needs_the_invitation_and_asks_for_proof_of_it():
+    async with Swarm("open sesame") as swarm:
+        swarm.say(2, round=3, state=b"s" * 32, work=3000, proof=b"forged")
+        with pytest.raises(OperatorError) as error:
+            await pictures(Observer([parse_address(swarm.address)], interval_s=0.0), 1)
+        assert error.value.code == "E203"
+        observer = Observer([parse_address(swarm.address)], "open sesame", interval_s=0.0)
+        [picture] = await pictures(observer, 1)
+        assert len(picture["state"]["peers"]) == 2
+
+
+async def test_nobody_to_observe_is_told():
+    async with Swarm() as swarm:
+        address = swarm.address
+    with pytest.raises(OperatorError) as error:
+        await pictures(Observer([parse_address(address)]), 1)
+    assert error.value.code == "E101"
+
+
+def test_what_is_chosen(tmp_path):
+    config = resolve({"peers": ["127.0.0.1:1"]}, {})
+    assert isinstance(choose(config, None, 1.0), Observer)
+    assert isinstance(choose(config, tmp_path / "x", 1.0), ReplaySource)
+    given = resolve({"api": "127.0.0.1:5"}, {})
+    assert isinstance(choose(given, None, 1.0), AttachedSource)
