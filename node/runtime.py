@@ -252,6 +252,12 @@ class Node:
             self.daemon.run_id = run  # whoever comes from now on is told of it
             self.brought.put_nowait((peer, run))
 
+    def leave(self, reason: str) -> None:
+        """Ask for a clean end, and say why."""
+        if not self.daemon.stop_reason.done():
+            self.events.emit(Stopping(reason=reason))
+            self.daemon.stop(reason)
+
     def _on_refused(self, peer: PeerId, code: str) -> None:
         """Say once of each peer that it was not let in; a flood of new ones is not written down."""
         if peer not in self._turned_away and len(self._turned_away) < MAX_TURNED_AWAY:
