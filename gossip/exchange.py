@@ -23,7 +23,7 @@ from gossip.bodies import Wiring as Wiring  # an exchange is made from it
 from gossip.bodies import chunk_at, result_from, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import basis_of, check_result
-from gossip.lateness import AWAITED, Overdue
+from gossip.lateness import Overdue, owner_patience_s
 from gossip.owning import Owning
 from gossip.receiving import Inflow, PartDrain, pull_part
 from gossip.relaying import Relaying, SharedInflow
@@ -75,6 +75,7 @@ class Exchange:
     _relaying: Relaying = field(init=False)
     _vias: dict[PartKey, PeerId] = field(default_factory=dict)  # relays that get my slices
     _named: dict[PartKey, PartKey] = field(default_factory=dict)  # parts as if of their relays
+    _shunned: set[PeerId] = field(default_factory=set)  # relays that took no slice
     _passed: dict[PartKey, tuple[PeerId, ...]] = field(default_factory=dict)  # to whom, by me
     _whole: Whole = field(init=False)
     _inflows: dict[PartKey, Inflow] = field(default_factory=dict)
@@ -186,7 +187,7 @@ class Exchange:
                 if contributes and not contributed:
                     self._slices[key] = self._transfers.start(self._send_slice(key, plan, via))
                 if not plan.draft:  # else its owner has nothing to give yet
-                    passing = relay not in (None, self.me)
+                    passing = None if relay == self.me else relay
                     self._watches[key] = self._transfers.start(self._watch(key, plan, passing))
         for key, task in self._slices.items():
             if key not in wanted:  # taken over by another owner, or merged already
@@ -274,6 +275,7 @@ class Exchange:
             if not harmless and key not in self.parts and not self.closed:
                 self.listener.fault(to, f"took no slice: {error}")
                 if via is not None:
+                    self._shunned.add(via)
                     self._vias.pop(key, None)
                     await self._send_slice(key, plan, ask=True)
 
@@ -423,20 +425,21 @@ class Exchange:
             moved = inflow.moved
             await asyncio.sleep(patience / 4)
 
-    async def _watch(self, key: PartKey, plan: Plan, passing: bool) -> None:
+    async def _watch(self, key: PartKey, plan: Plan, passing: PeerId | None) -> None:
         """Blame the owner of a part that does not come and does not move.
 
-        Where a relay is ``passing`` it on, the owner is first asked to send it itself.
+        Where the relay ``passing`` ought to pass it on, the owner is first asked for it.
         """
-        patience = plan.patience_s * (AWAITED if plan.groups else 1.0)
-        if passing:
-            await self._until_overdue(key, plan, patience)
+        patience = plan.patience_s
+        if plan.groups:
+            patience = owner_patience_s(patience, plan.expected_s)
+        if passing is not None:
+            await self._until_overdue(key, plan, patience, passing)
             if key in self.parts:
                 return
-            patience = plan.patience_s
             try:
                 header = self._header(key, plan).encode()
-                await self.wiring.transport.call(key[2], "give", header, timeout=patience)
+                await self.wiring.transport.call(key[2], "give", header, timeout=plan.patience_s)
             except (TransportError, RemoteProtocolError) as error:
                 self.listener.fault(key[2], f"gives no part: {error}")
                 return
@@ -444,12 +447,14 @@ class Exchange:
         if key not in self.parts:
             self.listener.fault(key[2], "its part does not come")
 
-    async def _until_overdue(self, key: PartKey, plan: Plan, patience: float) -> None:
-        """Wait until a part is held, or is overdue."""
+    async def _until_overdue(
+        self, key: PartKey, plan: Plan, patience: float, relay: PeerId | None = None
+    ) -> None:
+        """Wait until a part is held, or is overdue, or its relay is found to be of no use."""
         clock = self.wiring.now
         size = self.wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
         overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
-        while key not in self.parts:
+        while key not in self.parts and relay not in self._shunned:
             inflow = self._inflows.get(key)
             moved = inflow.moved if inflow is not None else 0
             left = overdue.left(clock(), moved, bool(self.parts))

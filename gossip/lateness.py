@@ -17,8 +17,6 @@ from math import inf
 from protocols.codecs import CHUNK
 from protocols.identity import PeerId
 
-RELAYED = 1.25  # times the patience: of owners with relays, who wait for members themselves
-AWAITED = 2.0  # times the patience: of members with owners that wait for relays
 SLACK = 1.0  # times the expected seconds: so much later than half of the others one may be in
 
 
@@ -59,6 +57,20 @@ class Pace:
         average = count / max(now - self.started, 1e-9)
         rate = max(average, (count - had) / max(now - before, 1e-9))
         return now + (size - count) / rate if rate else inf
+
+
+def relay_patience_s(patience_s: float, expected_s: float) -> float:
+    """How long a relay may stand still, which may wait itself for a member that trickles.
+
+    Such a member is found out once the expected seconds are over, and a silent one sooner; a relay
+    of whom nothing comes is late after twice this time.
+    """
+    return 1.25 * patience_s + expected_s / 2
+
+
+def owner_patience_s(patience_s: float, expected_s: float) -> float:
+    """The patience of members with owners that have to wait for relays."""
+    return 2 * patience_s + expected_s
 
 
 @dataclass

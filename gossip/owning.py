@@ -25,7 +25,7 @@ from gossip.buffers import Whole
 from gossip.certificate import sign_result
 from gossip.joining import JointMerge, SumDrain
 from gossip.judging import ColumnMerge, WeighedMerge
-from gossip.lateness import RELAYED, Lateness
+from gossip.lateness import Lateness, relay_patience_s
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
 from gossip.mixing import Mix
 from gossip.routing import STRAIGHT, Paths
@@ -312,7 +312,7 @@ class Owning:
     async def _oversee_relays(self, part: OwnedPart, merge: JointMerge) -> None:
         """Drop relays that are too late or stand still."""
         now, plan = self.wiring.now, part.plan
-        patience = RELAYED * plan.patience_s
+        patience = relay_patience_s(plan.patience_s, plan.expected_s)
         lateness = Lateness(now(), patience, plan.expected_s, len(merge.result))
         while waiting := merge.waits_for_relays():
             arrived = dict(merge.arrived)
@@ -338,12 +338,15 @@ class Owning:
             part.overseers.append(self.transfers.start(self._oversee(part)))
 
     async def _ask_for(self, part: OwnedPart, peer: PeerId) -> None:
+        reached = part.merge.reached(peer)
         header = dataclasses.replace(part.header, done=part.merge.elements(peer))
-        # where it is gone as well it will be given up on as anybody else
-        with contextlib.suppress(TransportError, RemoteProtocolError):
+        try:
             await self.wiring.transport.call(
                 peer, "bring", header.encode(), timeout=part.plan.patience_s
             )
+        except (TransportError, RemoteProtocolError) as error:  # as the relay itself may be
+            if part.merge.reached(peer) == reached:
+                self._give_up(part, peer, f"does not answer: {error}")
 
     # --- the merged part -------------------------------------------------------------------------
 

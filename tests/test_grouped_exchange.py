@@ -1,0 +1,347 @@
+"""Groups with relays on a simulated network: the same mean, fewer links, and every fault."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import exchange_kit
+import pytest
+import torch
+from exchange_kit import Peer, World, run, same_bytes, until
+from gossip_kit import leader, plan_of, roster_of
+
+from gossip.grouping import Grouping, lay_out, traffic
+from gossip.partition import Link as Speed
+from gossip.validity import Shape
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link
+from protocols.messages import Contributor, Part, Plan
+
+SIZE = 300_000
+MANY = [Identity.from_seed(bytes([number, 7]) * 16) for number in range(24)]
+
+
+def shape_of(codec: str = "int8", size: int = SIZE) -> Shape:
+    return Shape(size, (codec,), grouped=True)
+
+
+def plan_for(
+    peers: list[Peer], shape: Shape, grouping: Grouping, sites: int, upload: float
+) -> Plan:
+    """What a leader would plan for members of equal links, ``sites`` regions of equal size."""
+    members = [peer.identity for peer in peers]
+    roster = roster_of(members)
+    per = -(-len(roster) // sites)
+    regions = {peer: f"site-{index // per}" for index, peer in enumerate(roster)}
+    layout = lay_out(shape.size, [Speed(peer, 1e6, 1e6) for peer in roster], regions, grouping)
+    parts = tuple(Part(*piece, None) for piece in layout.pieces)
+    groups = layout.groups
+    plan = plan_of(leader(members), members, shape=shape, parts=parts, groups=groups)
+    sent = max(up for up, _ in traffic(parts, groups, dict.fromkeys(roster, True)).values())
+    scale = peers[0].wiring.codec.encoded_size(0, shape.size) / shape.size
+    return dataclasses.replace(plan, expected_s=sent * scale / upload)
+
+
+@asynccontextmanager
+async def grouped(
+    count: int = 4,
+    *,
+    codec: str = "int8",
+    how: Grouping | None = None,
+    sites: int = 2,
+    size: int = SIZE,
+    upload: float = 1e6,
+    **options: Any,
+) -> AsyncIterator[World]:
+    shape = shape_of(codec, size)
+    async with exchange_kit.world(
+        shape, count=count, members=MANY, upload=upload, **options
+    ) as here:
+        here.plan = plan_for(here.peers, shape, how or Grouping("region"), sites, upload)
+        yield here
+
+
+def counted(here: World, peer: Peer) -> dict[PeerId, set[int]]:
+    """Elements of each contributor, in every part that ``peer`` holds."""
+    found: dict[PeerId, set[int]] = {}
+    for result, _ in peer.exchange.parts.values():
+        for included in result.included:
+            name = here.plan.contributors[included.contributor].peer
+            whole = result.stop - result.start
+            found.setdefault(name, set()).add(whole - included.elements)
+    return found
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("count", "sites", "how"),
+    [(4, 2, Grouping("region")), (7, 3, Grouping("region")), (12, 1, Grouping("grid", 4))],
+    ids=["2 sites of 2", "3 sites of 3, 3 and 1", "a grid of 12"],
+)
+def test_all_hold_the_same_bytes_and_they_are_the_mean(
+    codec: str, count: int, sites: int, how: Grouping
+) -> None:
+    async def scene() -> None:
+        async with grouped(count, codec=codec, how=how, sites=sites) as here:
+            assert here.plan.groups
+            here.work()
+            await until(here.whole)
+            assert same_bytes(here.peers)
+            wanted = torch.stack([peer.values for peer in here.peers]).mean(0)
+            error = ((here.peers[0].mean() - wanted).norm() / wanted.norm()).item()
+            assert error < {"fp32": 1e-6, "bf16": 0.005, "int8": 0.02, "int4": 0.25}[codec]
+            for peer in here.peers:
+                assert (peer.faults, peer.lost_, peer.refusals) == ([], [], [])
+            assert counted(here, here.peers[0]) == {peer.me: {0} for peer in here.peers}
+
+    run(scene)
+
+
+@pytest.mark.parametrize("how", [Grouping("region"), Grouping("grid", 4)], ids=["sites", "grid"])
+def test_the_bits_are_those_of_the_butterfly_where_sums_are_exact(how: Grouping) -> None:
+    """Small whole numbers and weights that are powers of two: no order of adding matters."""
+    found = []
+
+    async def scene(grouping: Grouping) -> None:
+        async with grouped(8, codec="fp32", how=grouping) as here:
+            for peer in here.peers:
+                peer.values = (peer.values * 64).round()
+            here.work()
+            await until(here.whole)
+            found.append(here.peers[3].mean())
+
+    run(lambda: scene(how))
+    run(lambda: scene(Grouping()))
+    assert torch.equal(*found)
+
+
+def test_unequal_weights_and_members_without_a_contribution() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32") as here:
+            weights = [100.0, 250.0, 0.0, 40.0, 0.0, 10.0]
+            contributors = tuple(
+                Contributor(peer.me, weight, 1000, True)
+                for peer, weight in zip(here.peers, weights, strict=True)
+                if peer is not here.peers[4]
+            )
+            here.plan = dataclasses.replace(here.plan, contributors=contributors)
+            here.work()
+            await until(here.whole)
+            assert same_bytes(here.peers)
+            pairs = list(zip(here.peers, weights, strict=True))
+            wanted = sum(peer.values * weight for peer, weight in pairs) / sum(weights)
+            torch.testing.assert_close(here.peers[0].mean(), wanted, rtol=1e-5, atol=1e-6)
+
+    run(scene)
+
+
+class Wire:
+    """Bytes and links, as a network that is tapped shows them."""
+
+    def __init__(self, here: World) -> None:
+        self.sent: Counter[tuple[PeerId, PeerId]] = Counter()
+        here.network.tamper = self.tap
+
+    def tap(self, sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+        self.sent[sender, receiver] += len(data)
+        return data
+
+    def between(self, inside: set[PeerId]) -> int:
+        """Bytes that left a site or came to it."""
+        return sum(n for (a, b), n in self.sent.items() if (a in inside) != (b in inside))
+
+    def links(self, peer: PeerId) -> int:
+        """With how many others a member has exchanged tensors."""
+        return len({frozenset(pair) for pair in self.sent if peer in pair})
+
+
+def test_between_sites_goes_one_mean_and_one_merged_part() -> None:
+    crossed = {}
+
+    async def scene(name: str, grouping: Grouping) -> None:
+        async with grouped(8, how=grouping) as here:
+            wire = Wire(here)
+            here.work()
+            await until(here.whole)
+            await asyncio.sleep(1.0)
+            site = {peer.me for peer in here.peers[:4]}
+            whole = here.peers[0].wiring.codec.encoded_size(0, SIZE)
+            crossed[name] = wire.between(site) / whole
+
+    run(lambda: scene("sites", Grouping("region")))
+    run(lambda: scene("butterfly", Grouping()))
+    assert crossed["butterfly"] == pytest.approx(2 * 4, rel=0.05)  # each of 4: half of it, 4 ways
+    assert crossed["sites"] == pytest.approx(2, rel=0.05)
+
+
+def test_in_a_grid_a_member_has_links_to_its_row_and_its_column_alone() -> None:
+    async def scene() -> None:
+        async with grouped(16, how=Grouping("grid", 8), size=600_000) as here:
+            wire = Wire(here)
+            here.work()
+            await until(here.whole)
+            await asyncio.sleep(1.0)
+            assert {wire.links(peer.me) for peer in here.peers} == {6}  # 3 and 3, not 15
+            whole = here.peers[0].wiring.codec.encoded_size(0, 600_000)
+            most = max(peer.exchange.bytes_sent for peer in here.peers)
+            assert most < 2.0 * whole  # a butterfly: 1.875
+
+    run(scene)
+
+
+def truthful(here: World, by: Peer) -> bool:
+    """Whether every part that ``by`` holds is the mean of exactly what its result says."""
+    plan, codec = here.plan, by.wiring.codec
+    for result, data in by.exchange.parts.values():
+        size = result.stop - result.start
+        total, weight = torch.zeros(size), torch.zeros(size)
+        for included in result.included:
+            contributor = plan.contributors[included.contributor]
+            values = here.of(contributor.peer).values[result.start : result.stop]
+            total[: included.elements] += contributor.weight * values[: included.elements]
+            weight[: included.elements] += contributor.weight
+        found = torch.empty(size)
+        codec.decode(result.start, data, found)
+        wanted = total / weight.clamp_(min=1e-9)
+        if not torch.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+            return False
+    return True
+
+
+def open_parts(here: World, dead: Peer) -> int:
+    """How many parts can be had without a leader who replaces a dead owner."""
+    return sum(part.owner != dead.me for part in here.plan.parts)
+
+
+BIG = 1_500_000  # elements: several chunks in each part
+
+
+@pytest.mark.parametrize("when", [0.0, 0.35, 0.7, 1.4, 2.1, 2.8])
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_relay_that_dies_costs_its_group_nothing_but_time(when: float, how: str) -> None:
+    """Its own work is merged as far as it came; its group's is merged whole, by every owner."""
+
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            dead = here.peers[1]
+            others = [peer for peer in here.peers if peer is not dead]
+            here.work()
+            await asyncio.sleep(when)
+            getattr(here.network, how)(dead.me)
+            wanted = open_parts(here, dead)
+            end = await until(
+                lambda: all(
+                    sum(key[2] != dead.me for key in p.exchange.parts) == wanted for p in others
+                )
+            )
+            assert end < max(here.plan.expected_s, when) + 6.0  # of this: 2.5 P + E until dropped
+            for peer in others:
+                assert truthful(here, peer)
+                held = counted(here, peer)
+                assert all(held[other.me] == {0} for other in others)
+            for key in others[0].exchange.parts.keys() - set(dead.exchange.parts):
+                first = others[0].exchange.parts[key][1]
+                assert all(
+                    torch.equal(first, other.exchange.parts[key][1])
+                    for other in others
+                    if key[2] != dead.me
+                )
+            assert not set(others[0].faults + others[-1].faults) - {dead.me}
+
+    run(scene)
+
+
+def test_a_relay_that_trickles_is_dropped() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            slow = here.peers[1]
+            node = here.network.node(slow.me)
+            assert node is not None
+            node.upload = 4e6 / 40
+            here.work()
+            wanted = open_parts(here, slow)
+            others = [peer for peer in here.peers if peer is not slow]
+            end = await until(
+                lambda: all(
+                    sum(key[2] != slow.me for key in p.exchange.parts) == wanted for p in others
+                )
+            )
+            assert end < 12.0  # seconds; its bytes alone would take over a minute
+            assert all(truthful(here, peer) for peer in others)
+            assert all(counted(here, p)[o.me] == {0} for p in others for o in others)
+            assert any(who == slow.me for p in others for who, _ in p.refusals)
+
+    run(scene)
+
+
+def test_a_relay_that_spoils_what_it_passes_on_harms_nobody() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            liar = here.peers[1]
+
+            def spoil(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+                passing = (sender, name) == (liar.me, "merged") and len(data) > 1000
+                own = any(part.owner == liar.me for part in here.plan.parts)
+                if passing and own and receiver == here.peers[2].me:
+                    return data[:-400] + bytes(400)
+                return data
+
+            here.network.tamper = spoil
+            here.work()
+            wanted = open_parts(here, liar)
+            victim = here.peers[2]
+            await until(lambda: sum(key[2] != liar.me for key in victim.exchange.parts) == wanted)
+            assert truthful(here, victim)
+            assert any(who == liar.me for who, _ in victim.refusals)
+
+    run(scene)
+
+
+def test_a_sum_that_does_not_decode_is_refused_and_its_group_comes_by_itself() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            relay = here.peers[1]
+
+            def tamper(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+                spoilt = (sender, name) == (relay.me, "sum") and len(data) > 100
+                return b"\xff" * 4 + data[4:] if spoilt else data
+
+            here.network.tamper = tamper
+            here.work()
+            await until(here.whole)
+            for peer in here.peers:
+                assert truthful(here, peer)
+                assert counted(here, peer) == {other.me: {0} for other in here.peers}
+                assert set(peer.faults) == set()
+            refusals = [r for p in here.peers for r in p.refusals]
+            assert {who for who, _ in refusals} == {relay.me}
+
+    run(scene)
+
+
+def test_a_member_whose_link_to_its_relay_breaks_goes_to_the_owner() -> None:
+    async def scene() -> None:
+        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
+            cut_off, relay = here.peers[0], here.peers[1]
+            here.network.set_link(cut_off.me, relay.me, Link(loss=1.0))
+            here.work()
+            own = {part.start for part in here.plan.parts if part.owner in (relay.me, cut_off.me)}
+
+            def all_but_theirs() -> bool:
+                return all(
+                    len({key[0] for key in peer.exchange.parts} - own) == 4 for peer in here.peers
+                )
+
+            await until(all_but_theirs)
+            assert all(truthful(here, peer) for peer in here.peers)
+            relayed = [result for result, _ in here.peers[3].exchange.parts.values()]
+            members = len(here.plan.contributors)
+            whole = {r.start for r in relayed if len(r.included) == members}
+            assert whole >= {part.start for part in here.plan.parts} - own
+
+    run(scene)
