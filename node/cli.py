@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at settings.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.add_typer(running.bootstrap_app, name="bootstrap")
 app.add_typer(data.app, name="data")
 
 
@@ -45,7 +46,6 @@ def _root(
 
 for _command in (
     running.start,
-    running.bootstrap,
     running.demo,
     running.bench,
     looking.status,

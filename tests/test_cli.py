@@ -91,7 +91,7 @@ def test_nothing_heavy_is_imported_for_help():
 
 COMMANDS = (
     [], ["start"], ["bootstrap"], ["demo"], ["bench"], ["status"], ["keygen"], ["export"],
-    ["version"], ["doctor"], ["runs"], ["stop"], ["monitor"], ["config"], ["config", "show"],
+    ["bootstrap", "template"], ["version"], ["doctor"], ["runs"], ["stop"], ["monitor"], ["config"], ["config", "show"],
 )  # fmt: skip
 
 

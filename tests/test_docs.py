@@ -72,6 +72,9 @@ def parse(command: str) -> None:
     while hasattr(found, "commands"):
         context = found.make_context(found.name, words[:], parent=context, resilient_parsing=True)
         context.resilient_parsing = False  # was: no complaint that the sub-command is not run
+        words = [*context._protected_args, *context.args]  # what is not of the group itself
+        if not words and found.invoke_without_command:
+            return
         _, found, words = found.resolve_command(context, words)
     found.make_context(found.name, words, parent=context)
 

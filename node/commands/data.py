@@ -83,7 +83,7 @@ def inspect(
             typer.echo(json.dumps(summary, indent=2))
             return
         for key, value in summary.items():
-            typer.echo(f"{key:14} {value:,}" if isinstance(value, int) else f"{key:14} {value}")
+            typer.echo(f"{key:14} {value:,}" if type(value) is int else f"{key:14} {value}")
         typer.echo(f"{'begins':14} {_beginning(folder)!r}")
 
 

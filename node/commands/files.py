@@ -61,8 +61,13 @@ def export(
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     from node.export import export_hf
-    from node.outer_files import read_checkpoint
+    from node.outer_files import read_checkpoint, read_tokenizer_of
 
     clean_up_first()  # a folder may be half written
     outer = read_checkpoint(source)
-    typer.echo(export_hf(outer.signed.manifest.model, outer.base, folder))
+    manifest = outer.signed.manifest
+    fragments = manifest.rounds.fragments
+    tokenizer = read_tokenizer_of(source, manifest)
+    typer.echo(
+        export_hf(manifest.model, outer.base, folder, fragments=fragments, tokenizer=tokenizer)
+    )

@@ -15,7 +15,9 @@ from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
 from node.interrupts import clean_up_first
 from node.options import with_settings
+from node.templates import TEMPLATES, render
 
+TEMPLATE_NAMES = ", ".join(TEMPLATES)
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the preset, as in inner.lr=1e-3."),
@@ -34,6 +36,12 @@ def start(
     _run(config, manifest_for(config, preset, changes or ()))
 
 
+bootstrap_app = typer.Typer(
+    help="Introduce peers to each other, without training (a seed).", rich_markup_mode=None
+)
+
+
+@bootstrap_app.callback(invoke_without_command=True)
 @with_settings(
     without=(
         "run",
@@ -43,17 +51,48 @@ def start(
         "device",
         "micro_batch",
         "data",
-        "data_cache",
-        "tokenizer",
         "checkpoint_every",
         "keep_checkpoints",
         "resume",
         "rounds",
     )
 )
-def bootstrap(flags: dict[str, Any], config_file: ConfigFile = None) -> None:
-    """Introduce peers to each other, without training (a seed)."""
-    _run(resolve(flags | {"role": "seed"}, os.environ, config_file), None)
+def bootstrap(
+    flags: dict[str, Any], context: typer.Context, config_file: ConfigFile = None
+) -> None:
+    """Introduce peers to each other, without training (a seed).
+
+    `node bootstrap template` prints files with which nodes are run elsewhere.
+    """
+    if context.invoked_subcommand is None:
+        _run(resolve(flags | {"role": "seed"}, os.environ, config_file), None)
+    elif flags:
+        given = ", ".join("--" + key.replace("_", "-") for key in flags)
+        raise bad_config(
+            f"{given} before {context.invoked_subcommand}",
+            "options of the seed itself do not go with it",
+            f"write them after {context.invoked_subcommand}, if it has them",
+        )
+
+
+@bootstrap_app.command()
+@with_settings("peers", "public_addr")
+def template(
+    flags: dict[str, Any],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=TEMPLATE_NAMES)],
+) -> None:
+    """Print a file with which nodes are run or watched elsewhere.
+
+    Of a seed; with --peers of an island that trains with them.
+    """
+    config = resolve(flags, {})
+    try:
+        text = render(name, peers=config.peers, public_addr=config.public_addr)
+    except KeyError as error:
+        raise bad_config(
+            f"no template {name!r}", f"there are {TEMPLATE_NAMES}", "give one"
+        ) from error
+    typer.echo(text, nl=False)
 
 
 def demo(

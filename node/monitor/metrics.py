@@ -7,6 +7,7 @@ take values from the fixed lists below, so that no peer can grow the number of s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import median
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,7 +22,8 @@ from node.monitor.state import NodeState
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "skipped", "failed")
 TRAFFIC = ("gradients", "state", "control", "dht", "relay")
-PEER_STATUSES = ("joining", "active", "leaving")
+PEER_STATUSES = ("joining", "active", "leaving", "suspect", "dead", "left")
+ALARMS = ("split", "silence", "drift", "stall", "lag")
 REASONS = ("malformed", "signature", "stale", "non-finite", "norm", "outlier")
 STRANGERS = ("garbage", "handshake", "limit", "request")
 OTHER = "other"
@@ -37,6 +39,9 @@ class SwarmCollector(Collector):
         """All families."""
         state = self._state
         yield _gauge("swarm_healthy", "1 while the node is healthy", not state.unhealthy())
+        build = GaugeMetricFamily("swarm_build_info", "Always 1", labels=("version", "role"))
+        build.add_metric((state.node.version, state.node.role), 1)
+        yield build
         yield _gauge("swarm_start_time_seconds", "Unix time of the start", state.node.started)
         yield _counter("swarm_rounds", "Rounds by outcome", "outcome", OUTCOMES, state.outcomes)
         yield _gauge("swarm_round", "Rounds committed along the chain", state.round)
@@ -47,10 +52,13 @@ class SwarmCollector(Collector):
             PHASES,
             state.phase_seconds,
         )
+        if state.run is not None:
+            yield _gauge("swarm_target_rounds", "After which the run is over", self._target())
         yield from self._training()
         yield from self._last_round()
         yield from self._traffic()
-        yield self._peers()
+        yield from self._peers()
+        yield from self._machine()
         yield _counter(
             "swarm_rejected",
             "Messages of peers thrown away, by reason",
@@ -75,6 +83,9 @@ class SwarmCollector(Collector):
         dropped = CounterMetricFamily("swarm_log_lines_dropped", "Log lines the disk refused")
         dropped.add_metric((), state.log.dropped)
         yield dropped
+
+    def _target(self) -> int:
+        return self._state.run.total_rounds if self._state.run is not None else 0
 
     def _training(self) -> Iterable[Metric]:
         state = self._state
@@ -102,9 +113,12 @@ class SwarmCollector(Collector):
         yield _gauge("swarm_round_members", "Islands merged in the last round", done.members)
         yield _gauge("swarm_agreeing_peers", "Peers of bit-equal state", done.agreeing)
         yield _gauge("swarm_round_sync_seconds", "Snapshot to application", done.sync_s)
+        yield _gauge("swarm_round_wait_seconds", "The trainer stood still", done.wait_s)
+        yield _gauge("swarm_round_tokens", "Merged in the last round", done.tokens)
         for name, text, value in (
             ("swarm_validation_loss_nats", "On the shared shard", done.validation_loss),
             ("swarm_consensus_distance_ratio", "To the mean, before the merge", done.consensus),
+            ("swarm_consensus_after_ratio", "To the mean, after the merge", done.consensus_after),
             ("swarm_compute_utilisation_ratio", "Of the last round, 0 to 1", done.utilisation),
         ):
             if value is not None:
@@ -120,14 +134,34 @@ class SwarmCollector(Collector):
         raw.add_metric((), self._state.raw_bytes)
         yield raw
 
-    def _peers(self) -> Metric:
+    def _peers(self) -> Iterable[Metric]:
+        views = self._state.peers()
         counts = dict.fromkeys((*PEER_STATUSES, OTHER), 0)
-        for peer in self._state.peers():
+        for peer in views:
             counts[peer.status if peer.status in PEER_STATUSES else OTHER] += 1
-        family = GaugeMetricFamily("swarm_peers", "Peers by status", labels=("status",))
-        for status, count in counts.items():
-            family.add_metric((status,), count)
-        return family
+        yield _labelled("swarm_peers", "Peers by status", "status", counts)
+        trips = [peer.rtt_s for peer in views if peer.rtt_s is not None]
+        if trips:
+            found = {"min": min(trips), "median": median(trips), "max": max(trips)}
+            yield _labelled("swarm_round_trip_seconds", "To the peers", "of_peers", found)
+        alarms = dict.fromkeys(ALARMS, 0)
+        for alarm in self._state.alarms(views):
+            alarms[alarm.kind] += 1
+        yield _labelled("swarm_alarms", "Alarms that stand now, by kind", "kind", alarms)
+
+    def _machine(self) -> Iterable[Metric]:
+        view = self._state.providers.machine()
+        for name, text, value in (
+            ("swarm_disk_free_bytes", "Where the state directory is", view.disk_free),
+            ("swarm_memory_available_bytes", "Of this machine", view.memory_available),
+            ("swarm_memory_used_bytes", "Of the daemon and its trainer ranks", view.memory_used),
+        ):
+            if value is not None:
+                yield _gauge(name, text, value)
+        if self._state.checkpoint is not None:
+            when, saved = self._state.checkpoint
+            yield _gauge("swarm_checkpoint_time_seconds", "Unix time of the newest one", when)
+            yield _gauge("swarm_checkpoint_round", "Of the newest one", saved.round)
 
 
 def registry(state: NodeState) -> CollectorRegistry:
@@ -145,6 +179,13 @@ def exposition(metrics: CollectorRegistry) -> bytes:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), value)
+    return family
 
 
 def _counter(

@@ -1,0 +1,69 @@
+"""Files with which a node is run and watched elsewhere: ``node bootstrap template NAME``.
+
+All keep the node's identity over restarts (its state directory lies on a disk that stays) and stop
+it with one SIGTERM and time enough to leave. They lie in ``files/``; ``@WORDS@`` in them are filled
+in here.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from node import __version__
+
+STOP_S = 180  # to leave: a last checkpoint, the end of the round, a farewell
+STATE = "/var/lib/atoll"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One file: what it is for, and whether a node that is not told of peers trains there."""
+
+    file: str
+    about: str
+    trains: bool = False
+
+
+TEMPLATES: Mapping[str, Template] = {
+    "systemd": Template("atoll.service", "a unit for /etc/systemd/system/atoll.service"),
+    "docker": Template("Dockerfile", "a Dockerfile"),
+    "compose": Template("compose.yaml", "a compose.yaml, beside the Dockerfile"),
+    "kubernetes": Template("kubernetes.yaml", "a Service and a StatefulSet"),
+    "slurm": Template("slurm.sh", "a job script for sbatch", trains=True),
+    "skypilot": Template("skypilot.yaml", "a task for sky launch", trains=True),
+    "prometheus": Template("alerts.yaml", "alert rules, and how to scrape a node"),
+    "grafana": Template("grafana.json", "a dashboard to import"),
+}
+
+
+def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "") -> str:
+    """The text of a template; raises KeyError for a name that is none.
+
+    With ``peers`` the node trains with them, else it is a seed, or where that makes no sense
+    (slurm, skypilot) makes a run. ``public_addr`` is HOST:PORT under which others reach it.
+    """
+    template = TEMPLATES[name]
+    words = ["start", "--resume"] if peers else ["bootstrap"]
+    for peer in peers:
+        words += ["--peers", peer]
+    if template.trains and not peers:
+        words = ["start"]
+    if public_addr:
+        words += ["--public-addr", public_addr]
+    text = files("node.templates").joinpath("files", template.file).read_text(encoding="utf-8")
+    filled = {
+        "VERSION": __version__,
+        "PYTHON": sys.executable,
+        "COMMAND": shlex.join(words),
+        "COMMAND_LIST": json.dumps(words),
+        "STATE": STATE,
+        "STOP_S": str(STOP_S),
+    }
+    for word, value in filled.items():
+        text = text.replace(f"@{word}@", value)
+    return text

@@ -1,0 +1,277 @@
+"""Templates pass the linters of those who read them; alerts and panels name what is exported."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import promql_parser
+import pytest
+import yaml
+from test_api import Kit
+
+from node import outermost
+from node.config import resolve
+from node.monitor import metrics
+from node.monitor.events import CheckpointSaved, RoundDone, Step
+from node.monitor.metrics import exposition, registry
+from node.monitor.views import MachineView, PeerView, RunView
+from node.templates import STOP_S, TEMPLATES, render
+
+PEERS = ("203.0.113.7:4390/12D3KooWNZcxuidu2rkHZK2K5H1WMTHuvb2QbLhPfnmLGuqU9Xdz", "seed.example:1")
+KINDS = [{}, {"peers": PEERS, "public_addr": "198.51.100.2:4390"}]
+BIN = sys.executable.rpartition("/")[0]
+
+
+def written(tmp_path, name, kind):
+    path = tmp_path / TEMPLATES[name].file
+    path.write_text(render(name, **kind))
+    return path
+
+
+def passes(*command):
+    done = subprocess.run(
+        [*map(str, command)], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_nothing_is_left_to_fill_in(name, kind):
+    text = render(name, **kind)
+    assert not re.findall(r"@[A-Z_]+@", text)
+    assert text.endswith("\n")
+    assert (PEERS[0] in text) == bool(kind and name not in ("prometheus", "grafana"))
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_systemd(tmp_path, kind):
+    unit = written(tmp_path, "systemd", kind)
+    said = passes("systemd-analyze", "verify", "--recursive-errors=no", "--man=no", unit)
+    assert "atoll" not in said  # it also complains of units of the machine
+    text = unit.read_text()
+    assert "KillMode=mixed" in text
+    assert "StateDirectory=atoll" in text
+    assert f"TimeoutStopSec={STOP_S}" in text
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_docker(tmp_path, kind):
+    passes(f"{BIN}/hadolint", "--ignore", "DL3013", written(tmp_path, "docker", kind))
+    text = render("docker", **kind)
+    [command] = re.findall(r"^CMD (\[.*)$", text, re.MULTILINE)
+    assert json.loads(command)[0] == ("start" if kind else "bootstrap")
+    assert 'ENTRYPOINT ["python", "-m", "node"]' in text  # no shell, which would keep the signal
+    assert "VOLUME /var/lib/atoll" in text
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_compose(tmp_path, kind):
+    path = written(tmp_path, "compose", kind)
+    passes(f"{BIN}/check-jsonschema", "--builtin-schema", "vendor.compose-spec", path)
+    service = yaml.safe_load(path.read_text())["services"]["node"]
+    assert service["stop_grace_period"] == f"{STOP_S}s"
+    assert service["volumes"] == ["state:/var/lib/atoll"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_kubernetes(tmp_path, kind):
+    path = written(tmp_path, "kubernetes", kind)
+    passes(f"{BIN}/kubernetes-validate", "--strict", path)
+    service, pods = yaml.safe_load_all(path.read_text())
+    pod = pods["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == STOP_S
+    assert service["spec"]["selector"] == pods["spec"]["selector"]["matchLabels"]
+    [node] = pod["containers"]
+    mounts = {mount["name"] for mount in node["volumeMounts"]}
+    claims = {claim["metadata"]["name"] for claim in pods["spec"]["volumeClaimTemplates"]}
+    assert mounts == claims | {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_slurm(tmp_path, kind):
+    path = written(tmp_path, "slurm", kind)
+    passes("bash", "-n", path)
+    passes(f"{BIN}/shellcheck", path)
+    assert f"#SBATCH --signal=B:TERM@{STOP_S}" in path.read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+def test_skypilot(tmp_path, kind):
+    task = yaml.safe_load(render("skypilot", **kind))
+    assert set(task) == {"name", "resources", "envs", "setup", "run"}
+    for part in ("setup", "run"):
+        script = tmp_path / part
+        script.write_text("#!/bin/bash\n" + task[part])
+        passes("bash", "-n", script)
+        passes(f"{BIN}/shellcheck", script)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "compose"][:5])
+def test_the_commands_in_them_are_taken(name, kind, monkeypatch):
+    """What follows ``-m node`` parses, with every option of it known."""
+    text = render(name, **kind)
+    words = {
+        "docker": r"(?m)^CMD (\[.*\])", "kubernetes": r"args: (\[.*\])",
+        "systemd": r"-m node (.*)", "slurm": r"arguments=\((.*)\)", "skypilot": r"-m node (.*) &",
+    }  # fmt: skip
+    [found] = re.findall(words[name], text)
+    command = json.loads(found) if found.startswith("[") else found.split()
+    started = []
+    monkeypatch.setattr("node.commands.running._run", lambda config, run: started.append(config))
+    assert outermost.run(command) == 0
+    assert started[0].role == ("seed" if command[0] == "bootstrap" else "island")
+    assert started[0].peers == (PEERS if kind else ())
+    assert started[0].resume == bool(kind)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_job_script_passes_the_signal_on_and_waits(tmp_path, stopped):
+    """With a stand-in for the node that takes its time to leave."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        f'echo "$@" > {tmp_path}/arguments\n'
+        f"trap 'sleep 0.5; echo left > {tmp_path}/left; exit 7' TERM\n"
+        f"echo up > {tmp_path}/up\n"
+        "for _ in $(seq 300); do sleep 0.1; done\n"
+        if stopped
+        else f'#!/bin/bash\necho "$@" > {tmp_path}/arguments\nexit 3\n'
+    )
+    python.chmod(0o755)
+    path = tmp_path / "job.sh"
+    path.write_text(render("slurm").replace(sys.executable, str(python)))
+    (tmp_path / "atoll-state" / "checkpoints" / "ckpt-00000001").mkdir(parents=True)
+    job = subprocess.Popen(["bash", path], cwd=tmp_path)
+    if stopped:
+        from node_process import wait_until
+
+        wait_until((tmp_path / "up").exists, "the node is up")
+        job.terminate()
+    assert job.wait(30) == (7 if stopped else 3)
+    assert (tmp_path / "left").exists() == stopped
+    assert (tmp_path / "arguments").read_text() == "-m node start --resume\n"
+
+
+def test_the_command_prints_them(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path))
+    for name in TEMPLATES:
+        assert outermost.run(["bootstrap", "template", name, "--peers", PEERS[1]]) == 0
+        assert capsys.readouterr().out == render(name, peers=(PEERS[1],))
+    assert outermost.run(["bootstrap", "template", "frob"]) == 2
+    assert "there are systemd, docker" in capsys.readouterr().err
+    assert outermost.run(["bootstrap", "--listen", "127.0.0.1:0", "template", "docker"]) == 2
+    assert "--listen before template" in capsys.readouterr().err
+
+
+def test_a_seed_is_still_started_by_its_command(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr("node.commands.running._run", lambda config, run: started.append(config))
+    assert outermost.run(["bootstrap", "--listen", "127.0.0.1:0", "--dir", str(tmp_path)]) == 0
+    assert started[0].role == "seed"
+    assert resolve({"dir": str(tmp_path)}, {}).role == "island"
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """Every sample a node can export: name -> label names -> values seen."""
+    kit = Kit()
+    kit.live()
+    kit.state.run = RunView(id="ab", label="x", total_rounds=50, manifest={})
+    kit.state.providers.machine = lambda: MachineView(
+        memory_available=1, memory_used=1, disk_free=1, disk_total=2
+    )
+    kit.state.providers.peers = lambda: [PeerView(peer="a", status="active", rtt_s=0.1)]
+    kit.log.emit(Step(step=1, round=1, loss=2.0, grad_norm=1.0, mfu=0.3))
+    kit.log.emit(
+        RoundDone(round=1, validation_loss=1.0, consensus=0.5, consensus_after=0.1, utilisation=0.9)
+    )
+    kit.log.emit(CheckpointSaved(round=1, path="x"))
+    found = {"up": {"job": {"atoll"}}}
+    for line in exposition(registry(kit.state)).decode().splitlines():
+        if not line.startswith("#"):
+            name, labels = re.fullmatch(r"(\w+)(?:\{(.*)\})? \S+", line).groups()
+            seen = found.setdefault(name, {})
+            for label, value in re.findall(r'(\w+)="([^"]*)"', labels or ""):
+                seen.setdefault(label, set()).add(value)
+    return found
+
+
+def expressions():
+    for group in yaml.safe_load(render("prometheus"))["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads(render("grafana"))["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def selectors(expression):
+    """Name and matchers of everything that an expression reads."""
+    return re.findall(r"\b(swarm_\w+|up)\b(?:\{([^}]*)\})?", expression)
+
+
+@pytest.mark.parametrize(("title", "expression"), list(expressions()))
+def test_expressions_are_valid_and_read_what_is_exported(title, expression, exported):
+    promql_parser.parse(expression)
+    read = selectors(expression)
+    assert read, title
+    for name, matchers in read:
+        assert name in exported, f"{title} reads {name}, which nothing exports"
+        for label, sign, value in re.findall(r'(\w+)(=~|=)"([^"]*)"', matchers):
+            if label == "instance":
+                continue
+            assert label in exported[name], f"{name} has no label {label}"
+            for one in value.split("|") if sign == "=~" else [value]:
+                assert one in exported[name][label], f"{name} never has {label}={one}"
+
+
+def test_every_label_of_a_legend_is_there(exported):
+    for panel in json.loads(render("grafana"))["panels"]:
+        for target in panel["targets"]:
+            labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            known = {"instance"}.union(*(exported[name] for name, _ in selectors(target["expr"])))
+            assert labels <= known, panel["title"]
+
+
+def test_alerts_say_what_to_do_and_how_bad_it_is():
+    for group in yaml.safe_load(render("prometheus"))["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("critical", "warning")
+            assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_the_dashboard_is_one_that_grafana_imports():
+    board = json.loads(render("grafana"))
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken
+        taken |= cells
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters)
+
+
+def test_all_alarms_are_exported(exported):
+    from typing import get_args, get_type_hints
+
+    from node.monitor.alarms import Alarm
+
+    kinds = set(get_args(get_type_hints(Alarm)["kind"]))
+    assert set(metrics.ALARMS) == kinds == exported["swarm_alarms"]["kind"]
