@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from protocols.identity import PeerId
 
 MAX_PEERS = 1024  # peers with figures of their own; the longest unused is dropped
-LONG_BYTES = 256 * 1024  # shorter bodies say nothing about throughput
+LONG_BYTES = 256 * 1024  # the time of fewer is that of round trips and of waiting
 _SMOOTHING = 0.2  # weight of a new sample
-_KEPT_TRANSFERS = 64  # between two looks at a meter
+_KEPT_TRANSFERS = 256  # between two looks at a meter
 
 
 @dataclass(slots=True)
@@ -31,6 +31,10 @@ class Meter:
 
     Transfers that run at once share the link, so what counts is what all of them moved while one
     of them ran; of all those times the best one, as some peers are slower than this link.
+
+    Where that was little (:data:`LONG_BYTES`) most of the time may have been waiting. Then the link
+    carries *at least* so much: it can show that a link is faster than was known, as it must where
+    a coarse codec leaves nothing but short bodies, and never that it is slower.
     """
 
     _speed: float | None = None
@@ -47,22 +51,30 @@ class Meter:
 
         A link that has become slower shows at once, a faster one within a few looks.
         """
-        if self._moved:
-            best = max(_within(began, ended, self._moved) for began, ended, _ in self._moved)
-            self._moved.clear()
-            rises = self._speed is not None and best > self._speed
-            self._speed = (self._speed + best) / 2 if rises and self._speed else best
+        long, short = 0.0, 0.0
+        for began, ended, _ in self._moved:
+            count = _within(began, ended, self._moved)
+            if count >= LONG_BYTES:
+                long = max(long, count / (ended - began))
+            else:
+                short = max(short, count / (ended - began))
+        self._moved.clear()
+        known = self._speed or 0.0
+        if long:
+            self._speed = (known + long) / 2 if 0 < known < long else long
+        if short > known:
+            self._speed = max(short, self._speed or 0.0)
         return self._speed
 
 
 def _within(began: float, ended: float, moved: deque[tuple[float, float, int]]) -> float:
-    """Bytes a second of all transfers between two moments, each as if at an even pace."""
+    """Bytes of all transfers between two moments, each as if at an even pace."""
     total = 0.0
     for start, stop, count in moved:
         shared = min(ended, stop) - max(began, start)
         if shared > 0:
             total += count * shared / (stop - start)
-    return total / (ended - began)
+    return total
 
 
 @dataclass(slots=True)
@@ -107,17 +119,27 @@ class TransportStats:
 
     def measured_upload(self, peer: PeerId, count: int, seconds: float) -> None:
         """A body of ``count`` bytes was taken by the peer."""
+        if count and seconds > 0:
+            self.upload.note(asyncio.get_running_loop().time(), seconds, count)
         if count >= LONG_BYTES and seconds > 0:
             stats = self.peer(peer)
             stats.upload = _smooth(stats.upload, count / seconds)
-            self.upload.note(asyncio.get_running_loop().time(), seconds, count)
 
-    def measured_download(self, peer: PeerId, count: int, seconds: float) -> None:
-        """A body of ``count`` bytes arrived from the peer."""
-        if count >= LONG_BYTES and seconds > 0:
+    def measured_download(
+        self, peer: PeerId, count: int, seconds: float, since_asked: float
+    ) -> None:
+        """A body of ``count`` bytes arrived from the peer, in so many seconds of being read.
+
+        A short one may have lain here before anybody read it, so it counts as if it had taken all
+        the time ``since_asked``: since its announcement came, or since it was asked for.
+        """
+        long = count >= LONG_BYTES
+        took = seconds if long else since_asked
+        if count and took > 0:
+            self.download.note(asyncio.get_running_loop().time(), took, count)
+        if long and seconds > 0:
             stats = self.peer(peer)
             stats.download = _smooth(stats.download, count / seconds)
-            self.download.note(asyncio.get_running_loop().time(), seconds, count)
 
 
 def _smooth(old: float | None, new: float) -> float:

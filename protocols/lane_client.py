@@ -101,8 +101,10 @@ class LaneClient:
         self, peer: PeerId, name: str, header: bytes, max_length: int, timeout: float
     ) -> AsyncIterator[LaneBody]:
         """See :class:`~protocols.transport.Transport`."""
+        clock = asyncio.get_running_loop().time
         request = _request(PULL, name, header, max_length)
         async with self._lane(peer, timeout) as link:
+            asked = clock()
             self._stats.sent(peer, name, len(header))
             frame = reply_frame(None)
             sending = link.start_sending(request, None, stall=timeout)
@@ -120,7 +122,7 @@ class LaneClient:
             yield body
             if body.left == 0:
                 link.reusable = True
-                self._stats.measured_download(peer, reply.length, body.took)
+                self._stats.measured_download(peer, reply.length, body.took, clock() - asked)
 
     def drop(self, peer: PeerId) -> int:
         """Cut every lane to ``peer``; the number of them."""

@@ -148,7 +148,8 @@ class MemoryTransport:
             assert exchange.body is not None
             yield exchange.body
             if exchange.body.complete:
-                self.stats.measured_download(peer, exchange.body.length, exchange.elapsed)
+                elapsed = exchange.elapsed
+                self.stats.measured_download(peer, exchange.body.length, elapsed, elapsed)
 
     async def dial(self, address: str, expected: PeerId | None = None) -> PeerId:
         """Connect to an address and learn who answers."""

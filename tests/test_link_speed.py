@@ -18,8 +18,14 @@ from protocols.identity import PeerId
 from protocols.transport import Incoming
 
 
-def test_transfers_at_once_share_a_link() -> None:
-    meter = Meter()
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+    """To which bodies of 50 bytes are long ones."""
+    monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 50)
+    return Meter()
+
+
+def test_transfers_at_once_share_a_link(meter: Meter) -> None:
     assert meter.read() is None
     meter.note(10.0, 4.0, 400)  # from 6 to 10
     meter.note(10.0, 4.0, 400)
@@ -27,8 +33,55 @@ def test_transfers_at_once_share_a_link() -> None:
     assert meter.read() == pytest.approx((400 + 400 + 50) / 4)
 
 
-def test_a_slower_link_shows_at_once_and_a_faster_one_by_and_by() -> None:
-    meter = Meter()
+def test_short_bodies_show_that_a_link_is_faster_and_never_that_it_is_slower(
+    meter: Meter,
+) -> None:
+    meter.note(1.0, 1.0, 40)  # waited perhaps
+    assert meter.read() == 40  # but so much at least
+    meter.note(3.0, 1.0, 30)
+    assert meter.read() == 40
+    meter.note(5.0, 0.1, 30)
+    assert meter.read() == pytest.approx(300)
+    meter.note(7.0, 1.0, 60)  # a long one: that is what the link gives
+    meter.note(8.0, 1.0, 20)
+    assert meter.read() == 60
+
+
+def test_short_bodies_at_once_are_as_good_as_a_long_one(meter: Meter) -> None:
+    meter.note(1.0, 1.0, 1000)
+    assert meter.read() == 1000
+    for _ in range(3):
+        meter.note(3.0, 1.0, 20)
+    assert meter.read() == 60
+
+
+async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link() -> None:
+    size = 20_000
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
+        HttpTransport(B, limits=QUICK) as b,
+    ):
+        b.book.add(A.peer_id, address(a))
+        come = asyncio.Event()
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            await come.wait()
+            await body.into(BufferDrain(bytearray(size)))
+            return b""
+
+        a.on_push("take", take, max_length=size)
+        push = asyncio.create_task(
+            b.push(A.peer_id, "take", b"", BufferFeed(bytes(size)), timeout=5)
+        )
+        await asyncio.sleep(0.2)  # it is in the kernel by now, unread
+        come.set()
+        await push
+        received = a.stats.download.read()
+        assert received is not None
+        assert received <= size / 0.15
+
+
+def test_a_slower_link_shows_at_once_and_a_faster_one_by_and_by(meter: Meter) -> None:
     meter.note(1.0, 1.0, 1000)
     assert meter.read() == 1000
     assert meter.read() == 1000  # nothing new
