@@ -22,12 +22,13 @@ from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.forgetting import Forgetting
 from gossip.hooks import Hooks, Replica
+from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
-from gossip.round import CatchUp, Commit, Instruction, Round, Send, Work
+from gossip.round import Round
 from gossip.standing import changed, seen_from
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import (

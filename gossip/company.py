@@ -27,6 +27,7 @@ class Company:
     myself: Callable[[], Announce]  # this node's own announcement as of now
     forgot: bool  # this node restarted: it may have voted in this round before
     gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
+    doubts: dict[PeerId, float] = field(default_factory=dict)  # not to me, since when
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
 
     @property
@@ -117,6 +118,27 @@ class Company:
             elif announce.status == "active":
                 late.append(announce)
         return ready, late
+
+    def doubt(self, peer: PeerId, now: float) -> None:
+        """A peer did not deliver what the plan asked of it, to me."""
+        self.doubts.setdefault(peer, now)
+
+    def judge(self, now: float, patience: float) -> None:
+        """Blame those who did not deliver to me, unless it is my own link that does not carry.
+
+        Whoever finds most of the others at fault is at fault itself, and leaves it to them to go
+        on. For that to show, doubts wait for each other a little.
+        """
+        if not self.doubts or self.isolated:
+            return
+        if now >= min(self.doubts.values()) + patience / 4:
+            self.gone |= set(self.doubts)
+            self.doubts.clear()
+
+    @property
+    def isolated(self) -> bool:
+        """Whether most of the others do not deliver to me."""
+        return 2 * len(self.doubts) > len(self.agreement.office) - 1
 
     def behind(self, peer: PeerId) -> bool:
         """Whether a peer has yet to come to this round, as far as it has said."""

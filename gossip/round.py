@@ -26,10 +26,11 @@ from gossip.agreement import (
 )
 from gossip.certificate import check_certificate
 from gossip.company import Company
+from gossip.drafting import Drafting
+from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
 from gossip.membership import Membership
 from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
 from gossip.validity import PartKey, Place, check_outcome, key_of
-from gossip.weighing import Gathering
 from protocols.errors import BadSignature, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
@@ -43,41 +44,6 @@ from protocols.messages import (
     Suspect,
     Vote,
 )
-
-DRAFT_PATIENCE = 4.0  # times a draft's patience and expected time: then its owners are overdue
-LEADER_PATIENCE = 1.5  # times that: then its leader is
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a control message; a reply that is a message comes back as an event."""
-
-    to: PeerId
-    message: Plan | Prepare | Vote | Suspect | Gram
-
-
-@dataclass(frozen=True)
-class Work:
-    """Move tensors by this plan."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The round is committed; every part is held here."""
-
-    certificate: Certificate
-
-
-@dataclass(frozen=True)
-class CatchUp:
-    """The round is committed elsewhere; these hold all of it. The round goes on until it is."""
-
-    peers: tuple[PeerId, ...]
-
-
-Instruction = Send | Work | Commit | CatchUp
 
 
 @dataclass
@@ -98,9 +64,7 @@ class Round:
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
-    _doubts: dict[PeerId, float] = field(default_factory=dict)  # did not deliver to me, since when
-    _gathering: Gathering | None = None  # of my draft
-    _scales_due: float = 0.0  # when the draft's owners and leader should have done their part
+    _drafting: Drafting = field(init=False)
     _quorum_since: float | None = None
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
@@ -115,6 +79,7 @@ class Round:
         self._usual_patience = self._measured_patience()
         self.agreement = Agreement(self.identity, self.place, self.rules.shape, self.roster)
         self.company = Company(self.agreement, self.membership, self.myself, self.forgot)
+        self._drafting = Drafting(self.agreement, self.rules.mix)
 
     @property
     def me(self) -> PeerId:
@@ -207,12 +172,7 @@ class Round:
 
     def _on_gram(self, sender: PeerId, gram: Gram, now: float) -> list[Instruction]:
         """An owner tells the leader of a draft what its part says of the contributors."""
-        plan = self.agreement.plan
-        if self._gathering is None or plan != self._gathering.draft:
-            return []
-        if self.agreement.promised > (plan.epoch, plan.ballot):
-            return []  # somebody else leads by now
-        final = self._gathering.add(sender, gram)
+        final = self._drafting.add(sender, gram)
         return [] if final is None else self._propose(final, now)
 
     def on_held(self, result: PartResult, now: float) -> list[Instruction]:
@@ -230,7 +190,7 @@ class Round:
         """A peer did not deliver what the plan asked of it."""
         if self._finished or peer == self.me or peer in self.company.gone:
             return []
-        self._doubts.setdefault(peer, now)
+        self.company.doubt(peer, now)
         return self.tick(now)
 
     # --- time ------------------------------------------------------------------------------------
@@ -241,7 +201,7 @@ class Round:
             return []
         if self.me not in self.roster:
             return []
-        self._judge(now)
+        self.company.judge(now, self._patience())
         if not self.company.majority_alive(now):
             return self._reform(now)
         self._lost_since = None
@@ -256,28 +216,10 @@ class Round:
 
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` should run next if nothing happens before."""
-        step = self._patience() / (8 if self._doubts else 4)
+        step = self._patience() / (8 if self.company.doubts else 4)
         if self._quorum_since is not None and self.agreement.plan is None:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
-
-    # --- who is at fault? ------------------------------------------------------------------------
-
-    def _judge(self, now: float) -> None:
-        """Blame those who did not deliver to me, unless it is my own link that does not carry.
-
-        Whoever finds most of the others at fault is at fault itself, and leaves it to them to go
-        on. For that to show, doubts wait for each other a little.
-        """
-        if not self._doubts or self._isolated():
-            return
-        if now >= min(self._doubts.values()) + self._patience() / 4:
-            self.company.gone |= set(self._doubts)
-            self._doubts.clear()
-
-    def _isolated(self) -> bool:
-        """Whether most of the others do not deliver to me."""
-        return 2 * len(self._doubts) > len(self.agreement.office) - 1
 
     # --- is it time to lead? ---------------------------------------------------------------------
 
@@ -299,16 +241,8 @@ class Round:
         """
         if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
             return True
-        if self._overdue(now) and self._gathering is not None:
-            self.company.gone |= self._gathering.silent() - {self.me}
-        return self._overdue(now)
-
-    def _overdue(self, now: float) -> bool:
-        """Whether the draft that I work by should have become a plan by now."""
-        agreement = self.agreement
-        plan = agreement.plan
-        mine = plan is not None and agreement.promised == (plan.epoch, plan.ballot) and plan.draft
-        return mine and now > self._scales_due
+        self.company.gone |= self._drafting.silent(now)
+        return self._drafting.overdue(now)
 
     def _cannot_complete(self, now: float) -> bool:
         """Whether an open part of the plan waits for somebody, or something, that is gone."""
@@ -365,14 +299,16 @@ class Round:
             first = agreement.owner_of(agreement.promised, agreement.office)
             if first in order:
                 order.remove(first)
-                order.insert(0 if first == self.me or not self._overdue(now) else len(order), first)
+                order.insert(
+                    0 if first == self.me or not self._drafting.overdue(now) else len(order), first
+                )
         return order
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         assert self._due_since is not None
         office, order = self.agreement.office, self._leaders(now)
         turn = order.index(self.me) if self.me in order else len(order)
-        if self._isolated():
+        if self.company.isolated:
             turn = len(order)
         if now < self._due_since + turn * self._patience():
             return []
@@ -403,9 +339,7 @@ class Round:
         plan = self._compose(remains, now)
         if plan is None:
             return []
-        self._gathering = None
-        if plan.draft:
-            self._gathering = Gathering(plan, self.place.run, self.rules.mix)
+        self._drafting.lead(plan)
         return self._propose(plan, now)
 
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
@@ -487,12 +421,9 @@ class Round:
                     self._lost.clear()
                     self.company.gone -= {c.peer for c in plan.contributors if c.active}
                     self.company.gone -= {p.owner for p in plan.parts if p.result is None}
-                    self._doubts.clear()
+                    self.company.doubts.clear()
                     self._told = frozenset()
-                    due = DRAFT_PATIENCE * (plan.expected_s + plan.patience_s)
-                    if plan.leader != self.me:
-                        due *= LEADER_PATIENCE
-                    self._scales_due = now + due
+                    self._drafting.adopted(plan, now)
                     out.append(Work(plan))
                 case CastVote(vote):
                     self._voted_at = now

@@ -29,10 +29,11 @@ from simulated_swarm import RUN, ToyReplica
 from gossip.driver import Swarm
 from gossip.exchange import Exchange, Wiring
 from gossip.hooks import Hooks
+from gossip.instructions import Instruction, Work
 from gossip.membership import Membership, Patience
 from gossip.planning import Rules
 from gossip.presence import Presence
-from gossip.round import Instruction, Round, Work
+from gossip.round import Round
 from node.bench.watching import Stage as Passed
 from node.bench.watching import Watch, WatchedChain
 from protocols.bodies import BufferFeed

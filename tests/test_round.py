@@ -18,9 +18,10 @@ from blake3 import blake3
 
 from gossip import round as rounds
 from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
+from gossip.instructions import CatchUp, Commit, Send, Work
 from gossip.membership import Membership, Patience
 from gossip.planning import Rules
-from gossip.round import CatchUp, Commit, Round, Send, Work
+from gossip.round import Round
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId

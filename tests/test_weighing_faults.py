@@ -12,8 +12,9 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from diloco import robust
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
+from gossip.instructions import Instruction, Send
 from gossip.mixing import Mix
-from gossip.round import Instruction, Round, Send
+from gossip.round import Round
 from gossip.weighing import pack, sign_gram, unpack
 from protocols import virtual_time
 from protocols.identity import PeerId

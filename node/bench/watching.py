@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gossip.chain import Chain
-from gossip.round import Instruction, Round, Send, Work
+from gossip.instructions import Instruction, Send, Work
+from gossip.round import Round
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
 from protocols.messages import PartResult, Vote

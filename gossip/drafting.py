@@ -1,0 +1,67 @@
+"""Watching over a draft: until its leader makes the plan proper of it. Sans-IO.
+
+Nobody votes for a draft (:mod:`gossip.weighing`), so one that never becomes a plan would hold a
+round for good. Its leader gathers the inner products of all parts; everybody looks at the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossip.agreement import Agreement
+from gossip.mixing import Mix
+from gossip.weighing import Gathering
+from protocols.identity import PeerId
+from protocols.messages import Gram, Plan
+
+DRAFT_PATIENCE = 4.0  # times a draft's patience and expected time: then its owners are overdue
+LEADER_PATIENCE = 1.5  # times that: then its leader is
+
+
+@dataclass
+class Drafting:
+    """The draft that this member works by, if it does, and what it leads itself."""
+
+    agreement: Agreement
+    mix: Mix
+    _gathering: Gathering | None = None  # of my own draft
+    _due: float = 0.0  # when the draft's owners and leader should have done their part
+
+    def lead(self, plan: Plan) -> None:
+        """I propose this plan."""
+        self._gathering = (
+            Gathering(plan, self.agreement.place.run, self.mix) if plan.draft else None
+        )
+
+    def adopted(self, plan: Plan, now: float) -> None:
+        """This is the plan to work by from now on."""
+        due = DRAFT_PATIENCE * (plan.expected_s + plan.patience_s)
+        if plan.leader != self.agreement.me:
+            due *= LEADER_PATIENCE
+        self._due = now + due
+
+    def add(self, sender: PeerId, gram: Gram) -> Plan | None:
+        """What an owner's part says of the contributors: the plan proper, once all parts have.
+
+        None as well where I lead no draft, or somebody else leads by now. Raises
+        RemoteProtocolError for products that cannot be.
+        """
+        plan = self.agreement.plan
+        if self._gathering is None or plan is None or plan != self._gathering.draft:
+            return None
+        if self.agreement.promised > (plan.epoch, plan.ballot):
+            return None
+        return self._gathering.add(sender, gram)
+
+    def overdue(self, now: float) -> bool:
+        """Whether the draft that I work by should have become a plan by now."""
+        agreement = self.agreement
+        plan = agreement.plan
+        mine = plan is not None and agreement.promised == (plan.epoch, plan.ballot) and plan.draft
+        return mine and now > self._due
+
+    def silent(self, now: float) -> set[PeerId]:
+        """Owners to blame for a draft of mine that is overdue."""
+        if self._gathering is None or not self.overdue(now):
+            return set()
+        return self._gathering.silent() - {self.agreement.me}

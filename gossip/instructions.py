@@ -1,0 +1,40 @@
+"""What a round tells its driver to do (:mod:`gossip.round`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocols.identity import PeerId
+from protocols.messages import Certificate, Gram, Plan, Prepare, Suspect, Vote
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a control message; a reply that is a message comes back as an event."""
+
+    to: PeerId
+    message: Plan | Prepare | Vote | Suspect | Gram
+
+
+@dataclass(frozen=True)
+class Work:
+    """Move tensors by this plan."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The round is committed; every part is held here."""
+
+    certificate: Certificate
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """The round is committed elsewhere; these hold all of it. The round goes on until it is."""
+
+    peers: tuple[PeerId, ...]
+
+
+Instruction = Send | Work | Commit | CatchUp
