@@ -62,7 +62,7 @@ class PartMerge:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
         self.result = whole.take(codec, start, stop)
-        self._values = whole.values
+        self._decoded_to = whole.values
         self.merged = 0  # chunks
         self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
         self.trailer = b""  # what is sent behind the last chunk, once it is known
@@ -305,8 +305,8 @@ class PartMerge:
                 bound = largest(self.codec)
                 self.codec.encode_chunk(chunk, total.clamp_(-bound, bound), target)
             self._note_lost(index, total, target)
-            if self._values is not None:
-                self.codec.decode_chunk(chunk, target, self._values(chunk.start, chunk.stop))
+            if self._decoded_to is not None:
+                self.codec.decode_chunk(chunk, target, self._decoded_to(chunk.start, chunk.stop))
             self._spare.append(self._sums.pop(index))
         elif not within(total, FINITE):
             total.clamp_(-largest(self.codec), largest(self.codec))

@@ -50,7 +50,7 @@ class ToyReplica:
         self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
         self.counted = 0
         self.certificates: list[Certificate] = []
-        self.merged: list[torch.Tensor] = []  # by each of these
+        self.means: list[torch.Tensor] = []  # by each of these
         self.common = torch.zeros(size)  # what all would learn, beside what differs
         self.poison: Callable[[torch.Tensor], torch.Tensor] = lambda delta: delta
         self.lineage: Lineage | None = None
@@ -105,7 +105,7 @@ class ToyReplica:
         self._roster = outcome.next_roster
         self.history.append((head, self._place.state))
         self.certificates.append(certificate)
-        self.merged.append(merged)
+        self.means.append(merged)
 
 
 @dataclass

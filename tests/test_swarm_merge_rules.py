@@ -64,7 +64,7 @@ async def full_round(swarm: SimulatedSwarm) -> tuple[torch.Tensor, Certificate]:
         await rounds(swarm, seen + 1)
         certificate = honest.certificates[seen]
         if len(certificate.outcome.contributors) == len(swarm.members):
-            return honest.merged[seen], certificate
+            return honest.means[seen], certificate
         seen += 1
 
 
