@@ -1,0 +1,244 @@
+"""What a swarm costs an island: ``python -m benchmarks.island --json FILE [--quick]``.
+
+Two islands, 3.4 M parameters each, one thread each. First beside two bare torch loops of the same
+model, in turn: tokens a second, the time in which an island stood still left out. Then on links of
+50 Mbit with H = 10 inner steps a round, beside torchft's DiLoCo, in turn: how much of the time
+goes into inner steps. Utilisation is for both
+
+    inner steps x their median seconds / elapsed
+
+where the median is that of the steps that no sync interrupts. Needs Linux, root, `ip`, `tc`, and
+the `bench` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.allreduce import machine
+from benchmarks.netns import Network, available
+from benchmarks.systems.island_model import MANIFEST
+from node.trainer.corpus import collect
+
+Fact = dict[str, Any]
+MBIT = 50
+START_S = 120.0  # for processes to come up
+PORT = 4390
+WARM_ROUNDS = 2  # not counted: connections are opened, speeds measured
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    seconds: float
+    turns: int
+
+
+FULL, QUICK = Scale(45, 5), Scale(25, 3)
+
+
+class Islands:
+    """Two ``node start`` processes that train one model."""
+
+    def __init__(self, root: Path, net: Network | None, seconds: float) -> None:
+        self.root, self.net, self.seconds = root, net, seconds
+        self.run = root / "run.toml"
+        self.run.write_text(_toml(MANIFEST.model_dump(mode="json")))
+
+    def measure(self) -> list[Fact]:
+        """Train with both for so long; what each did after the first rounds."""
+        first = self._start(0, ["--run", str(self.run)])
+        peer = self._join_address(0)
+        second = self._start(1, ["--peers", peer])
+        self._together()
+        time.sleep(self.seconds)
+        for process in (first, second):
+            process.terminate()
+        for process in (first, second):
+            process.wait(START_S)
+        return [self._fact(rank) for rank in (0, 1)]
+
+    def _start(self, rank: int, arguments: Sequence[str]) -> subprocess.Popen[Any]:
+        where = f"{self.net.address(self.net.names[rank])}:{PORT}" if self.net else "127.0.0.1:0"
+        words = ["-m", "node", "start", "--dir", str(self.root / str(rank)), "--listen", where]
+        words += ["--api", "127.0.0.1:0", "--threads", "1", "--device", "cpu", *arguments]
+        words += ["--checkpoint-every", "0"]
+        log = (self.root / f"{rank}.log").open("ab")
+        options: Fact = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        if self.net is not None:
+            return self.net.python(self.net.names[rank], *words, **options)
+        return subprocess.Popen([sys.executable, *words], **options)
+
+    def _events(self, rank: int, kind: str) -> list[Fact]:
+        path = self.root / str(rank) / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = []
+        for line in lines:
+            if line.endswith("}"):  # the last one may be half written
+                event = json.loads(line)
+                if event["kind"] == kind:
+                    found.append(event)
+        return found
+
+    def _join_address(self, rank: int) -> str:
+        started = self._wait(lambda: self._events(rank, "started"))
+        return str(started[0]["join_address"])
+
+    def _both(self) -> list[Fact]:
+        return [e for e in self._events(1, "round") if e["members"] == 2]
+
+    def _together(self) -> None:
+        self._wait(lambda: len(self._both()) > WARM_ROUNDS)
+
+    def _wait(self, condition: Any) -> Any:
+        end = time.monotonic() + START_S
+        while not (value := condition()):
+            if time.monotonic() > end:
+                logs = [(self.root / f"{rank}.log").read_text()[-2000:] for rank in (0, 1)]
+                raise TimeoutError("the islands do not train: " + "\n".join(logs))
+            time.sleep(0.1)
+        return value
+
+    def _fact(self, rank: int) -> Fact:
+        """From the end of the warm rounds to the end of the last round of both."""
+        since = self._both()[WARM_ROUNDS]["time"]
+        until = self._both()[-1]["time"]
+        rounds = [e for e in self._events(rank, "round") if since < e["time"] <= until]
+        steps = [e for e in self._events(rank, "step") if since < e["time"] <= until]
+        return {
+            "steps": [e["seconds"] for e in steps],
+            "elapsed": until - since,
+            "tokens": sum(e["tokens"] for e in steps),
+            "waited": sum(e["wait_s"] for e in rounds),
+            "rounds": len(rounds),
+            "merged_both": sum(e["members"] == 2 for e in rounds),
+            "sync_s": statistics.median(e["sync_s"] for e in rounds),
+            "sent_bytes": sum(e["sent_bytes"] for e in rounds),
+        }
+
+
+def bare(text: Path, seconds: float) -> list[Fact]:
+    """Two bare loops at once."""
+    words = [sys.executable, "-m", "benchmarks.systems.bare", str(seconds), str(text)]
+    return _results([subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)])
+
+
+def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
+    """Two islands of torchft."""
+    processes = []
+    for rank, name in enumerate(net.names):
+        given = {
+            "rank": rank,
+            "count": 2,
+            "address": net.address(name),
+            "meeting": str(root / "lighthouse"),
+            "text": str(text),
+            "seconds": seconds,
+        }
+        words = ["-m", "benchmarks.systems.torchft_diloco", json.dumps(given)]
+        processes.append(net.python(name, *words, stdout=subprocess.PIPE, text=True))
+    return _results(processes)
+
+
+def utilisation(fact: Fact) -> float:
+    """See the top of this file."""
+    return len(fact["steps"]) * statistics.median(fact["steps"]) / float(fact["elapsed"])
+
+
+def speed(fact: Fact) -> float:
+    """Tokens a second, waiting left out."""
+    return float(fact["tokens"] / (fact["elapsed"] - fact.get("waited", 0.0)))
+
+
+def figures(runs: dict[str, list[list[Fact]]]) -> Fact:
+    """The keys of the result."""
+
+    def median(name: str, of: Any) -> float:
+        return statistics.median(of(fact) for turn in runs[name] for fact in turn)
+
+    return {
+        "island_overhead_ratio": median("island", speed) / median("bare", speed),
+        "utilization_50mbit": median("island 50 Mbit", utilisation),
+        "torchft_utilization_50mbit": median("torchft 50 Mbit", utilisation),
+    }
+
+
+def main() -> None:
+    """Run everything and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
+    given = parser.parse_args()
+    if not available():
+        sys.exit("shaped links need Linux, root, and the commands ip and tc")
+    scale = QUICK if given.quick else FULL
+    runs: dict[str, list[list[Fact]]] = {
+        "bare": [],
+        "island": [],
+        "torchft 50 Mbit": [],
+        "island 50 Mbit": [],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_bytes(collect(MANIFEST.data).path.read_bytes())
+        for turn in range(scale.turns):
+            root = Path(folder) / str(turn)
+            for name in ("loopback", "shaped"):
+                (root / name).mkdir(parents=True)
+            runs["bare"].append(bare(text, scale.seconds))
+            runs["island"].append(Islands(root / "loopback", None, scale.seconds).measure())
+            with Network(["one", "two"], mbit=MBIT) as net:
+                runs["torchft 50 Mbit"].append(torchft(text, root, net, scale.seconds + 10))
+            with Network(["one", "two"], mbit=MBIT) as net:
+                found = Islands(root / "shaped", net, scale.seconds).measure()
+                runs["island 50 Mbit"].append(found)
+            result = figures(runs)
+            print(json.dumps(result), flush=True)
+            plain = {"machine": machine(), "quick": given.quick, "runs": _rounded(runs)}
+            given.json.write_text(json.dumps(result | plain, indent=1) + "\n")
+
+
+def _results(processes: list[subprocess.Popen[str]]) -> list[Fact]:
+    found = []
+    for process in processes:
+        output, _ = process.communicate(timeout=10 * START_S)
+        line = re.search(r"^\{.*\}$", output, re.MULTILINE)
+        if line is None:
+            raise RuntimeError(f"no result from {process.args}: {output[-2000:]}")
+        found.append(json.loads(line[0]))
+    return found
+
+
+def _rounded(runs: dict[str, list[list[Fact]]]) -> Any:
+    """Steps to a tenth of a millisecond: the file is committed."""
+    return json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 4))
+
+
+def _toml(tables: Fact) -> str:
+    """Tables of plain values as TOML."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if _plain(value)]
+    for name, table in tables.items():
+        if not _plain(table):
+            lines += [f"[{name}]"]
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> bool:
+    return not isinstance(value, dict)
+
+
+if __name__ == "__main__":
+    main()
