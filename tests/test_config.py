@@ -144,3 +144,7 @@ def test_loopback():
 def test_every_setting_has_a_description():
     for key in NodeConfig.model_fields:
         assert describe(key).endswith("."), key
+
+
+def test_a_variable_that_is_read_elsewhere_is_no_unknown_setting(env):
+    assert resolve({}, {**env, "ATOLL_KERNELS": "off"}) == resolve({}, env)
