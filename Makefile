@@ -6,6 +6,7 @@
 #   make test-swarm   real processes that are killed, minutes each
 #   make test-browser the dashboard in a headless chromium, where there is one
 #   make test-faults  every fault at every stage of a round, as root on Linux, 12 minutes
+#   make test-layouts every layout of an island against one process, 5 minutes
 #   make test-slow    256 members on a virtual clock
 #   make lint         style, types, and which package may import which
 #   make clean        remove .venv and caches
@@ -15,7 +16,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.complete
 
-.PHONY: demo test test-swarm test-faults test-slow test-browser lint lint-style lint-format lint-types \
+.PHONY: demo test test-swarm test-faults test-layouts test-slow test-browser lint lint-style lint-format lint-types \
 	lint-imports format clean
 
 demo: $(STAMP)
@@ -32,6 +33,9 @@ test-browser: $(STAMP)
 
 test-faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults $(ARGS)
+
+test-layouts: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m layouts $(ARGS)
 
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
@@ -19,8 +18,10 @@ from gossip.planning import Rules
 from gossip.presence import Presence
 from node import __version__
 from node.conductor import Conductor
+from node.hardware import Hardware, training
 from node.island import Island
 from node.mixing import mix_of
+from node.monitor.events import Notice
 from node.replica import OuterReplica
 from node.saving import Restored
 from node.script.attached import Attached
@@ -110,7 +111,7 @@ def make_conductor(
     swarm: Swarm,
     layout: Outline,
     tokens: str,
-    hardware: tuple[Literal["cpu", "cuda"], int],
+    hardware: Hardware,
     restored: Restored | None,
     on_applied: Callable[[Applied], Awaitable[None]],
     *,
@@ -118,17 +119,16 @@ def make_conductor(
 ) -> Conductor:
     """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
     config, manifest = node.config, replica.manifest
-    device, ranks = hardware
+    trained, why = training(config, manifest, layout.size, hardware)
+    if why:
+        node.events.emit(Notice(text=f"layout {why}"))
     wait_s = max(manifest.rounds.min_grace_s, MIN_WAIT_S)
     settings = TrainerSettings(
         manifest=manifest,
         tokens=tokens,
         evaluation=node.home.root / "evaluation.bin",
-        device=device,
-        ranks=ranks,
-        threads=config.threads or max(1, (os.cpu_count() or 1) // ranks),
         wait_s=wait_s,
-        micro_batch=config.micro_batch,
+        **trained,
     )
     script = node.daemon.script
     conductor = Conductor(

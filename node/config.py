@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -28,6 +27,7 @@ from pydantic import (
 
 from bootstrap.validation import bad_config, explain, read_toml
 from node.errors import operator_error
+from node.island_settings import IslandSettings
 from protocols.errors import OperatorError
 
 DEFAULT_PORT = 4390
@@ -160,7 +160,7 @@ Place = Annotated[str, BeforeValidator(str), AfterValidator(_place)]  # a path o
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), _bytes_at_most(64)]
 
 
-class NodeConfig(BaseModel):
+class NodeConfig(IslandSettings):
     """The settings of one node, validated; immutable."""
 
     model_config = ConfigDict(
@@ -214,21 +214,6 @@ class NodeConfig(BaseModel):
     region: Label = Field(default="", description="Where it stands, as you would have it shown.")
     role: Literal["island", "seed", "observer"] = Field(
         default="island", description="island trains; seed only introduces peers; observer watches."
-    )
-    nproc: int = Field(
-        default=0, ge=0, le=1024, description="Trainer ranks; 0: one a GPU, or one on CPU."
-    )
-    threads: int = Field(
-        default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where the trainer runs; auto: CUDA if it works."
-    )
-    micro_batch: int = Field(
-        default=0,
-        ge=0,
-        le=65_536,
-        description="Sequences at a time on one rank; 0: as many as memory allows.",
     )
     data: Place | None = Field(
         default=None,
@@ -311,7 +296,7 @@ def resolve(
     given = {key: value for key, value in flags.items() if value is not None}
     from_environment = _environment(environ)
     config_file = _config_file(given, from_environment, environ, config_file)
-    from_file = read_toml(config_file) if config_file is not None else {}
+    from_file = _flat(read_toml(config_file)) if config_file is not None else {}
 
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -328,6 +313,23 @@ def resolve(
         raise _explained(error, sources) from error
     config._sources = sources
     return config
+
+
+def _flat(file: dict[str, Any]) -> dict[str, Any]:
+    """A settings file with its section ``[island]`` taken up; raises E204 for a strange key."""
+    section = file.get("island")
+    if not isinstance(section, Mapping):
+        return file
+    for key in section:
+        if key not in IslandSettings.model_fields:
+            near = difflib.get_close_matches(key, IslandSettings.model_fields, n=1)
+            raise bad_config(
+                f"unknown setting island.{key}",
+                "no key of that section has that name"
+                + (f"; did you mean {near[0]}?" if near else ""),
+                "correct what is named above",
+            )
+    return {key: value for key, value in file.items() if key != "island"} | dict(section)
 
 
 def _variable(key: str) -> str:

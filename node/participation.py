@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,6 +26,7 @@ from node.conductor import Conductor
 from node.entrance import Entrance, Run
 from node.errors import operator_error
 from node.finding import Finder
+from node.hardware import Hardware, device_kind, hardware
 from node.island import Island
 from node.monitor.events import Behind, JoinProgress, Problem, Rejected, RoundFailed
 from node.replica import OuterReplica
@@ -34,7 +35,6 @@ from node.residual import Residual
 from node.saving import Keeper, Restored, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline, initial_vector, outline
-from node.trainer.rank import pick_device
 from node.trainer.shared import SharedVectors
 from protocols.addresses import parse_address
 from protocols.codecs import RangeCodec
@@ -294,7 +294,7 @@ class Participation:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
             self.conducting = spawn(self.conductor.run())
-        self.node.say_started(run.manifest.label, "cuda" if self._cuda() else "cpu")
+        self.node.say_started(run.manifest.label, device_kind(self.config))
         if self.joined_under_way:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
             self.events.emit(
@@ -465,17 +465,8 @@ class Participation:
         except TimeoutError:
             return
 
-    def _hardware(self) -> tuple[Literal["cpu", "cuda"], int]:
+    def _hardware(self) -> Hardware:
         """What to train on, and in how many ranks; raises E403 where that is not there."""
         if self.node.daemon.script is not None:
             return "cpu", 1  # the script's own business
-        cuda = self._cuda()
-        ranks = self.config.nproc or (max(1, torch.cuda.device_count()) if cuda else 1)
-        device: Literal["cpu", "cuda"] = "cuda" if cuda else "cpu"
-        pick_device(device, ranks - 1)
-        return device, ranks
-
-    def _cuda(self) -> bool:
-        if self.config.device == "auto":
-            return torch.cuda.is_available()
-        return self.config.device == "cuda"
+        return hardware(self.config)

@@ -22,7 +22,8 @@ from node.trainer.channel import (
     Stop,
     Stopped,
 )
-from node.trainer.loop import share
+from node.trainer.dims import ParallelDims
+from node.trainer.parallel import share
 from protocols.errors import OperatorError
 
 
@@ -170,7 +171,7 @@ def test_a_lost_island_says_so_and_is_found_again(tmp_path: Path) -> None:
     def answer(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == 1:
             with torch.no_grad():
-                bench.trainer.parameters["norm.weight"].fill_(math.nan)
+                bench.trainer.weights.local("norm.weight")[0].fill_(math.nan)
         if isinstance(report, Snapshot) and not report.finite:
             return [apply(1, reset=True)]
         return [Stop()] if isinstance(report, Snapshot) else []
@@ -238,7 +239,7 @@ def test_evaluation_is_of_base_alone(tmp_path: Path) -> None:
     script = bench.run(begin())
     of_base = script.of(Applied)[1].validation_loss
     assert bench.trainer.evaluate() != of_base
-    bench.trainer.layout.load_from(bench.vectors.tensors()[0], bench.trainer.model)
+    bench.trainer.layout.load_from(bench.vectors.tensors()[0], bench.trainer.engine.parts[0])
     assert bench.trainer.evaluate() == of_base
 
 
@@ -263,7 +264,7 @@ def test_bf16_keeps_parameters_in_fp32(tmp_path: Path) -> None:
     bench = Bench(tmp_path, committing(2), bf16=True)
     assert bench.run(begin()).losses == pytest.approx(fp32, rel=1e-2)
     assert bench.script.losses != fp32
-    assert {p.dtype for p in bench.trainer.parameters.values()} == {torch.float32}
+    assert {p.dtype for p in bench.trainer.engine.models.parameters()} == {torch.float32}
     assert bench.script.of(Ready)[0].dtype == "bfloat16"
 
 
@@ -272,14 +273,15 @@ def test_out_of_memory_halves_the_micro_batch(
 ) -> None:
     bench = Bench(tmp_path, committing(1))
     whole = Bench(tmp_path, committing(1)).run(begin()).losses
-    forward = bench.trainer.model.forward
+    model = bench.trainer.engine.parts[0]
+    forward = model.forward
 
     def limited(x: torch.Tensor) -> torch.Tensor:
         if len(x) > 1:
             raise torch.OutOfMemoryError("too large")
         return forward(x)
 
-    monkeypatch.setattr(bench.trainer.model, "forward", limited)
+    monkeypatch.setattr(model, "forward", limited)
     assert bench.run(begin()).losses == pytest.approx(whole, rel=1e-4)
     assert bench.trainer.micro_batch == 1
 
@@ -307,8 +309,8 @@ def test_shares_cover_the_batch_in_equally_many_parts(batch: int, ranks: int, mi
 
 def test_more_ranks_than_sequences(tmp_path: Path) -> None:
     bench = Bench(tmp_path, committing(1))
-    many = dataclasses.replace(bench.trainer.ranks, size=5)
-    with pytest.raises(OperatorError, match="5 ranks are too many"):
+    many = dataclasses.replace(bench.trainer.ranks, size=5, dims=ParallelDims(dp_shard=5))
+    with pytest.raises(OperatorError, match="more than the 4 sequences of an inner step"):
         type(bench.trainer)(bench.settings, many, None)
 
 

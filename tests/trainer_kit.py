@@ -140,7 +140,7 @@ class Bench:
     @property
     def theta(self) -> torch.Tensor:
         out = torch.empty(self.vectors.size)
-        return self.trainer.layout.flatten_into(self.trainer.model, out)
+        return self.trainer.layout.flatten_into(self.trainer.engine.parts[0], out)
 
 
 def committing(rounds: int) -> Callable[[Bench, Report], list[Command]]:

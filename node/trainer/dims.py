@@ -109,6 +109,9 @@ class ParallelDims(BaseModel):
             )
 
     def _check_sequence(self, model: Model, data: Data) -> None:
+        if model.attention == "document" and (self.cp > 1 or self.pp > 1):
+            flag, size = ("--cp", self.cp) if self.cp > 1 else ("--pp", self.pp)
+            raise ValueError(f"{flag} {size}: model.attention = 'document' needs whole sequences")
         shares = self.tp * self.cp * (2 if self.attention == "ring" else 1)
         flag = "--cp" if self.cp > 1 else "--tp"
         if data.seq_len % (shares if self.cp > 1 else self.tp):
@@ -169,7 +172,7 @@ def choose(
             except ValueError as error:
                 tried.append(str(error))
                 continue
-            if not fits and data_ranks > 1:
+            if not fits:
                 tried.append(f"{dims} does not fit")
                 continue
             why = "whole copies fit" if shard == 1 else "copies do not fit, shards do"

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,10 +34,9 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.data import TrainingData, open_tokens
-from node.trainer.evaluate import evaluate, shard_tokens
-from node.trainer.layout import Layout
+from node.trainer.engine import Engine
+from node.trainer.evaluate import shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step, TakeSnapshot
-from node.trainer.model import build, next_token_loss
 from node.trainer.optim import (
     clip_gradients,
     learning_rate,
@@ -47,7 +44,8 @@ from node.trainer.optim import (
     reentry_factor,
     set_learning_rate,
 )
-from node.trainer.parallel import Ranks, gather, shard
+from node.trainer.parallel import Ranks
+from node.trainer.parallelize import Computing
 from node.trainer.progress import Progress
 from node.trainer.resume import Work
 from node.trainer.settings import TrainerSettings
@@ -64,15 +62,23 @@ class Trainer(Progress):
         self.inner = manifest.inner
         self.batch = manifest.data.batch_size
         self.micro_batch = settings.micro_batch or self.batch
-        self.data, self.validation = _read_data(settings, ranks)
         bf16 = settings.bf16 if settings.bf16 is not None else ranks.device.type == "cuda"
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        self.model = build(manifest.model, manifest.seed)  # any value does: Begin sets θ
-        shard(self.model, list(self.model.layers.values()), ranks, self.dtype)
+        computing = Computing(self.dtype, settings.recompute, settings.offload, settings.compile)
+        self.data, self.validation = _read_data(settings, ranks)
+        try:
+            self.engine = Engine(manifest, ranks, computing)
+        except ValueError as error:
+            raise operator_error(
+                "E204",
+                f"the layout {ranks.dims} does not fit the run",
+                why=str(error),
+                fix="give another one, or --layout auto",
+            ) from error
         super().__init__(
-            dict(self.model.named_parameters()),
-            make_optimizer(self.model, manifest.inner),
-            Layout.of_module(self.model),
+            self.engine.weights,
+            make_optimizer(self.engine.models, manifest.inner),
+            self.engine.layout,
             ranks,
             leader,
             manifest.rounds.overlap_steps,
@@ -120,7 +126,14 @@ class Trainer(Progress):
         """One optimizer step on this island's next batch; skipped if its gradient is not finite."""
         started = time.monotonic()
         loss = self._gradients()
-        norm = float(gather(clip_gradients(self.parameters.values(), self.inner.clip_norm)))
+        norm = float(
+            clip_gradients(
+                self.engine.models.parameters(),
+                self.inner.clip_norm,
+                self.engine.copies,
+                self.ranks,
+            )
+        )
         lr = learning_rate(self.inner, self.step)
         if self.rewarm_from is not None:
             lr *= reentry_factor(self.step - self.rewarm_from)
@@ -157,7 +170,7 @@ class Trainer(Progress):
         """
         while True:
             try:
-                return float(self.ranks.mean(self._accumulate()))
+                return self.engine.gradients(self._rows, self.micro_batch)
             except torch.OutOfMemoryError:
                 if self.ranks.size > 1 or self.micro_batch == 1:
                     raise
@@ -165,66 +178,29 @@ class Trainer(Progress):
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()
 
-    def _accumulate(self) -> Tensor:
-        """This rank's share of the mean loss, times the number of ranks; gradients likewise."""
-        total = torch.zeros((), device=self.ranks.device)
-        for part in share(self.batch, self.ranks.rank, self.ranks.size, self.micro_batch):
-            inputs, targets = self.data.batch(
-                self.round, self.slot, self.slots, self.round_step, part
-            )
-            with self._autocast():
-                logits = self.model(inputs.to(self.ranks.device))
-                loss = next_token_loss(logits, targets.to(self.ranks.device))
-            loss = loss * (len(part) * self.ranks.size / self.batch)
-            loss.backward()
-            total += loss.detach()
-        return total
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.ranks.device.type, self.dtype)
+    def _rows(self, rows: range) -> tuple[Tensor, Tensor]:
+        return self.data.batch(self.round, self.slot, self.slots, self.round_step, rows)
 
     def evaluate(self) -> float | None:
         """Loss on the shared validation shard with θ as it is; None without one."""
         if self.validation is None:
             return None
-        with self._autocast():
-            loss = evaluate(self.model, self.validation)
+        loss = self.engine.evaluate(self.validation)
         return loss if math.isfinite(loss) else None
 
 
 def _read_data(settings: TrainerSettings, ranks: Ranks) -> tuple[TrainingData, Tensor | None]:
     """Training data, and the validation windows int64 [n, T + 1] on the device.
 
-    Raises E204 for more ranks than sequences, E601 for data that cannot be used.
+    Raises E601 for data that cannot be used.
     """
     data, vocabulary = settings.manifest.data, settings.manifest.model.vocab_size
-    if data.batch_size < ranks.size:
-        raise operator_error(
-            "E204",
-            f"{ranks.size} ranks are too many",
-            why=f"an inner step of this run has {data.batch_size} sequences, a rank needs one",
-            fix=f"start with --nproc {data.batch_size} or less",
-        )
     try:
-        tokens = open_tokens(settings.tokens, vocabulary)
-        training = TrainingData.over(tokens, data.seq_len, data.batch_size, data.seed)
+        tokens = open_tokens(settings.tokens, vocabulary, settings.cache, settings.cache_bytes)
+        training = TrainingData.of(settings.manifest, tokens)
         if settings.evaluation is None:
             return training, None
-        windows = shard_tokens(settings.evaluation.read_bytes(), data.seq_len)
+        windows = shard_tokens(settings.evaluation.read_bytes(), data.seq_len, vocabulary)
         return training, windows.to(ranks.device)
     except (OSError, ValueError) as error:
         raise operator_error("E601", why=str(error)) from error
-
-
-def share(batch: int, rank: int, ranks: int, micro_batch: int) -> list[range]:
-    """A rank's rows of the batch, in parts of at most ``micro_batch`` where possible.
-
-    Row i belongs to rank i mod ``ranks``. All ranks get equally many parts and no part is empty,
-    since each part is one round of collective calls.
-    """
-    rows = range(rank, batch, ranks)
-    parts = min(math.ceil(math.ceil(batch / ranks) / micro_batch), batch // ranks)
-    cuts = [len(rows) * i // parts for i in range(parts + 1)]
-    return [rows[start:stop] for start, stop in pairwise(cuts)]

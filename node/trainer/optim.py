@@ -1,17 +1,22 @@
-"""The inner optimizer: AdamW, its learning rate as a pure function of the step, and clipping."""
+"""The inner optimizers, the learning rate as a pure function of the step, and clipping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bootstrap.manifest import Inner
+from node.trainer.muon import Muon
+from node.trainer.parallel import Ranks
+from node.trainer.weights import local
 
 REENTRY_STEPS = 20
+TINY = 1e-6  # keeps the scale of a gradient of zeros finite
 
 
 def learning_rate(inner: Inner, step: int) -> float:
@@ -48,17 +53,23 @@ def reentry_factor(steps_since_join: int, steps: int = REENTRY_STEPS) -> float:
 
 
 def make_optimizer(model: nn.Module, inner: Inner) -> torch.optim.AdamW:
-    """AdamW over ``model``'s parameters; the learning rate is set anew before every step.
+    """The run's optimizer over ``model``'s parameters; its learning rate is set before every step.
 
-    Weight decay is for tensors of two or more dims, not for norms and biases.
+    Weight decay is for tensors of two or more dims, not for norms and biases. Parameters on
+    different meshes are in different groups, since a group is one kernel's call.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": inner.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=inner.lr, betas=inner.betas, eps=inner.eps, fused=True)
+    groups: dict[tuple[bool, bool, object], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        matrix = parameter.ndim >= 2
+        muon = inner.optimizer == "muon" and matrix and "layers." in name
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        decay = inner.weight_decay if matrix else 0.0
+        group = {"params": [], "weight_decay": decay, "muon": muon}
+        groups.setdefault((matrix, muon, mesh), group)["params"].append(parameter)
+    kind = Muon if inner.optimizer == "muon" else torch.optim.AdamW
+    return kind(list(groups.values()), lr=inner.lr, betas=inner.betas, eps=inner.eps, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -67,10 +78,35 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def _once(parameter: nn.Parameter) -> int:
+    return 1
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    copies: Callable[[nn.Parameter], int] = _once,
+    ranks: Ranks | None = None,
+) -> Tensor:
     """Scale all gradients so that their joint norm is at most ``max_norm``.
 
-    Returns the norm as it was. If that is not finite the gradients are garbage: the caller must
-    check, and skip the step.
+    Parameters may lie on different meshes, or on other ranks: ``copies`` tells how many ranks
+    have the very elements that this one has of a parameter. Every rank must call it.
+
+    Returns the norm as it was, on every rank. If that is not finite the gradients are garbage:
+    the caller must check, and skip the step.
     """
-    return nn.utils.clip_grad_norm_(parameters, max_norm)
+    gradients, squares = [], []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradients.append(local(parameter.grad))
+            norm = torch.linalg.vector_norm(gradients[-1], dtype=torch.float32)
+            squares.append(norm.square() / copies(parameter))
+    device = ranks.device if ranks is not None else None
+    square = torch.stack(squares).sum().to(device) if squares else torch.zeros((), device=device)
+    total = (ranks.sum(square) if ranks is not None else square).sqrt()
+    scale = (max_norm / (total + TINY)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device))
+    return total

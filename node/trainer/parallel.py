@@ -1,24 +1,23 @@
-"""Several ranks that train one island's model: sharding, and whole vectors in and out of shards.
+"""The ranks of one island: how they meet, their mesh, and what all of them do at once.
 
-The model file knows nothing of this. With one rank nothing is sharded and no process group
-exists; with more, parameters and optimizer moments are DTensors (``fully_shard``, ZeRO 3), and
-everything below works from a DTensor's own mesh and placements.
-
-Rank 0 alone sees the daemon. What all ranks must do alike at a step boundary is broadcast by it.
+With one rank there is no process group. With several, :class:`Ranks` has a mesh whose axes are
+those of :class:`~node.trainer.dims.ParallelDims`. Rank 0 alone sees the daemon. What all ranks
+must do alike at a step boundary is broadcast by it.
 """
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+from node.trainer.dims import ParallelDims
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -31,6 +30,7 @@ class Ranks:
     size: int
     device: torch.device
     mesh: DeviceMesh | None  # None for a single rank
+    dims: ParallelDims = field(default_factory=ParallelDims)
 
     @classmethod
     def alone(cls, device: torch.device) -> Ranks:
@@ -38,28 +38,47 @@ class Ranks:
         return cls(0, 1, device, None)
 
     @classmethod
-    def join(cls, rank: int, size: int, device: torch.device, rendezvous: Path) -> Ranks:
-        """Meet the other ranks of this host through a file that did not exist before.
+    def join(cls, rank: int, dims: ParallelDims, device: torch.device, rendezvous: str) -> Ranks:
+        """Meet the other ranks at a URL: ``file://PATH`` of a new file, or ``tcp://HOST:PORT``.
 
-        A file needs no port, so there is none to race for.
+        On one host a file needs no port, so there is none to race for.
         """
-        if size == 1:
+        if dims.size == 1:
             return cls.alone(device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{rendezvous}",
+            init_method=rendezvous,
             rank=rank,
-            world_size=size,
+            world_size=dims.size,
             timeout=COLLECTIVE_TIMEOUT,
         )
-        return cls(rank, size, device, init_device_mesh(device.type, (size,)))
+        axes = dims.axes
+        mesh = init_device_mesh(
+            device.type, tuple(axes.values()), mesh_dim_names=tuple(axes.keys())
+        )
+        return cls(rank, dims.size, device, mesh, dims)
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0, which talks to the daemon."""
         return self.rank == 0
+
+    def at(self, axis: str) -> int:
+        """This rank's coordinate on an axis of the mesh."""
+        return 0 if self.mesh is None else self.mesh.get_local_rank(axis)
+
+    def axis(self, name: str) -> DeviceMesh:
+        """The mesh of one axis, of the ranks that differ from this one on it alone."""
+        assert self.mesh is not None
+        return self.mesh[name]
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of a batch's rows this rank reads, of ``dims.data``."""
+        place = self.at("dp_replicate") * self.dims.axes["dp_shard"] + self.at("dp_shard")
+        return place * self.dims.ep + self.at("ep")
 
     def broadcast(self, data: bytes) -> bytes:
         """Rank 0's bytes, on every rank."""
@@ -74,11 +93,10 @@ class Ranks:
         dist.broadcast(body, src=0)
         return body.numpy().tobytes()
 
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean of a scalar over the ranks, on every rank."""
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over the ranks, in place and on every rank."""
         if self.mesh is not None:
             dist.all_reduce(value)
-            value /= self.size
         return value
 
     def all_true(self, value: bool) -> bool:
@@ -95,46 +113,13 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def shard(model: nn.Module, blocks: list[nn.Module], ranks: Ranks, dtype: torch.dtype) -> None:
-    """Shard a model over the ranks in place: one group a block, one for the rest.
+def share(batch: int, rank: int, ranks: int, micro_batch: int) -> list[range]:
+    """A data rank's rows of the batch, in parts of at most ``micro_batch`` where possible.
 
-    Parameters stay fp32 in their shards; they travel and compute as ``dtype``, and gradients are
-    reduced in fp32.
+    Row i belongs to rank i mod ``ranks``. All ranks get equally many parts and no part is empty,
+    since each part is one round of collective calls.
     """
-    if ranks.mesh is None:
-        model.to(ranks.device)
-        return
-    policy = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
-    )
-    for module in (*blocks, model):
-        # Resharded after forward, the root too: an evaluation has no backward that would do it,
-        # and a copy left unsharded would hide what is written to the shards afterwards.
-        fully_shard(module, mesh=ranks.mesh, mp_policy=policy, reshard_after_forward=True)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, by reference."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def gather(tensor: Tensor) -> Tensor:
-    """The whole of a tensor on every rank; every rank must call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def scatter(whole: Tensor | None, like: Tensor) -> Tensor:
-    """This rank's part of rank 0's ``whole``, cut and placed as ``like`` is.
-
-    ``whole`` may be on another device and is only read on rank 0; every rank must call it.
-    """
-    if not isinstance(like, DTensor):
-        assert whole is not None
-        return whole.to(like.device)
-    device = like.to_local().device
-    if whole is None or dist.get_rank() != 0:
-        whole = torch.empty(like.shape, dtype=like.dtype, device=device)
-    placed = distribute_tensor(whole.to(device), like.device_mesh, like.placements, src_data_rank=0)
-    return placed.to_local()
+    rows = range(rank, batch, ranks)
+    parts = min(math.ceil(math.ceil(batch / ranks) / micro_batch), batch // ranks)
+    cuts = [len(rows) * i // parts for i in range(parts + 1)]
+    return [rows[start:stop] for start, stop in pairwise(cuts)]

@@ -26,8 +26,9 @@ from node.trainer.channel import (
 )
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
-from node.trainer.parallel import Ranks, gather, local, scatter
+from node.trainer.parallel import Ranks
 from node.trainer.resume import Standing, Work, load, optimizer_steps, sanitise, save
+from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 OVERDUE = 2  # rounds' worth of steps that have not been sent
@@ -37,19 +38,24 @@ BAD_STEPS = 3  # steps without a finite gradient after which the island says tha
 class Progress:
     """What one rank knows of its island's place in the run; θ are ``parameters``, by reference.
 
+    Parameters given by name are such that every rank has its part of each (a plain tensor, or a
+    DTensor).
+
     All methods that move tensors must be called by every rank. ``leader`` is given on rank 0 only.
     """
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, nn.Parameter] | Weights,
         optimizer: torch.optim.Optimizer,
         layout: Layout,
         ranks: Ranks,
         leader: Leader | None,
         overlap: int,
     ) -> None:
-        self.parameters, self.optimizer, self.layout = parameters, optimizer, layout
+        if not isinstance(parameters, Weights):
+            parameters = Weights.of(parameters, layout, ranks)
+        self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader, self.overlap = ranks, leader, overlap
         self.begun = False
         self.round = self.slot = 0
@@ -101,8 +107,8 @@ class Progress:
         """Take ``base`` as θ, or θ and the moments of a checkpoint that was made on it."""
         base, _ = self._vectors()
         self.optimizer.state.clear()
-        for name, parameter in self.parameters.items():
-            local(parameter).copy_(scatter(base.get(name), parameter))
+        for name in self.weights.names:
+            self.weights.set(name, base.get(name))
         self.round, self.slot, self.slots = command.round, command.slot, command.slots
         self.target_steps = command.target_steps
         self.step, self.tokens = command.step, command.tokens
@@ -110,7 +116,7 @@ class Progress:
         self.carried, self.outstanding, self.unsent = Work(), None, Work()
         self.rewarm_from = command.step if command.rewarm else None
         if command.resume:
-            standing = load(Path(command.resume), self.parameters, self.optimizer, self.ranks)
+            standing = load(Path(command.resume), self.weights, self.optimizer)
             if standing.round != command.round:
                 raise OperatorError(
                     "E404",
@@ -130,9 +136,10 @@ class Progress:
     def take_snapshot(self) -> None:
         """θ into ``sent``, which rank 0 has opened for this; closes it."""
         _, sent = self._vectors()
-        for name, parameter in self.parameters.items():
-            whole = gather(parameter.detach())
+        for name in self.weights.names:
+            whole = self.weights.gather(name)
             if sent:
+                assert whole is not None
                 sent[name].copy_(whole)
         work = self.carried + self.unsent
         self.carried, self.outstanding, self.unsent = Work(), work, Work()
@@ -155,20 +162,28 @@ class Progress:
     def apply(self, command: Apply) -> None:
         """θ ← base + (θ − sent), or ``base`` with all local work dropped."""
         base, sent = self._vectors()
-        since: dict[str, Tensor] = {}  # θ − sent, kept aside while `base` itself is evaluated
-        for name, parameter in self.parameters.items():
-            mine = local(parameter)
+        since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
+        for name in self.weights.names:
+            mine = self.weights.local(name)
             if command.reset:
-                mine.copy_(scatter(base.get(name), parameter))
+                self.weights.set(name, base.get(name))
                 continue
-            mine.sub_(scatter(sent.get(name), parameter))
+            was = self.weights.scatter(name, sent.get(name))
+            for part in mine:
+                assert was is not None
+                part.sub_(was)
             if command.evaluate:
-                since[name] = mine.clone()
-                mine.zero_()
-            mine.add_(scatter(base.get(name), parameter))
+                since[name] = [part.clone() for part in mine]
+                for part in mine:
+                    part.zero_()
+            new = self.weights.scatter(name, base.get(name))
+            for part in mine:
+                assert new is not None
+                part.add_(new)
         loss = self.evaluate() if command.evaluate else None
-        for name, rest in since.items():
-            local(self.parameters[name]).add_(rest)
+        for name, rests in since.items():
+            for part, rest in zip(self.weights.local(name), rests, strict=True):
+                part.add_(rest)
         if command.reset:
             sanitise(self.optimizer)
             self.carried, self.unsent, self.bad_steps = Work(), Work(), 0
@@ -194,7 +209,7 @@ class Progress:
         )
         problem, full = "", False
         try:
-            save(Path(command.directory), self.parameters, self.optimizer, standing, self.ranks)
+            save(Path(command.directory), self.weights, self.optimizer, standing)
         except OSError as error:
             problem, full = str(error), error.errno in FULL_DISK
         self.report(Saved(command.directory, problem, full))

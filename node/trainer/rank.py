@@ -84,7 +84,8 @@ def train(
     from node.trainer.parallel import Ranks
 
     torch.set_num_threads(settings.threads)
-    ranks = Ranks.join(rank, settings.ranks, pick_device(settings.device, rank), rendezvous)
+    device = pick_device(settings.device, rank)
+    ranks = Ranks.join(rank, settings.layout, device, f"file://{rendezvous}")
     leader = None
     if channel is not None and vectors_descriptor is not None:
         size = Layout.of_config(settings.manifest.model).size

@@ -8,6 +8,7 @@ state.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from node.checkpoint import read_tensors, write_tensors
-from node.trainer.parallel import Ranks, gather, local, scatter
+from node.trainer.weights import Pick, Weights, local
 from protocols.errors import OperatorError
 
 TENSORS = "trainer.safetensors"
@@ -62,71 +63,72 @@ class Standing(BaseModel):
 
 @torch.no_grad()
 def save(
-    directory: Path,
-    parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    standing: Standing,
-    ranks: Ranks,
+    directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, standing: Standing
 ) -> None:
     """Write tensors and standing; every rank must call it, rank 0 writes (and raises OSError)."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
-        named = {PARAMETER + name: parameter.detach()}
-        if standing.optimizer_steps:
-            state = optimizer.state[parameter]
-            named |= {f"{moment}/{name}": state[moment] for moment in MOMENTS}
-        for key, tensor in named.items():
-            whole = gather(tensor)
-            if ranks.leads:
-                tensors[key] = whole.cpu().contiguous()
-    if ranks.leads:
+    held = {
+        name: [moment for moment in MOMENTS if moment in optimizer.state[parts[0]]]
+        for name, parts in weights.parts.items()
+        if standing.optimizer_steps
+    }
+    moments = {name: found for rank in weights.everywhere(held) for name, found in rank.items()}
+    for name in weights.names:
+        wholes = {PARAMETER + name: weights.gather(name)}
+        for moment in moments.get(name, ()):
+            wholes[f"{moment}/{name}"] = weights.gather(name, _of_state(optimizer, moment))
+        if weights.ranks.leads:
+            tensors |= {k: t.cpu().contiguous() for k, t in wholes.items() if t is not None}
+    if weights.ranks.leads:
         write_tensors(directory / TENSORS, {key: t.numpy() for key, t in tensors.items()})
         (directory / STATE).write_text(standing.model_dump_json(indent=1), encoding="utf-8")
 
 
 @torch.no_grad()
-def load(
-    directory: Path,
-    parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    ranks: Ranks,
-) -> Standing:
+def load(directory: Path, weights: Weights, optimizer: torch.optim.Optimizer) -> Standing:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
 
     Raises E404 (on rank 0) when files are missing, damaged, or of another model.
     """
     tensors: dict[str, Tensor] = {}
     raw = b""
-    if ranks.leads:
+    if weights.ranks.leads:
         try:
             raw = (directory / STATE).read_bytes()
             tensors = {k: torch.from_numpy(v) for k, v in read_tensors(directory / TENSORS).items()}
-            _check(Standing.model_validate_json(raw), tensors, parameters)
+            _check(Standing.model_validate_json(raw), tensors, weights)
         except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
             raise OperatorError(
                 "E404", f"cannot resume from {directory}", str(error), "start without --resume"
             ) from error
-    standing = Standing.model_validate_json(ranks.broadcast(raw))
-    for name, parameter in parameters.items():
-        local(parameter).copy_(scatter(tensors.get(PARAMETER + name), parameter))
-        if not standing.optimizer_steps:
-            continue
-        state = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
-        for moment, tensor in state.items():
-            local(tensor).copy_(scatter(tensors.get(f"{moment}/{name}"), parameter))
-        count = torch.tensor(float(standing.optimizer_steps), device=ranks.device)
-        optimizer.state[parameter] = {"step": count, **state}
+    standing = Standing.model_validate_json(weights.ranks.broadcast(raw))
+    keys: set[str] = set(json.loads(weights.ranks.broadcast(json.dumps(list(tensors)).encode())))
+    for name in weights.names:
+        weights.set(name, tensors.get(PARAMETER + name))
+        for parameter in weights.parts.get(name, ()) if standing.optimizer_steps else ():
+            device = local(parameter).device
+            count = torch.tensor(float(standing.optimizer_steps), device=device)
+            optimizer.state[parameter] = {"step": count}
+        for moment in MOMENTS:
+            key = f"{moment}/{name}"
+            if key not in keys:
+                continue
+            for parameter in weights.parts.get(name, ()):
+                optimizer.state[parameter][moment] = torch.zeros_like(parameter)
+            weights.set(name, tensors.get(key), _of_state(optimizer, moment))
     return standing
 
 
-def _check(
-    standing: Standing, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> None:
-    groups = [PARAMETER, *(f"{m}/" for m in MOMENTS)] if standing.optimizer_steps else [PARAMETER]
-    for group in groups:
-        for name, parameter in parameters.items():
+def _of_state(optimizer: torch.optim.Optimizer, moment: str) -> Pick:
+    return lambda parameter: optimizer.state[parameter][moment]
+
+
+def _check(standing: Standing, tensors: Mapping[str, Tensor], weights: Weights) -> None:
+    for name, shape in weights.shapes.items():
+        groups = [PARAMETER, f"{MOMENTS[0]}/"] if standing.optimizer_steps else [PARAMETER]
+        for group in groups:
             tensor = tensors.get(group + name)
-            if tensor is None or tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+            if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
                 raise ValueError(f"{group}{name} is missing or has another shape")
 
 
@@ -141,4 +143,5 @@ def sanitise(optimizer: torch.optim.Optimizer) -> None:
     """Replace moments that are not finite by zero: a NaN in them would never leave again."""
     for state in optimizer.state.values():
         for moment in MOMENTS:
-            local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            if moment in state:  # Muon has one
+                local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from bootstrap.manifest import Manifest
+from node.trainer.dims import ParallelDims
 
 # Exit statuses of a rank, so that a rank without a channel can say why it ended as well.
 EXIT_STOPPED = 0
@@ -24,11 +25,23 @@ class TrainerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     manifest: Manifest
-    tokens: Path  # raw token file, see node.trainer.data
+    # a raw token file, or a token folder here or at a URL: see node.trainer.data.open_tokens
+    tokens: Annotated[str, BeforeValidator(str)]
+    cache: Path | None = None  # of files that come from a URL
+    cache_bytes: int = Field(20 * 10**9, ge=1)
     evaluation: Path | None = None  # token file of the shared validation shard
     device: Literal["cpu", "cuda"] = "cpu"
-    ranks: int = Field(1, ge=1, le=1024)  # on this host, one a GPU
+    ranks: int = Field(1, ge=1, le=1024)  # one a GPU
+    dims: ParallelDims | None = None  # None: parameters and rows are sharded over all ranks
     threads: int = Field(1, ge=1)  # of torch and OpenMP, per rank
     wait_s: float = Field(1.0, ge=0)  # for a round's outcome, then inner steps go on
     micro_batch: int = Field(0, ge=0)  # sequences a rank takes at once; 0: all of its share
     bf16: bool | None = None  # None: where the device is a GPU
+    recompute: Literal["none", "selective", "full"] = "none"  # activations, in backward
+    offload: bool = False  # parameters and moments stay in the host's memory
+    compile: bool = False
+
+    @property
+    def layout(self) -> ParallelDims:
+        """How the model is laid out over the ranks."""
+        return self.dims or ParallelDims(dp_shard=self.ranks)

@@ -1,0 +1,77 @@
+"""What this machine trains on: its device, how many ranks, and how they share the model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import torch
+
+from bootstrap.manifest import Manifest
+from node.config import NodeConfig
+from node.errors import operator_error
+from node.trainer.rank import pick_device
+from protocols.errors import OperatorError
+
+Hardware = tuple[Literal["cpu", "cuda"], int]  # kind of device, ranks
+
+
+def device_kind(config: NodeConfig) -> Literal["cpu", "cuda"]:
+    """What to train on; whether it works shows later."""
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.device
+
+
+def hardware(config: NodeConfig) -> Hardware:
+    """Device and number of ranks; raises E403 where the device is not there, E204 for nonsense."""
+    device = device_kind(config)
+    try:
+        ranks = config.ranks_wanted(max(1, torch.cuda.device_count()) if device == "cuda" else 0)
+    except ValueError as error:
+        raise _misfit(error) from error
+    pick_device(device, ranks - 1)
+    return device, ranks
+
+
+def training(
+    config: NodeConfig, manifest: Manifest, parameters: int, found: Hardware
+) -> tuple[dict[str, Any], str]:
+    """Settings of the trainer that are this machine's, and why the layout was chosen, if it was.
+
+    Raises E204 where layout and run do not fit.
+    """
+    device, ranks = found
+    try:
+        dims, why = config.dims(
+            ranks, 1, device_memory(device, ranks), parameters, manifest.model, manifest.data
+        )
+    except ValueError as error:
+        raise _misfit(error) from error
+    return {
+        "device": device,
+        "ranks": dims.size,
+        "dims": dims,
+        "threads": config.threads or max(1, (os.cpu_count() or 1) // ranks),
+        "micro_batch": config.micro_batch,
+        "bf16": None if config.precision == "auto" else config.precision == "bf16",
+        "recompute": config.recompute,
+        "offload": config.offload,
+        "compile": config.compile,
+    }, why
+
+
+def device_memory(device: str, ranks: int) -> int:
+    """Bytes of memory for one rank: a GPU's, or its part of the host's."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+
+
+def _misfit(error: ValueError) -> OperatorError:
+    return operator_error(
+        "E204",
+        "the layout does not fit",
+        why=str(error),
+        fix="correct the flag that is named, or give --layout auto",
+    )

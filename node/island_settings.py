@@ -1,0 +1,176 @@
+"""The ``[island]`` section of a node's settings: how its ranks train together.
+
+Islands differ in this, so none of it stands in the manifest. Every key is a flag as well, and may
+stand at the top of the file too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from bootstrap.manifest import Data, Model
+from node.trainer.dims import ParallelDims, choose
+
+AXES = {  # of --layout: the name that a person writes, and the key that it stands for
+    "ddp": "dp_replicate",
+    "fsdp": "dp_shard",
+    "ep": "ep",
+    "cp": "cp",
+    "tp": "tp",
+    "pp": "pp",
+}
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """``fsdp=2,tp=2`` by key; raises ValueError that names the faulty part."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = (piece.strip() for piece in part.partition("="))
+        key = AXES.get(name)
+        if key is None or not equals or not size.isascii() or not size.isdigit() or not int(size):
+            raise ValueError(
+                f"{part.strip()!r} is no part of a layout: write auto, single, or a list as in "
+                f"fsdp=2,tp=2, of {', '.join(AXES)}"
+            )
+        if key in sizes:
+            raise ValueError(f"{name} stands twice in the layout")
+        sizes[key] = int(size)
+    return sizes
+
+
+def _axis(description: str) -> Any:
+    return Field(default=0, ge=0, le=4096, description=description)
+
+
+class IslandSettings(BaseModel):
+    """Ranks, devices, and the layout of the model over them."""
+
+    nproc: int = Field(
+        default=0, ge=0, le=1024, description="Trainer ranks; 0: one a GPU, or one on CPU."
+    )
+    threads: int = Field(
+        default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the trainer runs; auto: CUDA if it works."
+    )
+    micro_batch: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Sequences at a time on one rank; 0: as many as memory allows.",
+    )
+    layout: str = Field(
+        default="",
+        max_length=200,
+        description="How ranks share the model: auto, or as in fsdp=2,tp=2; by default fsdp.",
+    )
+    dp_replicate: int = _axis("Whole copies of the model (ddp in a layout); 0: one.")
+    dp_shard: int = _axis("Ranks that share a copy (fsdp in a layout); 0: what is left over.")
+    tp: int = _axis("Ranks that share every matrix, and sequences between them; 0: one.")
+    pp: int = _axis("Pipeline stages; 0: one.")
+    cp: int = _axis("Ranks that share one sequence; 0: one.")
+    ep: int = _axis("Ranks that share the experts, out of --dp-shard; 0: one.")
+    zero: int = Field(
+        default=3,
+        ge=1,
+        le=3,
+        description="What --dp-shard shards: 1 moments, 2 and gradients, 3 and parameters.",
+    )
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zbv"] = Field(
+        default="1f1b", description="Order of micro-batches with --pp."
+    )
+    attention: Literal["ulysses", "ring"] = Field(
+        default="ulysses", description="How attention crosses ranks with --cp."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto", description="Of the computation; auto: bf16 on a GPU. Weights are fp32."
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        default="none", description="Activations that are made again in backward, for memory."
+    )
+    offload: bool = Field(
+        default=False, description="Keep parameters and moments in the host's memory (fsdp)."
+    )
+    compile: bool = Field(default=False, description="Compile the layers with torch.compile.")
+
+    @field_validator("layout")
+    @classmethod
+    def _layout_parses(cls, text: str) -> str:
+        if text not in ("", "auto", "single"):
+            _sizes(text)
+        return text
+
+    @model_validator(mode="after")
+    def _said_once(self) -> IslandSettings:
+        if not self.layout:
+            return self
+        given = [name for name, key in AXES.items() if getattr(self, key)]
+        if given:
+            raise ValueError(f"--layout {self.layout} leaves no room for --{AXES[given[0]]}")
+        return self
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes that were given a size, by key."""
+        if self.layout in ("auto", "single"):
+            return {}
+        if self.layout:
+            return _sizes(self.layout)
+        return {key: getattr(self, key) for key in AXES.values() if getattr(self, key)}
+
+    def ranks_wanted(self, devices: int) -> int:
+        """How many ranks to start, with so many devices that have to be used (0: CPU).
+
+        Raises ValueError where ``nproc`` and the layout contradict each other.
+        """
+        axes = dict(self.axes)
+        axes.pop("ep", None)
+        product = 1
+        for size in axes.values():
+            product *= size
+        ranks = self.nproc or max(devices, product)
+        open_ended = "dp_shard" not in axes and self.layout in ("", "auto")
+        if ranks % product or (ranks != product and axes and not open_ended):
+            raise ValueError(
+                f"a layout of {product} ranks ({self._shown(axes)}) does not fill {ranks} ranks "
+                f"({f'--nproc {self.nproc}' if self.nproc else 'one a GPU'})"
+            )
+        if self.layout == "single":
+            return 1
+        return ranks
+
+    def dims(
+        self, ranks: int, hosts: int, memory: int, parameters: int, model: Model, data: Data
+    ) -> tuple[ParallelDims, str]:
+        """The layout over ``ranks``, checked against the run; and why, if it was chosen (auto).
+
+        ``memory``: bytes of one device. Raises ValueError that names the flag.
+        """
+        extra = {"zero": self.zero, "schedule": self.schedule, "attention": self.attention}
+        if self.layout == "auto":
+            chosen, why = choose(ranks, hosts, parameters, memory, model, data)
+            if chosen.attention != "ring":
+                chosen = chosen.model_copy(update=extra)
+            return chosen, why
+        axes = dict(self.axes)
+        others = 1
+        for key, size in axes.items():
+            others *= size if key not in ("dp_shard", "ep") else 1
+        axes.setdefault("dp_shard", max(1, ranks // others))
+        dims = ParallelDims.model_validate(axes | extra)
+        dims.check(model, data)
+        if self.offload and dims.size == 1:
+            raise ValueError("--offload needs several ranks: it is of what fsdp shards")
+        if self.compile and dims.pp > 1 and dims.schedule == "zbv":
+            raise ValueError("--compile does not go with --schedule zbv: its backward is split")
+        if self.recompute != "none" and dims.pp > 1 and dims.schedule == "zbv":
+            raise ValueError("--recompute does not go with --schedule zbv: its backward is split")
+        return dims, ""
+
+    @staticmethod
+    def _shown(axes: dict[str, int]) -> str:
+        names = {key: name for name, key in AXES.items()}
+        return ",".join(f"{names[key]}={size}" for key, size in axes.items()) or "single"

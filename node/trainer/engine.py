@@ -1,0 +1,246 @@
+"""One inner step's gradient, whatever the layout: the same as one process would compute.
+
+Each rank minimises the sum of its tokens' losses, times the number of ranks that gradients are
+averaged over, divided by the number of tokens that count in the island's whole batch. So neither
+micro-batches nor shares of unequal size change the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from bootstrap.manifest import Manifest
+from node.trainer.context import positions
+from node.trainer.evaluate import EVALUATION_BATCH
+from node.trainer.layout import Layout
+from node.trainer.model import Decoder, build
+from node.trainer.model_moe import MixtureOfExperts
+from node.trainer.parallel import Ranks, share
+from node.trainer.parallelize import Computing, lay_out
+from node.trainer.pipeline import Pipeline, cut, rank_of_stage
+from node.trainer.weights import Weights, local
+
+IGNORED = -100  # a target that does not count, as in torch
+Batch = Callable[[range], tuple[Tensor, Tensor]]  # rows -> inputs and targets, int64 [rows, T]
+
+
+class Engine:
+    """The model of one rank, or its stages, and what is computed with it."""
+
+    def __init__(self, manifest: Manifest, ranks: Ranks, computing: Computing) -> None:
+        """Build this rank's part; parameters have no particular values with several ranks.
+
+        Every rank must call it. Raises ValueError where layout and run do not fit.
+        """
+        self.ranks, self.dims, self.computing = ranks, ranks.dims, computing
+        self.batch, seq_len = manifest.data.batch_size, manifest.data.seq_len
+        self.dims.check(manifest.model, manifest.data)
+        self.parts: dict[int, Decoder] = {}
+        for stage in range(self.dims.stages):
+            if rank_of_stage(self.dims, stage) == ranks.at("pp"):
+                self.parts[stage] = self._part(manifest, stage, seq_len)
+        self.models = nn.ModuleList(self.parts.values())
+        self.layout = Layout.of_config(manifest.model)
+        self.weights = Weights(self._named(), self.layout, ranks)
+        self.pipeline: Pipeline | None = None
+        if self.dims.pp > 1:
+            width = seq_len // self.dims.cp // self.dims.tp
+            self.pipeline = Pipeline(self.parts, ranks, width)
+            self.pipeline.dtype = computing.dtype
+        self.tokens: Tensor | None = None  # those of a sequence that this rank has
+        if self.dims.cp > 1:
+            self.tokens = positions(seq_len, ranks.at("cp"), self.dims.cp, self.dims.attention)
+
+    def _part(self, manifest: Manifest, stage: int, seq_len: int) -> Decoder:
+        if self.ranks.size == 1:
+            model = build(manifest.model, manifest.seed)
+        else:
+            with torch.device("meta"):
+                model = cut(Decoder(manifest.model), stage, self.dims.stages)
+        for module in model.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.sequence_weight = self.dims.reduced / self.batch
+        lay_out(model, self.ranks, self.computing, seq_len)
+        if stage < self.dims.stages - 1:  # what passes to the next stage has one type
+            model.register_forward_hook(lambda _, __, out: out.to(self.computing.dtype))
+        return model
+
+    def _named(self) -> dict[str, list[Tensor]]:
+        """This rank's parameters under the names of the flat layout."""
+        found: dict[str, list[Tensor]] = {}
+        places = {entry.name for entry in self.layout.entries}
+        for model in self.parts.values():
+            for name, parameter in model.named_parameters():
+                known = name if name in places else "embed_tokens.weight"  # a head tied to it
+                found.setdefault(known, []).append(parameter)
+        return found
+
+    # --- gradients ----------------------------------------------------------------------------
+
+    def gradients(self, batch: Batch, micro_batch: int) -> float:
+        """Accumulate the whole batch's gradient; the island's mean loss, on every rank."""
+        rows = share(self.batch, self.ranks.data_rank, self.dims.data, micro_batch)
+        if self.pipeline is not None:
+            rows = [range(rows[0].start, rows[-1].stop, rows[0].step)]
+        windows = [self._mine(*batch(part)) for part in rows]
+        counted = self._counted([targets for _, targets in windows])
+        scale = self.dims.reduced / counted
+        total = torch.zeros((), device=self.ranks.device)
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            value = summed_loss(logits, targets)
+            total.add_(value.detach())
+            return value * scale
+
+        with self._logits_cut():
+            for i, (inputs, targets) in enumerate(windows):
+                if self.pipeline is not None:
+                    parts = self.pipeline.parts(len(rows[0]), micro_batch)
+                    with self.autocast():
+                        self.pipeline.step(inputs, targets, parts, loss)
+                    continue
+                if self.dims.zero == 1:
+                    self._reduce(i + 1 == len(windows))
+                with self.autocast():
+                    logits = self.parts[0](inputs)
+                loss(logits, targets).backward()
+        self._finish()
+        return float(self.ranks.sum(total)) / (counted * self.dims.tp)
+
+    def _mine(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of this rank, on its device."""
+        if self.tokens is not None:
+            inputs, targets = inputs[:, self.tokens], targets[:, self.tokens]
+        return inputs.to(self.ranks.device), targets.to(self.ranks.device)
+
+    def _counted(self, targets: list[Tensor]) -> int:
+        """Targets that count in the island's batch."""
+        mine = sum((part != IGNORED).sum() for part in targets)
+        whole = self.ranks.sum(torch.as_tensor(mine, dtype=torch.int64))
+        return max(1, int(whole) // (self.dims.tp * self.dims.pp))
+
+    def _reduce(self, now: bool) -> None:
+        """Whether gradients are reduced in backward, or whole ones kept for the next time."""
+        for model in self.parts.values():
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(now)
+
+    def _logits_cut(self) -> AbstractContextManager[object]:
+        return loss_parallel() if self.dims.tp > 1 else nullcontext()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """In which forward passes run."""
+        if self.computing.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.ranks.device.type, self.computing.dtype)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Bring gradients into the form of their parameters."""
+        for parameter in self.models.parameters():
+            gradient = parameter.grad
+            if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+                continue
+            if gradient.placements != parameter.placements:
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+        if self.dims.ep > 1:  # averaged over fewer ranks than have sent their tokens there
+            for parameter in self._experts():
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.dims.ep)
+        if self.pipeline is not None:
+            self._add_tied(self.pipeline)
+            self._reshard()
+
+    def _experts(self) -> Iterator[nn.Parameter]:
+        for module in self.models.modules():
+            if isinstance(module, MixtureOfExperts):
+                yield from module.experts.parameters()
+
+    def _add_tied(self, pipeline: Pipeline) -> None:
+        """Add the gradients of an embedding and the head that is tied to it, on other stages."""
+        tied = self.weights.parts.get("embed_tokens.weight", ())
+        if not self.models or not self.parts[min(self.parts)].config.tied_embeddings or not tied:
+            return
+        first, last = (rank_of_stage(self.dims, stage) for stage in (0, pipeline.count - 1))
+        if first == last:
+            if len(tied) == 2:
+                total = local(_grad(tied[0])) + local(_grad(tied[1]))
+                for tensor in tied:
+                    local(_grad(tensor)).copy_(total)
+            return
+        mine = local(_grad(tied[0])).contiguous()
+        theirs = torch.empty_like(mine)
+        peer = dist.get_global_rank(pipeline.group, last if 0 in self.parts else first)
+        moves = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)]
+        for move in dist.batch_isend_irecv(moves):
+            move.wait()
+        local(_grad(tied[0])).add_(theirs)  # the same sum on both sides: addition commutes
+
+    def _reshard(self) -> None:
+        """Drop gathered parameters, which would hide what is written to the shards."""
+        for module in self.models.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def copies(self, parameter: nn.Parameter) -> int:
+        """How many ranks have the same elements of a parameter as this one."""
+        shards = 1
+        if isinstance(parameter, DTensor):
+            for axis, placement in enumerate(parameter.placements):
+                shards *= 1 if placement.is_replicate() else parameter.device_mesh.size(axis)
+        tied = self.weights.parts.get("embed_tokens.weight", ())
+        twice = self.dims.pp > 1 and any(parameter is tensor for tensor in tied)
+        tied_twice = twice and self.parts[min(self.parts)].config.tied_embeddings
+        return self.ranks.size // self.dims.pp // shards * (2 if tied_twice else 1)
+
+    # --- evaluation ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor) -> float:
+        """Mean loss in nats a token on windows int64 [n, T + 1], on every rank.
+
+        All ranks read the same windows. Token losses are fp32; they are summed by sequence, and
+        the sequences in order in double precision, so that islands agree.
+        """
+        sums: list[Tensor] = []
+        for batch in tokens.split(EVALUATION_BATCH):
+            inputs, targets = self._mine(batch[:, :-1], batch[:, 1:])
+            with self.autocast():
+                logits = self._logits(inputs)
+            sums.append(torch.zeros(len(batch), dtype=torch.float64))
+            if logits is not None and self.ranks.data_rank == self.ranks.at("tp") == 0:
+                sums[-1] += summed_loss(logits, targets, by_sequence=True).cpu()
+        self._reshard()
+        by_sequence = self.ranks.sum(torch.cat(sums)).tolist()
+        return sum(by_sequence, 0.0) / (tokens.shape[0] * (tokens.shape[1] - 1))
+
+    def _logits(self, inputs: Tensor) -> Tensor | None:
+        logits = self.pipeline.forward(inputs) if self.pipeline else self.parts[0](inputs)
+        return logits.full_tensor() if isinstance(logits, DTensor) else logits
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def summed_loss(logits: Tensor, targets: Tensor, *, by_sequence: bool = False) -> Tensor:
+    """Cross-entropy in nats, in fp32, of ``logits`` [B, T, V] and ``targets`` [B, T].
+
+    Summed over all targets that count, or over those of each sequence, [B].
+    """
+    flat = logits.flatten(0, 1).float(), targets.flatten()
+    if by_sequence:
+        losses = F.cross_entropy(*flat, reduction="none", ignore_index=IGNORED)
+        return losses.view(targets.shape).sum(dim=1)
+    total = F.cross_entropy(*flat, reduction="sum", ignore_index=IGNORED)
+    return total.to_local() if isinstance(total, DTensor) else total

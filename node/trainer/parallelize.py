@@ -1,0 +1,223 @@
+"""Laying a model out over the mesh: the model file knows nothing of this.
+
+In this order, block by block, so that no rank ever holds a whole large model: matrices cut for
+``tp`` with the sequence split between them (2205.05198), attention across ``cp``, experts over
+``ep``, activation checkpointing, compilation, and at last parameters sharded over ``dp_shard`` and
+``cp`` and replicated over ``dp_replicate`` (FSDP2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from node.trainer.context import attention_over, positions
+from node.trainer.experts import share_experts
+from node.trainer.model import Block, Decoder
+from node.trainer.model_moe import MixtureOfExperts
+from node.trainer.parallel import Ranks
+
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a rank computes, whatever the layout."""
+
+    dtype: torch.dtype = torch.float32  # of activations and of parameters on their way
+    recompute: Recompute = "none"  # activations in backward
+    offload: bool = False  # parameters and moments stay in the host's memory
+    compile: bool = False
+
+
+def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) -> None:
+    """Make a model, or a stage of one, this rank's part of it, in place.
+
+    Parameters may be on ``meta``: their values are undefined then. They stay fp32 in their
+    shards; they travel and compute as ``dtype``, and gradients are reduced in fp32.
+    """
+    dims = ranks.dims
+    fsdp = _Fsdp.over(ranks, computing) if ranks.mesh is not None else None
+    for block in model.layers.values():
+        assert isinstance(block, Block)
+        _materialise(block)
+        if dims.tp > 1:
+            parallelize_module(
+                block, ranks.axis("tp"), _block_plan(model.config.attention == "document")
+            )
+        if dims.cp > 1:
+            block.self_attn.attend = attention_over(ranks.axis("cp"), dims.attention)
+        if isinstance(block.mlp, MixtureOfExperts) and dims.ep > 1:
+            share_experts(block.mlp.experts, ranks.axis("ep"))
+        _recompute(block, computing.recompute)
+        if computing.compile:
+            block.compile()
+        if fsdp is not None:
+            apart: set[nn.Parameter] = set()  # the experts' own, on a mesh of theirs or on none
+            if isinstance(block.mlp, MixtureOfExperts) and dims.ep > 1:
+                fsdp.shard(block.mlp.experts, fsdp.experts)
+                apart = set(block.mlp.experts.parameters())
+            fsdp.shard(block, fsdp.dense, apart)
+        else:
+            block.to(ranks.device)
+    for outer in (model.embed_tokens, model.norm, model.lm_head):
+        if outer is not None:
+            _materialise(outer)
+    if dims.tp > 1:
+        plan = {name: style for name, style in _outer_plan().items() if getattr(model, name)}
+        parallelize_module(model, ranks.axis("tp"), plan)
+    model.tie()
+    if fsdp is not None:
+        fsdp.shard(model, fsdp.dense)
+    model.to(ranks.device if not computing.offload else torch.device("cpu"))
+    if dims.cp > 1 or dims.tp > 1:
+        here = torch.arange(seq_len)
+        if dims.cp > 1:
+            here = positions(seq_len, ranks.at("cp"), dims.cp, dims.attention)
+        model.register_forward_pre_hook(
+            partial(_with_positions, here.to(ranks.device)), with_kwargs=True
+        )
+
+
+def _with_positions(here: Tensor, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return args, {**kwargs, "positions": here}
+
+
+def _materialise(module: nn.Module) -> None:
+    if any(parameter.is_meta for parameter in module.parameters()):
+        module.to_empty(device="cpu")
+
+
+def _block_plan(apart: bool) -> dict[str, Any]:
+    """Heads and hidden units are cut; between them each rank has its part of the tokens."""
+    whole = (Replicate(),)
+    others = (None, None) if apart else (None,)  # the rotary tables, and a mask of documents
+    return {
+        "input_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(
+            input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
+        ),
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "post_attention_layernorm": SequenceParallel(),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=whole),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def _outer_plan() -> dict[str, Any]:
+    return {
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        # logits stay cut by vocabulary; the loss is taken over them as they are
+        "lm_head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+    }
+
+
+SAVED = {  # what costs the most to compute again
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.all_gather_into_tensor.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+}
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _recompute(block: Block, how: Recompute) -> None:
+    """Drop a block's activations after forward: all, or all but products and what was fetched."""
+    if how == "none":
+        return
+    given: dict[str, Any] = {}
+    if how == "selective":
+        given["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    block.forward = partial(  # type: ignore[method-assign]
+        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **given
+    )
+
+
+@dataclass(frozen=True)
+class _Fsdp:
+    """How parameters are sharded; a mesh of None: they are not."""
+
+    dense: DeviceMesh | None
+    experts: DeviceMesh | None
+    precision: MixedPrecisionPolicy
+    offload: OffloadPolicy
+    reshard: bool
+
+    @classmethod
+    def over(cls, ranks: Ranks, computing: Computing) -> _Fsdp:
+        mesh, dims = ranks.mesh, ranks.dims
+        assert mesh is not None
+        dense = experts = None
+        if dims.reduced > 1 or computing.offload:
+            flat = mesh["dp_shard", "ep", "cp"]._flatten("fsdp")
+            dense = flat
+            if dims.dp_replicate > 1:
+                dense = DeviceMesh._concatenate([mesh["dp_replicate"], flat])
+        if dims.data > dims.ep:
+            experts = (
+                mesh["dp_replicate", "dp_shard"] if dims.dp_replicate > 1 else mesh["dp_shard"]
+            )
+        half = computing.dtype if computing.dtype != torch.float32 else None
+        return cls(
+            dense,
+            experts,
+            MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False),
+            CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+            if computing.offload
+            else OffloadPolicy(),
+            dims.zero == 3,
+        )
+
+    def shard(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh | None,
+        apart: set[nn.Parameter] | None = None,
+    ) -> None:
+        """Shard the parameters of a module that are not sharded yet, but for those ``apart``."""
+        if mesh is not None:
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=self.precision,
+                offload_policy=self.offload,
+                reshard_after_forward=self.reshard,
+                ignored_params=apart,
+            )

@@ -1,0 +1,165 @@
+"""Layouts: what is said once, what divides what, and what is picked for a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bootstrap.manifest import Data, Model
+from node.island_settings import IslandSettings
+from node.trainer.context import positions
+from node.trainer.dims import ParallelDims, choose
+from node.trainer.model_moe import balance_loss
+from node.trainer.pipeline import rank_of_stage
+
+MODEL = Model(d_model=64, n_layers=4, n_heads=8, n_kv_heads=4, d_ff=176)
+MOE = Model(d_model=64, n_layers=4, n_heads=8, n_kv_heads=4, d_ff=176, experts=8)
+DATA = Data(seq_len=128, batch_size=8)
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("sizes", "model", "message"),
+    [
+        ({"tp": 3}, MODEL, "--tp 3 does not divide n_heads 8"),
+        ({"tp": 8}, MODEL, "--tp 8 does not divide n_kv_heads 4"),
+        ({"pp": 8}, MODEL, "--pp 8 with --schedule 1f1b makes 8 stages, the model has 4 layers"),
+        ({"pp": 4, "schedule": "zbv"}, MODEL, "makes 8 stages"),
+        ({"cp": 8}, MODEL, "--attention ulysses does not divide n_kv_heads 4; use --attention"),
+        ({"cp": 3, "attention": "ring"}, MODEL, "--cp 3 does not divide seq_len 128 into 6"),
+        ({"dp_shard": 16}, MODEL, "more than the 8 sequences of an inner step"),
+        ({"pp": 2, "dp_shard": 8}, MODEL, "--pp 2 times 8 data ranks does not divide the 8"),
+        ({"ep": 2, "dp_shard": 2}, MODEL, "--ep 2: the run's model has no experts"),
+        ({"ep": 4, "dp_shard": 2}, MOE, "--ep 4 does not divide --dp-shard 2"),
+        ({"ep": 3, "dp_shard": 3}, MOE, "--ep 3 does not divide experts 8"),
+        ({"tp": 2}, MOE, "--tp 2: a mixture of experts is laid out by --ep"),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_flag(
+    sizes: dict[str, Any], model: Model, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        ParallelDims(**sizes).check(model, DATA)
+
+
+def test_documents_need_whole_sequences() -> None:
+    apart = MODEL.model_copy(update={"attention": "document"})
+    ParallelDims(tp=2, dp_shard=2).check(apart, DATA)
+    with pytest.raises(ValueError, match=r"--cp 2: model\.attention"):
+        ParallelDims(cp=2).check(apart, DATA)
+
+
+def test_a_layout_has_a_name_that_makes_it_again() -> None:
+    dims = ParallelDims(dp_replicate=2, dp_shard=4, ep=2, pp=2)
+    assert str(dims) == "pp=2,ddp=2,fsdp=4,ep=2"
+    assert dims.size == 16
+    assert (dims.data, dims.reduced, dims.stages) == (8, 8, 2)
+    assert list(dims.axes.values()) == [2, 2, 2, 2, 1, 1]
+    again, why = IslandSettings(layout=str(dims)).dims(
+        16, 1, GIB, 0, MOE, Data(seq_len=128, batch_size=16)
+    )
+    assert (again, why) == (dims, "")
+    assert str(ParallelDims()) == "single"
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "ranks"),
+    [
+        ({}, 0, 1),
+        ({}, 8, 8),
+        ({"nproc": 4}, 0, 4),
+        ({"layout": "fsdp=2,tp=2"}, 0, 4),
+        ({"layout": "single"}, 8, 1),
+        ({"tp": 2}, 0, 2),
+        ({"tp": 2}, 8, 8),  # fsdp takes the rest
+        ({"dp_shard": 4, "ep": 2}, 0, 4),
+        ({"layout": "auto", "nproc": 4}, 0, 4),
+    ],
+)
+def test_how_many_ranks_there_are(given: dict[str, Any], devices: int, ranks: int) -> None:
+    assert IslandSettings(**given).ranks_wanted(devices) == ranks
+
+
+def test_ranks_that_the_layout_leaves_idle() -> None:
+    with pytest.raises(ValueError, match=r"4 ranks \(fsdp=2,tp=2\) does not fill 8 ranks"):
+        IslandSettings(layout="fsdp=2,tp=2").ranks_wanted(8)
+    with pytest.raises(ValueError, match=r"does not fill 3 ranks \(--nproc 3\)"):
+        IslandSettings(nproc=3, tp=2).ranks_wanted(0)
+
+
+@pytest.mark.parametrize("layout", ["tp", "tp=0", "tp=two", "fsdp=2,zp=2", "tp=2,tp=2", "Auto"])
+def test_a_layout_that_is_none(layout: str) -> None:
+    with pytest.raises(ValidationError, match="layout"):
+        IslandSettings(layout=layout)
+
+
+def test_a_size_is_said_once() -> None:
+    with pytest.raises(ValidationError, match="--layout tp=2 leaves no room for --pp"):
+        IslandSettings(layout="tp=2", pp=2)
+
+
+def test_the_rest_is_sharded() -> None:
+    dims, _ = IslandSettings(tp=2, zero=2).dims(8, 1, GIB, 0, MODEL, DATA)
+    assert (dims.tp, dims.dp_shard, dims.zero) == (2, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "parameters", "expected"),
+    [
+        (1, 1, 10**6, "single"),
+        (4, 1, 10**6, "ddp=4"),
+        (4, 1, 10**9, "fsdp=4"),
+        (8, 2, 10**9, "ddp=2,fsdp=4"),  # within a host
+        (8, 2, 2 * 10**9, "fsdp=8"),
+        (16, 1, 10**6, "ddp=8,tp=2"),  # 8 sequences a step
+        (16, 1, 10**9, "fsdp=8,tp=2"),
+    ],
+)
+def test_auto_picks_by_memory_and_batch(
+    ranks: int, hosts: int, parameters: int, expected: str
+) -> None:
+    dims, why = choose(ranks, hosts, parameters, 8 * GIB, MODEL, DATA)
+    assert str(dims) == expected
+    assert dims.size == ranks
+    assert why.startswith(expected)
+    assert "8.0 GiB a device" in why
+    dims.check(MODEL, DATA)
+
+
+def test_auto_gives_experts_their_own_axis() -> None:
+    dims, _ = choose(4, 1, 10**6, 8 * GIB, MOE, DATA)
+    assert (dims.dp_shard, dims.ep) == (4, 4)
+
+
+def test_auto_says_when_nothing_fits() -> None:
+    with pytest.raises(ValueError, match="--layout auto finds none for 4 ranks"):
+        choose(4, 1, 10**12, 8 * GIB, MODEL, DATA)
+
+
+@pytest.mark.parametrize("kind", ["ulysses", "ring"])
+def test_each_token_is_somewhere_once(kind: Any) -> None:
+    parts = [positions(24, rank, 4, kind).tolist() for rank in range(4)]
+    assert sorted(token for part in parts for token in part) == list(range(24))
+    assert {len(part) for part in parts} == {6}
+    if kind == "ring":  # as many pairs of query and key for each
+        assert len({sum(part) for part in parts}) == 1
+
+
+def test_stages_of_a_v() -> None:
+    dims = ParallelDims(pp=3, schedule="zbv")
+    assert [rank_of_stage(dims, stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert [rank_of_stage(ParallelDims(pp=3, schedule="interleaved"), s) for s in range(6)] == [
+        0, 1, 2, 0, 1, 2,
+    ]  # fmt: skip
+
+
+def test_balance_is_one_where_all_experts_work_alike() -> None:
+    import torch
+
+    scores = torch.full((1, 4, 4), 0.25)
+    even = torch.tensor([[[0, 1], [2, 3], [0, 1], [2, 3]]])
+    torch.testing.assert_close(balance_loss(scores, even), torch.ones(1))
+    skewed = torch.tensor([0.7, 0.1, 0.1, 0.1]).expand(1, 4, 4)
+    assert balance_loss(skewed, torch.zeros(1, 4, 1, dtype=torch.int64)) > 2
