@@ -81,6 +81,20 @@ def _peers(value: object) -> object:
     return tuple(str(address) for address in addresses)
 
 
+def _sinks(value: object) -> object:
+    """Repeats, or in one text separated by spaces: ``KIND:WHERE`` each."""
+    if not value:
+        return ()
+    from node.monitor.sinks import split
+
+    values = value.split() if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+        return value
+    for item in values:
+        split(item)
+    return tuple(values)
+
+
 _SPEED = re.compile(
     r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
 )
@@ -244,6 +258,12 @@ class NodeConfig(IslandSettings):
     seconds: float = Field(default=0.0, ge=0, description="Stop after so many seconds; 0: never.")
     rounds: int = Field(
         default=0, ge=0, description="Stop after so many rounds; 0: when the run ends."
+    )
+    sink: Annotated[tuple[str, ...], BeforeValidator(_sinks)] = Field(
+        default=(),
+        max_length=16,
+        description="Write figures of steps and rounds to jsonl:PATH, tensorboard:DIR or "
+        "wandb:PROJECT as well; repeats work.",
     )
     json_log: bool = Field(default=False, description="Log JSON lines instead of text.")
 

@@ -15,6 +15,7 @@ from node.config import NodeConfig
 
 Command = Callable[..., None]
 PLACES = ("data",)  # a path or a URL
+LISTS = {"peers": "ADDRESS", "sink": "KIND:WHERE"}  # may be repeated
 ADDRESSES = ("listen", "public_addr", "api", "dashboard")
 
 
@@ -69,8 +70,8 @@ def _kind(key: str, field: FieldInfo) -> tuple[Any, str | None]:
     hint = field.annotation
     if hint is bool:
         return bool | None, None
-    if key == "peers":
-        return list[str] | None, "ADDRESS"
+    if key in LISTS:
+        return list[str] | None, LISTS[key]
     if key in PLACES:
         return str | None, "PATH"
     if get_origin(hint) is Literal:

@@ -32,6 +32,7 @@ from node.monitor.console import Console
 from node.monitor.events import EventLog, PeerRefused, Started, Stopping
 from node.monitor.history import History
 from node.monitor.machine import Machine
+from node.monitor.sinks import Sinks, open_sink, told
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
 from node.own_address import addresses, hostport, outward_address
@@ -104,6 +105,10 @@ class Daemon:
                 sys.stdout, as_json=self.config.json_log, dashboard_key=self.dashboard_key
             )
             events.subscribe(console)
+            if self.config.sink:
+                sinks = Sinks({text: open_sink(text) for text in self.config.sink}, told(events))
+                events.subscribe(sinks)
+                stack.push_async_callback(sinks.aclose)
             pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
             # beside the event loop, which still has to hear a second Ctrl-C
             stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)

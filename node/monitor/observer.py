@@ -75,6 +75,7 @@ class Observer:
         self._answered = time.monotonic()
         self._seen: dict[PeerId, bool] = {}
         self._failed: dict[PeerId, float] = {}  # since when
+        self._distances: dict[PeerId, float] = {}  # to the mean, before the last merge
         self._turn = 0
         self._feed = Feed(self.state, self.log, self.history)
 
@@ -210,7 +211,13 @@ class Observer:
             if alive and not self._seen.get(peer):
                 said = island.announce
                 self.log.emit(
-                    PeerJoined(peer=peer, name=said.name, role=said.role, region=said.region)
+                    PeerJoined(
+                        peer=peer,
+                        name=said.name,
+                        role=said.role,
+                        region=said.region,
+                        version=said.version,
+                    )
                 )
             elif not alive and self._seen.get(peer):
                 self.log.emit(PeerLeft(peer=peer, reason="silent, or left"))
@@ -229,6 +236,7 @@ class Observer:
         states = Counter(one.state for one in there)
         losses = {one.peer: one.loss for one in islands if one.loss}
         before, found = self._spread(head - 1, islands)
+        self._distances = {peer: to_mean for peer, (to_mean, _) in found.items()}
         validation = [one.validation_loss for one in there if one.validation_loss]
         self.log.emit(
             RoundDone(
@@ -258,7 +266,7 @@ class Observer:
 
     def _spread(
         self, round_: int, islands: Sequence[Announce]
-    ) -> tuple[float | None, dict[PeerId, tuple[float | None, float | None]]]:
+    ) -> tuple[float | None, dict[PeerId, tuple[float, float]]]:
         """How far apart the islands were before a round's merge, by the sketches they publish."""
         import torch
 
@@ -298,6 +306,7 @@ class Observer:
                     total_tokens=said.total_tokens,
                     link="direct" if measured and measured.round_trip else "none",
                     rtt_s=measured.round_trip if measured else None,
+                    distance=self._distances.get(peer),
                     upload=said.upload,
                     download=said.download,
                     agrees=said.state == usual

@@ -30,7 +30,7 @@ class Monitor(App[int]):
     #header { height: 2; padding: 0 1; background: $panel; }
     #alarms { height: auto; max-height: 6; padding: 0 1; }
     .row { height: 9; }
-    .row Static { width: 1fr; padding: 0 1; border: round $primary-darken-2; }
+    .row Static { width: 1fr; height: 100%; padding: 0 1; border: round $primary-darken-2; }
     #peers { height: 1fr; min-height: 5; }
     #events { height: 7; border-top: solid $primary-darken-2; padding: 0 1; }
     """
@@ -108,7 +108,9 @@ class Monitor(App[int]):
         state, columns = picture["state"], picture["history"]["columns"]
         paused = "  (paused)" if self.paused else ""
         self._put("header", drawing.header(picture, self.source.title + paused))
-        self._put("alarms", drawing.alarms(state))
+        alarms = drawing.alarms(state)
+        self.query_one("#alarms", Static).display = bool(alarms)
+        self._put("alarms", alarms)
         loss = [
             training if validation is None else validation
             for training, validation in zip(
@@ -117,7 +119,7 @@ class Monitor(App[int]):
         ]
         self._put("loss", drawing.curve("loss", loss, self._room("loss"), CHART_ROWS))
         apart = drawing.curve(
-            "consensus: distance to the mean before each merge",
+            "consensus, before merges",
             columns["consensus"],
             self._room("consensus"),
             CHART_ROWS,

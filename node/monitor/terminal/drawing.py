@@ -27,7 +27,7 @@ def header(picture: Mapping[str, Any], title: str) -> Text:
     """Run, round of how many, time left, who is there, whether states agree."""
     state = picture["state"]
     run, rounds, training = state["run"], state["rounds"], state["training"]
-    text = Text(no_wrap=False)
+    text = Text(no_wrap=True, overflow="ellipsis")
     text.append(clean(run["label"]) if run and run["label"] else "no run yet", "bold")
     done = rounds["committed"]
     total = run["total_rounds"] if run else 0
@@ -86,7 +86,7 @@ def _fitted(values: Sequence[float | None], count: int) -> list[float | None]:
 def curve(title: str, values: Sequence[float | None], width: int, height: int) -> Text:
     """A chart with its newest, largest and smallest value."""
     known = [value for value in values if value is not None]
-    text = Text()
+    text = Text(no_wrap=True, overflow="ellipsis")
     text.append(title, "bold")
     if not known:
         return text.append("  nothing yet", "dim")
@@ -98,15 +98,21 @@ def curve(title: str, values: Sequence[float | None], width: int, height: int) -
 
 def rounds(rows: Sequence[Mapping[str, Any]], width: int, height: int) -> Text:
     """The newest rounds as bars by phase, the latest first, with who was dropped."""
-    text = Text(no_wrap=True)
-    text.append("rounds  ", "bold")
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append("rounds ", "bold")
     for name, mark, style in PHASES:
-        text.append(f"{mark} ", style)
-        text.append(f"{name} ", "dim")
+        text.append(f" {mark}", style)
+        text.append(name, "dim")
     shown = list(rows)[-max(0, height - 1) :][::-1]
     longest = max((sum(row["phases"].values()) for row in shown), default=0.0) or 1.0
     for row in shown:
         text.append(f"\n{row['round']:>5} ")
+        if not row["phases"]:  # an observer sees none
+            told = f"{row['members']}/{row['live']} islands"
+            if row["consensus"] is not None:
+                told += f", {row['consensus']:.4f} apart before"
+            text.append(told)
+            continue
         room = max(8, width - 30)
         for name, mark, style in PHASES:
             text.append(mark * round(row["phases"].get(name, 0.0) / longest * room), style)
@@ -118,7 +124,12 @@ def rounds(rows: Sequence[Mapping[str, Any]], width: int, height: int) -> Text:
 
 def node(state: Mapping[str, Any]) -> Text:
     """This node's health, traffic, trust and machine."""
-    lines = Text(no_wrap=True)
+    lines = Text(no_wrap=True, overflow="ellipsis")
+    if state["node"]["role"] == "observer":
+        lines.append("observer  ", "bold")
+        lines.append("takes part in nothing", "green")
+        speed = sum(peer["tokens_per_second"] for peer in state["peers"])
+        return lines.append(f"\nall islands: {speed:,.0f} tokens/s")
     lines.append("this node  ", "bold")
     health = state["health"]
     good = "ok" if health["healthy"] else "; ".join(map(clean, health["reasons"]))

@@ -1,0 +1,230 @@
+"""Figures of rounds and inner steps to where others look at them: ``--sink KIND:WHERE``.
+
+==========================  =====================================================================
+``jsonl:PATH``              a JSON object a line, appended
+``tensorboard:DIR``         TensorBoard's event files (extra ``tensorboard``)
+``wandb:PROJECT``           Weights & Biases (extra ``wandb``); ``WANDB_MODE=offline`` works
+==========================  =====================================================================
+
+Writing happens on a thread with a bounded queue: a slow or broken sink costs figures and no time.
+One that fails is told of once and left out from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from bootstrap.validation import bad_config
+from node.errors import operator_error
+from node.monitor.events import EventLog, Notice, Record, RoundDone, Step
+from protocols.errors import OperatorError
+
+KINDS = ("jsonl", "tensorboard", "wandb")
+MAX_WAITING = 4096  # figures; more are dropped
+CLOSE_S = 10.0
+
+_STEP = ("loss", "grad_norm", "lr", "tokens_per_second", "mfu")
+_ROUND = (
+    "loss", "validation_loss", "consensus", "consensus_after", "members", "live", "agreeing",
+    "tokens", "sync_s", "wait_s", "utilisation", "sent_bytes", "received_bytes", "raw_bytes",
+)  # fmt: skip
+
+
+class Sink(Protocol):
+    """Takes figures; called on one thread."""
+
+    def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
+        """Figures of one inner step or round: ``axis`` says which, ``at`` is its number."""
+        ...
+
+    def close(self) -> None:
+        """Everything is written when this returns."""
+        ...
+
+
+def split(text: str) -> tuple[str, str]:
+    """``KIND:WHERE`` as a pair; raises ``ValueError`` that says what is wrong."""
+    kind, _, where = text.partition(":")
+    if kind not in KINDS:
+        raise ValueError(f"{text!r} must be KIND:WHERE, with a KIND of " + ", ".join(KINDS))
+    if not where:
+        raise ValueError(f"{text!r} does not say where, as in {kind}:NAME")
+    return kind, where
+
+
+def figures(record: Record) -> tuple[str, int, dict[str, float]] | None:
+    """What there is to plot in an event: axis, number, values by name; None for most events."""
+    match record.event:
+        case Step() as step:
+            return "step", step.step, _named("train", step, _STEP)
+        case RoundDone() as done:
+            found = _named("round", done, _ROUND)
+            found |= {f"phase/{name}_s": seconds for name, seconds in done.phases.items()}
+            return "round", done.round, found
+    return None
+
+
+def _named(group: str, event: Any, names: Sequence[str]) -> dict[str, float]:
+    values = {name: getattr(event, name) for name in names}
+    return {f"{group}/{name}": value for name, value in values.items() if value is not None}
+
+
+class JsonlSink:
+    """A line of JSON for every step and round."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise bad_config(
+                f"cannot write {path}",
+                error.strerror or str(error),
+                "give another file with --sink jsonl:PATH",
+            ) from error
+
+    def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
+        """Append one line."""
+        line = {"time": round(when, 3), axis: at, **figures}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorboardSink:
+    """TensorBoard's event files. Raises OperatorError E605 without the library."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", "tensorboardX") from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
+        """A scalar each, with the step's or round's number."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, global_step=at, walltime=when)
+
+    def close(self) -> None:
+        """Flush."""
+        self._writer.close()
+
+
+class WandbSink:
+    """A run of Weights & Biases, as its own environment variables say. Raises E605 without it."""
+
+    def __init__(self, project: str) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise _missing("wandb", "wandb") from error
+        settings = wandb.Settings(console="off", disable_git=True, quiet=True)
+        self._run = wandb.init(project=project, settings=settings)
+        for axis, groups in (("step", ("train/*",)), ("round", ("round/*", "phase/*"))):
+            self._run.define_metric(axis)
+            for group in groups:
+                self._run.define_metric(group, step_metric=axis)
+
+    def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
+        """One entry; the axis is a figure of its own."""
+        self._run.log({axis: at, **figures})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def _missing(extra: str, library: str) -> OperatorError:
+    return operator_error(
+        "E605",
+        f"--sink {extra}: needs {library}",
+        why="it is not installed",
+        fix=f"pip install 'atoll[{extra}]'",
+    )
+
+
+def open_sink(text: str) -> Sink:
+    """The sink that ``KIND:WHERE`` means. Raises OperatorError where it cannot be."""
+    kind, where = split(text)
+    if kind == "jsonl":
+        return JsonlSink(Path(where).expanduser())
+    if kind == "tensorboard":
+        return TensorboardSink(Path(where).expanduser())
+    return WandbSink(where)
+
+
+class Sinks:
+    """A subscriber of the event log that hands figures to sinks, on a thread of its own.
+
+    ``failed`` is told, in the event loop, of a sink that is left out from then on.
+    """
+
+    def __init__(self, sinks: Mapping[str, Sink], failed: Callable[[str, Exception], None]) -> None:
+        self.dropped = 0
+        self._sinks = dict(sinks)
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.Queue[Record | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._work, name="atoll-sinks", daemon=True)
+        self._thread.start()
+
+    def __call__(self, record: Record) -> None:
+        """Queue a record that has figures."""
+        if isinstance(record.event, Step | RoundDone):
+            try:
+                self._queue.put_nowait(record)
+            except queue.Full:
+                self.dropped += 1
+
+    async def aclose(self) -> None:
+        """Write what is queued and close; gives up after :data:`CLOSE_S` seconds."""
+
+        def finish() -> None:
+            try:
+                self._queue.put(None, timeout=CLOSE_S)
+            except queue.Full:
+                return  # it hangs: what is left is lost with the process
+            self._thread.join(CLOSE_S)
+
+        await asyncio.to_thread(finish)
+
+    def _work(self) -> None:
+        while (record := self._queue.get()) is not None:
+            found = figures(record)
+            if found is not None:
+                axis, at, values = found
+                self._each(lambda sink: sink.write(axis, at, record.time, values))  # noqa: B023
+        self._each(lambda sink: sink.close())
+
+    def _each(self, do: Callable[[Sink], None]) -> None:
+        for name, sink in list(self._sinks.items()):
+            try:
+                do(sink)
+            except Exception as error:  # noqa: BLE001  # a library's own: training is not its business
+                del self._sinks[name]
+                self._tell(name, error)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._failed, name, error)
+        except RuntimeError:
+            return  # the loop has ended
+
+
+def told(events: EventLog) -> Callable[[str, Exception], None]:
+    """What :class:`Sinks` tells of a sink that failed, as an event."""
+
+    def tell(name: str, error: Exception) -> None:
+        events.emit(Notice(text=f"--sink {name} is left out: {type(error).__name__}: {error}"))
+
+    return tell
