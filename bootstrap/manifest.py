@@ -29,9 +29,10 @@ from bootstrap.validation import check, explain, read_toml
 from protocols.envelope import open_envelope, seal
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import Identity, PeerId
-from protocols.messages import ManifestText
+from protocols.messages import MAX_FRAGMENTS, ManifestText
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
+MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
 PURPOSE = "manifest"
 NEVER = 253_402_300_800.0  # the year 10000: a run's description does not expire
 
@@ -51,8 +52,16 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """A Llama-style decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention)."""
+    """A Llama-style decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention).
 
+    Or a causal language model of the ``transformers`` library (``kind`` "hf"), which ``config``
+    describes: its config.json. Then vocabulary, length and number of layers repeat what it says.
+    """
+
+    kind: Literal["llama", "hf"] = "llama"
+    config: str = Field(default="", max_length=MAX_CONFIG_BYTES)
+    # BLAKE3 of the parameters a run starts from, where they are not made from the seed
+    initial: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     vocab_size: int = Field(default=256, ge=2, le=1_000_000)
     d_model: int = Field(default=64, ge=8, le=65_536)
     n_layers: int = Field(default=2, ge=1, le=1024)
@@ -69,6 +78,12 @@ class Model(Section):
     document_end: int = Field(default=0, ge=0, le=2**32 - 1)  # the token that ends a document
     # "document": a token sees its own document only, and a document's first one is no target
     attention: Literal["causal", "document"] = "causal"
+
+    @model_validator(mode="after")
+    def _config(self) -> Model:
+        if (self.kind == "hf") != bool(self.config):
+            raise ValueError("model.config and model.kind = 'hf' come together: see --hf-config")
+        return self
 
     @model_validator(mode="after")
     def _heads(self) -> Model:
@@ -145,6 +160,12 @@ class Rounds(Section):
 
     inner_steps: int = Field(default=50, ge=1, le=100_000)  # H of the fastest island
     overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
+    # the model is merged whole, or in so many fragments that take turns (streaming): then results
+    # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
+    # inner_steps), and islands keep `alpha` of what sets them apart from the merged fragment
+    fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    tau: int = Field(default=0, ge=0)
+    alpha: float = Field(default=0.5, ge=0, lt=1)
     total_rounds: int = Field(default=60, ge=1)
     codec: CodecChoice = "int4"
     # for "auto": which of them, the finest first; chosen for each round by the measured links
@@ -152,6 +173,9 @@ class Rounds(Section):
     exposed: float = Field(default=0.05, gt=0, le=1)  # share of a round "auto" lets it wait
     # how much of what a coarse codec lost is added to what is sent next
     feedback: float = Field(default=0.95, ge=0, le=1)
+    # whether parts pass through one member of each site (``region``), or of each row of a grid
+    groups: Literal["none", "region", "grid"] = "none"
+    max_group: int = Field(default=64, ge=4, le=512)  # more members than that stand in a grid
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
     grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late
     min_grace_s: float = Field(default=1.0, ge=0)
@@ -188,6 +212,16 @@ class Rounds(Section):
     def _overlap(self) -> Rounds:
         if self.overlap_steps > self.inner_steps // 4:
             raise ValueError("rounds.overlap_steps exceeds a quarter of rounds.inner_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Rounds:
+        if self.fragments > self.inner_steps:
+            raise ValueError("rounds.fragments exceeds rounds.inner_steps: each needs a turn")
+        if self.tau > self.inner_steps // 4:
+            raise ValueError("rounds.tau exceeds a quarter of rounds.inner_steps")
+        if self.fragments > 1 and self.overlap_steps:
+            raise ValueError("rounds.overlap_steps is for whole models; with fragments set tau")
         return self
 
 
@@ -247,6 +281,24 @@ class Manifest(Section):
     script: Script = Script()
 
     @model_validator(mode="after")
+    def _groups(self) -> Manifest:
+        if self.rounds.groups == "none":
+            return self
+        coarse = [name for name in self.rounds.allowed_codecs if name in COARSE]
+        if coarse:
+            raise ValueError(
+                f"rounds.groups with codec {coarse[0]}: nobody could send later what is lost where "
+                "a group's sum is encoded; use int4 or a finer codec"
+            )
+        if self.merge.trust != "friendly" or self.merge.rule not in ("auto", "mean", "clip"):
+            raise ValueError(
+                "rounds.groups with merge.trust open, or a rule that judges every contribution by "
+                "itself: relays add them up before; set rounds.groups to none, or merge.rule to "
+                "clip and merge.trust to friendly"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _momentum(self) -> Manifest:
         sparse = [name for name in self.rounds.allowed_codecs if name in SPARSE]
         if sparse and (self.outer.momentum or self.outer.momentum_start):
@@ -254,6 +306,18 @@ class Manifest(Section):
                 f"codec {sparse[0]} with outer.momentum: what comes late by feedback would "
                 "be carried on as if it were new; set outer.momentum and outer.momentum_start to 0 "
                 "(and outer.lr to 1), or use int2"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fragments(self) -> Manifest:
+        count = self.rounds.fragments
+        if count > 1 and self.script.layout:
+            raise ValueError("rounds.fragments: the model of a script is merged as a whole")
+        if count > max(1, self.model.n_layers):
+            raise ValueError(
+                f"rounds.fragments {count} exceeds model.n_layers {self.model.n_layers}: "
+                "a fragment has at least one layer"
             )
         return self
 

@@ -1,6 +1,6 @@
 """One round at one member, from the first "ready" to the certificate. Sans-IO.
 
-Events and ``now`` go in, instructions come out; :mod:`gossip.driver` carries them out. What is
+Events and ``now`` go in, instructions come out; :mod:`gossip.chain` carries them out. What is
 decided and why it cannot be decided twice is :mod:`gossip.agreement`; what a plan contains is
 :mod:`gossip.planning`; this file is about *when*: when a leader proposes, when a silent one is
 passed over, when the survivors stop waiting for a majority.

@@ -22,6 +22,11 @@ def fragments(announce: Announce) -> int:
     return 1 + len(announce.others)
 
 
+def progress(announce: Announce) -> int:
+    """Rounds committed, of all fragments together: which of two announcements is the newer one."""
+    return announce.round + sum(standing.round for standing in announce.others)
+
+
 def with_places(announce: Announce, places: Sequence[Place]) -> Announce:
     """The announcement of a node that stands at these places, one for each fragment.
 

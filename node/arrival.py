@@ -17,6 +17,7 @@ from gossip.agreement import Place
 from gossip.certificate import genesis
 from gossip.lineage import Lineage, Offload, prove
 from gossip.presence import open_announce
+from gossip.standing import fragments, progress, seen_from
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import standing_after
@@ -88,12 +89,13 @@ class Arrival:
     greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
     untrue: Callable[[PeerId, str], None]  # told of who shows a history that does not verify
     offload: Offload
+    fragments: int = 1  # of the run
     _greeted: set[PeerId] = field(default_factory=set)
 
     async def fetch(
-        self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress
+        self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress, fragment: int = 0
     ) -> Arrived:
-        """Fill ``base`` and ``momentum`` (fp32 [N] each) with the swarm's state.
+        """Fill ``base`` and ``momentum`` (fp32 [N] each) with the swarm's state of a fragment.
 
         The heaviest state whose history verifies is taken. Raises OperatorError E502 when none
         could be had in time, E206 when nobody shows a history that holds.
@@ -104,10 +106,10 @@ class Arrival:
         untrue = 0  # in a row: looks that brought lies alone
         for pause in backoff(random.Random(), first=0.2, last=5.0):
             wrong = ""
-            for target in targets(await self.look()):
+            for target in targets(seen_from(a, fragment) for a in await self.look()):
                 await self._introduce(target.sources)
                 try:
-                    state = await self._standing(target)
+                    state = await self._standing(target, fragment)
                     download = await download_state(
                         self.transport,
                         target.sources,
@@ -117,6 +119,7 @@ class Arrival:
                         base,
                         momentum,
                         progress=progress,
+                        fragment=fragment,
                         offer_timeout=OFFER_TIMEOUT_S,
                     )
                 except RemoteProtocolError as error:
@@ -149,8 +152,10 @@ class Arrival:
             for envelope in envelopes:
                 with contextlib.suppress(ProtocolError):  # too old: others remain
                     announce = open_announce(envelope, self.run, self.wall()).message
+                    if fragments(announce) != self.fragments:
+                        continue
                     known = found.get(announce.peer)
-                    if known is None or announce.round >= known.round:
+                    if known is None or progress(announce) >= progress(known):
                         found[announce.peer] = announce
                         self.learned(announce)
             if len(found) > 1:
@@ -170,24 +175,31 @@ class Arrival:
                 if peer not in self._greeted:
                     group.create_task(one(peer))
 
-    async def _standing(self, target: Target) -> OuterState:
+    async def _standing(self, target: Target, fragment: int) -> OuterState:
         """The place in the chain, verified from the creator on.
 
         Raises RemoteProtocolError where a source answers and none can prove it, TransportError
         where none answers.
         """
         if target.round == 0:
-            place = Place(self.run, 0, 0, genesis(self.run), target.state, 0)
+            place = Place(self.run, fragment, 0, genesis(self.run), target.state, 0)
             if (target.head, target.work) != (place.previous, place.work):
                 raise Stale("a first round that builds on something")
-            return OuterState(place, (self.creator,), None, Lineage(self.run, (self.creator,)))
+            lineage = Lineage(self.run, (self.creator,), fragment)
+            return OuterState(place, (self.creator,), None, lineage)
         claim = (target.round, target.head, target.work)
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
         for peer in target.sources:
             try:
                 found = await prove(
-                    self.transport, peer, self.run, (self.creator,), claim, self.offload
+                    self.transport,
+                    peer,
+                    self.run,
+                    (self.creator,),
+                    claim,
+                    self.offload,
+                    fragment=fragment,
                 )
                 return standing_after(*found)
             except RemoteProtocolError as error:

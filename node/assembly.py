@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import torch
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from gossip.chain import Chain
 from gossip.driver import Swarm
 from gossip.exchange import Wiring
+from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership
@@ -18,16 +22,19 @@ from gossip.planning import Rules
 from gossip.presence import Presence
 from node import __version__
 from node.conductor import Conductor
+from node.entrance import Run
 from node.hardware import Hardware, training
 from node.island import Island
 from node.mixing import mix_of
 from node.monitor.events import Notice
 from node.replica import OuterReplica
+from node.residual import Residual
 from node.saving import Restored
 from node.script.attached import Attached
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline
 from node.trainer.settings import TrainerSettings
+from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -40,26 +47,53 @@ MAX_KEPT = 256  # rounds
 MIN_WAIT_S = 1.0  # the trainer waits at least so long for a merge before it trains on
 
 
+def make_replicas(
+    node: Node, run: Run, layout: Outline, vectors: SharedVectors
+) -> tuple[OuterReplica, ...]:
+    """The outer state of every fragment, each a part of the vectors; there is nothing in it yet."""
+    manifest = run.manifest
+    momentum = torch.zeros(layout.size)
+    replicas = []
+    for fragment, cut in enumerate(layout.cuts):
+        here = slice(cut.start, cut.stop)
+        replica = OuterReplica(
+            manifest,
+            node.identity.peer_id,
+            vectors,
+            momentum[here],
+            RangeCodec(manifest.rounds.allowed_codecs[0], cut.dense),
+            node.offload,
+            (run.signed.creator,),
+            fragment,
+            here,
+        )
+        if node.config.role == "island" and manifest.rounds.feeds_back:
+            replica.residual = Residual(cut.size, manifest.rounds.feedback)
+        replicas.append(replica)
+    return tuple(replicas)
+
+
 def make_swarm(
     node: Node,
     manifest: Manifest,
-    replica: OuterReplica,
-    codec: RangeCodec,
+    replicas: Sequence[OuterReplica],
     hooks: Hooks,
     *,
     newcomer: bool,
-    lineage: Lineage | None,
+    lineages: Sequence[Lineage | None],
 ) -> Swarm:
     """This node's membership; ``newcomer``: others have yet to let it take part.
 
-    ``lineage`` leads to where the replica stands; None: to the first round.
+    ``replicas`` are those of fragments 0, 1, …; the lineages lead to where they stand, None: to
+    the first round.
     """
-    run, rules, size = manifest.run_id, manifest.rounds, len(replica.base)
+    run, rules = manifest.run_id, manifest.rounds
+    encoded = sum(replica.codec.encoded_size(0, len(replica.base)) for replica in replicas)
     wiring = Wiring(
         node.transport,
         node.identity,
         run,
-        codec,
+        replicas[0].codec,
         node.tasks.spawn,
         node.offload,
         time.monotonic,
@@ -68,46 +102,67 @@ def make_swarm(
     def proof(peer: PeerId) -> bytes:
         return admission(node.config.invitation, run, peer)
 
-    chain = Chain(
+    me = node.identity.peer_id
+    presence = Presence(
         wiring,
-        replica,
-        Rules(
-            size=size,
-            codecs=rules.allowed_codecs,
-            encoded_bytes=codec.size_as,
-            exposed=rules.exposed,
-            overlapped=rules.overlap_steps / rules.inner_steps,
-            quorum=rules.quorum,
-            grace_fraction=rules.grace_fraction,
-            min_grace_s=rules.min_grace_s,
-            mix=mix_of(manifest.merge),
-        ),
-        Presence(
-            wiring,
-            Membership(replica.me),
-            _first_announcement(node, replica, newcomer, proof(replica.me)),
-            lambda: (replica.place,),
-            wall=lambda: time.time() + node.clocks.offset,
-            admission=proof,
-        ),
-        hooks,
-        keep_rounds=max(
-            rules.replay_rounds, min(MAX_KEPT, KEPT_BYTES // codec.encoded_size(0, size))
-        ),
-        ledger_directory=node.home.root,
-        known_lineage=lineage,
-        new_identity=node.new_key,
+        Membership(me),
+        _first_announcement(node, replicas[0], newcomer, proof(me)),
+        lambda: [replica.place for replica in replicas],
+        wall=lambda: time.time() + node.clocks.offset,
+        admission=proof,
     )
-    swarm = Swarm((chain,))
+    swarm = Swarm(
+        [
+            Chain(
+                replace(wiring, codec=replica.codec),
+                replica,
+                _rules(manifest, replica),
+                presence,
+                hooks,
+                keep_rounds=max(
+                    rules.replay_rounds,
+                    min(MAX_KEPT, KEPT_BYTES // encoded),
+                ),
+                ledger_directory=node.home.root,
+                known_lineage=lineage,
+                new_identity=node.new_key,
+            )
+            for replica, lineage in zip(replicas, lineages, strict=True)
+        ]
+    )
     node.is_member = lambda peer: peer in swarm.membership.islands
-    if replica.certificate is not None:
-        chain.ledger.add(replica.certificate, {})
+    for chain, replica in zip(swarm.chains, replicas, strict=True):
+        if replica.certificate is not None:
+            chain.ledger.add(replica.certificate, {})
     return swarm
+
+
+def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
+    rules = manifest.rounds
+    overlapped = rules.overlap_steps / rules.inner_steps
+    if rules.fragments > 1:  # they share the link
+        overlapped = min(
+            (rules.tau or rules.inner_steps // 4) / rules.inner_steps, 1 / rules.fragments
+        )
+    return Rules(
+        size=len(replica.base),
+        codecs=rules.allowed_codecs,
+        encoded_bytes=replica.codec.size_as,
+        exposed=rules.exposed,
+        overlapped=overlapped,
+        quorum=rules.quorum,
+        grace_fraction=rules.grace_fraction,
+        min_grace_s=rules.min_grace_s,
+        mix=mix_of(manifest.merge),
+        grouping=Grouping(rules.groups, rules.max_group),
+    )
 
 
 def make_conductor(
     node: Node,
-    replica: OuterReplica,
+    manifest: Manifest,
+    replicas: Sequence[OuterReplica],
+    vectors: SharedVectors,
     swarm: Swarm,
     layout: Outline,
     tokens: str,
@@ -118,7 +173,7 @@ def make_conductor(
     joined: bool,
 ) -> Conductor:
     """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
-    config, manifest = node.config, replica.manifest
+    config = node.config
     trained, why = training(config, manifest, layout.size, hardware)
     if why:
         node.events.emit(Notice(text=f"layout {why}"))
@@ -126,6 +181,8 @@ def make_conductor(
     settings = TrainerSettings(
         manifest=manifest,
         tokens=tokens,
+        cache=node.home.root / "data-cache",
+        cache_bytes=int(config.data_cache),
         evaluation=node.home.root / "evaluation.bin",
         wait_s=wait_s,
         **trained,
@@ -133,11 +190,11 @@ def make_conductor(
     script = node.daemon.script
     conductor = Conductor(
         manifest,
-        replica.me,
-        Attached(script, manifest, node.home.logs, wait_s, node.daemon.stop)
+        node.identity.peer_id,
+        Attached(script, manifest, node.home.logs, wait_s, node.leave)
         if script is not None
-        else Island(settings, replica.vectors, node.home.logs),
-        replica,
+        else Island(settings, vectors, node.home.logs),
+        tuple(replicas),
         layout,
         node.events,
         restored.path if restored else None,
@@ -148,7 +205,6 @@ def make_conductor(
     if restored is not None:
         conductor.pace.step = restored.facts.step
         conductor.pace.tokens = restored.facts.tokens
-    replica.trainer = conductor
     return conductor
 
 

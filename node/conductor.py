@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from diloco.fragments import delay_for
 from gossip.driver import Swarm
 from gossip.sketch import sketch
 from node.island import Island, TrainerDied
@@ -32,6 +33,8 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.layout import Outline
+from node.trainer.pieces import offset
+from node.turns import Turns
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 
@@ -89,7 +92,7 @@ class Conductor:
     manifest: Manifest
     me: PeerId
     island: Island
-    replica: OuterReplica
+    replicas: tuple[OuterReplica, ...]  # by fragment
     layout: Outline
     events: EventLog
     resume_dir: Path | None
@@ -98,53 +101,61 @@ class Conductor:
     pace: Pace = field(default_factory=Pace)
     swarm: Swarm | None = None
     ready: Ready | None = None
-    contributions: int = 0  # rounds in which something of ours was merged
-    snapshot_at: float = 0.0  # when the last snapshot was taken (monotonic)
     idle: float = 0.0
     _begun: bool = False
-    _free: asyncio.Event = field(default_factory=asyncio.Event)  # the vectors are ours to write
+    _beginning: bool = False
     _restarts: int = 0
     _target: int = 0
-    _since: int = 0  # inner steps since the last snapshot
+    _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
+    _transfer_s: float = 0.0  # a fragment's usual time from plan to commit
     _saved: asyncio.Future[Saved] | None = None
-    _reset_due: bool = False  # the trainer's parameters are not finite
+    _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
-        if self.resume_dir is None:
-            self._free.set()  # else only once the trainer stands where its checkpoint was made
+        fragments = len(self.replicas)
+        # rounds in which something of ours was merged, and when the last snapshot was taken
+        # (monotonic), by fragment
+        self.contributions, self.snapshot_at = [0] * fragments, [0.0] * fragments
+        # after a restart the trainer first has to stand where its checkpoint was made
+        self._turns = Turns(fragments, free=self.resume_dir is None)
+        for fragment, replica in enumerate(self.replicas):
+            replica.trainer = _Side(self, fragment)
 
-    # --- for the replica (see node.replica.Trainer) ----------------------------------------------
+    # --- for the replicas (see node.replica.Trainer) ---------------------------------------------
 
-    async def hold(self) -> int | None:
+    async def hold(self, fragment: int) -> int | None:
         """Wait until the trainer has applied the last round; then keep it from writing."""
-        while not self._free.is_set():  # somebody else may have been quicker
-            await self._free.wait()
-        self._free.clear()
+        await self._turns.take(fragment)
         if not self._begun or not self.island.alive:
             return None
-        await self.island.claim()
-        return self.island.vectors.snapshot
+        self._time_transfer(fragment)
+        await self.island.claim(fragment)
+        return self.island.vectors.snapshot(fragment)
 
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
+    async def resume(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
-        self.contributions += contributed
-        reset, self._reset_due = reset or self._reset_due, False
+        self.contributions[fragment] += contributed
+        reset = reset or fragment in self._reset_due
+        self._reset_due.discard(fragment)
+        self._turns.written(fragment)
         if not self._begun:
-            self._free.set()
+            self._turns.free(fragment)
             await self._begin()
             return
         slot, slots = self._slot()
         self._target = self._next_target()
         every = self.manifest.rounds.eval_every
-        round_ = self.replica.place.round
-        evaluate = bool(every) and round_ % every == 0
-        self._since = 0
+        round_ = self.replicas[fragment].place.round
+        evaluate = fragment == 0 and bool(every) and round_ % every == 0
+        if evaluate:  # of all fragments
+            await self._turns.all_to_read()
+        if fragment == 0:
+            self._since = 0
+        order = (self._target, slot, slots, contributed, reset, evaluate, fragment, self._tau())
         try:
-            await self.island.send(
-                Apply(round_, self._target, slot, slots, contributed, reset, evaluate)
-            )
+            await self.island.send(Apply(round_, *order))
         except ChannelClosedError:
-            self._free.set()  # its death is on its way as an event
+            self._turns.free(fragment)  # its death is on its way as an event
 
     # --- the trainer's events --------------------------------------------------------------------
 
@@ -162,7 +173,7 @@ class Conductor:
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
-                    self._free.set()
+                    self._turns.free(applied.fragment)
                     await self._reset_if_due()
                     self._restarts = 0
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
@@ -199,11 +210,13 @@ class Conductor:
         if self.ready is not None and not self._begun:
             await self._begin()
 
-    def eta(self) -> float:
-        """Seconds until the next snapshot, by the present pace."""
+    def eta(self, fragment: int) -> float:
+        """Seconds until a fragment's next snapshot, by the present pace."""
         if self.pace.steps_per_second <= 0:
             return 1e6 if not self._begun else 60.0
-        return max(0, self._target - self._since) / self.pace.steps_per_second
+        left = offset(fragment, len(self.replicas), self._target) - self._since
+        had = self.replicas[fragment].place.round > self.replicas[0].place.round
+        return max(0, left + self._target * had) / self.pace.steps_per_second
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -219,17 +232,22 @@ class Conductor:
         await self._begin()
 
     async def _begin(self) -> None:
-        in_office = self.me in self.replica.roster or self.resume_dir is not None
-        if self.ready is None or not in_office:
+        in_office = any(self.me in r.roster for r in self.replicas) or self.resume_dir is not None
+        if self.ready is None or not in_office or self._beginning:
             return  # follows the rounds until it is in office, see Conductor.resume
+        self._beginning = True
+        try:
+            await self._turns.all_to_read()
+        finally:
+            self._beginning = False
         self._begun = True
-        place, (slot, slots) = self.replica.place, self._slot()
+        (round_, *others), (slot, slots) = [r.place.round for r in self.replicas], self._slot()
         self._target = self._next_target()
         resume = str(self.resume_dir) if self.resume_dir else ""
-        self._free.clear()
+        self._turns.begin()
         await self.island.send(
             Begin(
-                place.round,
+                round_,
                 self._target,
                 slot,
                 slots,
@@ -237,7 +255,9 @@ class Conductor:
                 self.pace.tokens,
                 resume,
                 self.joined and not resume,
-                evaluate=bool(self.manifest.rounds.eval_every) and not (place.round or resume),
+                evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
+                others=tuple(others),
+                tau=self._tau(),
             )
         )
         self.resume_dir = None
@@ -247,8 +267,9 @@ class Conductor:
         self._since += 1
         swarm = self.swarm
         if swarm is not None:
+            for chain in swarm.chains:
+                chain.note(eta=self.eta(chain.fragment))
             swarm.presence.note(
-                eta=self.eta(),
                 steps_per_second=self.pace.steps_per_second,
                 tokens_per_second=self.pace.tokens_per_second,
                 loss=self.pace.loss,
@@ -269,37 +290,36 @@ class Conductor:
         )
 
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
-        self._since = 0
-        self.snapshot_at = asyncio.get_running_loop().time()
+        fragment = snapshot.fragment
+        replica = self.replicas[fragment]
+        self.snapshot_at[fragment] = asyncio.get_running_loop().time()
         if not snapshot.finite:
             self.events.emit(
                 Rejected(
                     peer=self.me, reason="non-finite", detail="own training; back to the last merge"
                 )
             )
-            self._reset_due = True
+            self._reset_due = set(range(len(self.replicas)))
             await self._reset_if_due()
             return
-        if self.swarm is None or snapshot.round != self.replica.place.round:
+        if self.swarm is None or snapshot.round != replica.place.round:
             return  # the swarm has moved on: its Apply is under way and gives this work back
         round_ = snapshot.round
-        projection: bytes
-        projection, norm = await self.replica.offload(
-            lambda: (
-                sketch(self.replica.sent, self.manifest.run_id, round_),
-                self.replica.norm(),
+        norm = await replica.offload(replica.norm)
+        if fragment == 0:  # it stands for all of θ
+            projection = await replica.offload(
+                lambda: sketch(replica.sent, self.manifest.run_id, round_)
             )
-        )
-        ramp = RAMP[min(self.contributions, len(RAMP) - 1)] if self.joined else 1.0
-        self.swarm.chains[0].update(
+            self.swarm.presence.note(sketch=projection, sketch_round=round_)
+        merged = self.contributions[fragment]
+        ramp = RAMP[min(merged, len(RAMP) - 1)] if self.joined else 1.0
+        self.swarm.chains[fragment].update(
             ready=True,
             tokens=snapshot.tokens,
             steps=snapshot.steps,
             weight=ramp * snapshot.tokens,
             norm=norm,
             eta=0.0,
-            sketch=projection,
-            sketch_round=round_,
         )
 
     async def _on_death(self, died: TrainerDied) -> None:
@@ -307,8 +327,8 @@ class Conductor:
         self._begun, self.ready, self.resume_dir = False, None, None
         if self._saved is not None and not self._saved.done():
             self._saved.set_exception(ChannelClosedError("the trainer died meanwhile"))
-        self._free.set()
-        fatal = self._restarts > MAX_RESTARTS or (died.code not in ("", "E401", "E405"))
+        self._turns.free()
+        fatal = self._restarts > MAX_RESTARTS or (died.code not in ("", "E401", "E405", "E406"))
         problem = OperatorError(
             died.code or "E405",
             f"trainer: {died.text}",
@@ -319,12 +339,14 @@ class Conductor:
         if fatal:
             raise problem
         if self.swarm is not None:
-            self.swarm.chains[0].update(ready=False)
+            for chain in self.swarm.chains:
+                chain.update(ready=False)
         self.joined = True  # its moments are gone
         changes = {}
         if died.code == "E401":
-            batch = self.island.settings.micro_batch or self.manifest.data.batch_size
-            changes["micro_batch"] = max(1, batch // 2)
+            settings = self.island.settings
+            share = -(-self.manifest.data.batch_size // settings.layout.data)  # of one rank
+            changes["micro_batch"] = max(1, min(settings.micro_batch or share, share) // 2)
         await self.island.restart(**changes)
 
     async def _reset_if_due(self) -> None:
@@ -332,16 +354,32 @@ class Conductor:
 
         Where a merge is under way its Apply does it (see :meth:`resume`).
         """
-        if self._reset_due and self._free.is_set():
-            await self.hold()
-            await self.resume(contributed=False, reset=True)
+        for fragment in sorted(self._reset_due):
+            if self._turns.is_free(fragment):
+                await self.hold(fragment)
+                await self.resume(fragment, contributed=False, reset=True)
 
     def _slot(self) -> tuple[int, int]:
         """This island's place among those that read this round's windows."""
-        roster = self.replica.roster
+        roster = self.replicas[0].roster
         if self.me in roster:
             return roster.index(self.me), len(roster)
         return len(roster), len(roster) + 1  # out of office, and training on meanwhile
+
+    def _tau(self) -> int:
+        """Inner steps to take after a snapshot before its outcome is waited for."""
+        rounds, speed = self.manifest.rounds, self.pace.steps_per_second
+        if rounds.fragments == 1:
+            return rounds.overlap_steps
+        if rounds.tau or speed <= 0:
+            return rounds.tau or 1
+        return delay_for(self._transfer_s, 1 / speed, rounds.inner_steps)
+
+    def _time_transfer(self, fragment: int) -> None:
+        """A round of a fragment has committed: how long did it take, from the plan on?"""
+        if self.swarm is not None and (since := self.swarm.chains[fragment].planned_at):
+            took = self.swarm.now() - since
+            self._transfer_s += (0.3 if self._transfer_s else 1.0) * (took - self._transfer_s)
 
     def _next_target(self) -> int:
         swarm = self.swarm
@@ -349,3 +387,17 @@ class Conductor:
         if swarm is not None:
             speeds = [a.steps_per_second for a in swarm.membership.islands_alive(swarm.now())]
         return inner_steps(self.manifest.rounds.inner_steps, self.pace.steps_per_second, speeds)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The trainer as one fragment's replica sees it (:class:`node.replica.Trainer`)."""
+
+    conductor: Conductor
+    fragment: int
+
+    async def hold(self) -> int | None:
+        return await self.conductor.hold(self.fragment)
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        await self.conductor.resume(self.fragment, contributed=contributed, reset=reset)

@@ -1,7 +1,8 @@
 """Export to Hugging Face's format: what a run trained, as a folder that ``transformers`` loads.
 
-The parameters are those of ``LlamaForCausalLM`` under a prefix, so nothing is computed. The byte
-tokenizer becomes a byte-level BPE with no merges whose token ids are the bytes' values.
+The parameters are those of ``LlamaForCausalLM`` under a prefix, so nothing is computed; a model of
+``transformers`` has the library's own names already. The byte tokenizer becomes a byte-level BPE
+with no merges whose token ids are the bytes' values, any other is copied.
 """
 
 from __future__ import annotations
@@ -19,26 +20,37 @@ from node.errors import operator_error
 if TYPE_CHECKING:
     import torch
 
-END_OF_DOCUMENT = 0  # the byte that ends every training document
-
 
 def export_hf(
-    config: Model, vector: torch.Tensor, folder: Path, dtype: torch.dtype | None = None
+    config: Model,
+    vector: torch.Tensor,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    fragments: int = 1,
+    tokenizer: bytes = b"",
 ) -> Path:
     """Write ``vector`` (fp32 [N] on the CPU, in the order of the flat layout) as a model folder.
 
-    ``dtype`` (default fp32) is that of the weights written. The folder appears whole or not at
-    all. Raises OperatorError E602 when it exists and is not empty or cannot be written, and
+    ``dtype`` (default fp32) is that of the weights written, ``tokenizer`` the bytes of the run's
+    tokenizer.json (empty: bytes). The folder appears whole or not at all. Raises OperatorError E602
+    when it exists and is not empty or cannot be written, and for a mixture of experts, and
     ValueError when the vector does not fit the model.
     """
+    if config.experts:
+        raise operator_error(
+            "E602",
+            "cannot export a mixture of experts",
+            why="no class of transformers has this routing and these experts",
+            fix="the checkpoint itself has all parameters: see docs/data.md",
+        )
     import torch
     from safetensors.torch import save_file
 
     from node.trainer.layout import Layout
 
     dtype = dtype or torch.float32
-    views = Layout.of_config(config).views(vector)
-    weights = {hf_name(name): view.to(dtype) for name, view in views.items()}
+    views = Layout.of_config(config, fragments).views(vector)
+    weights = {hf_name(config, name): view.to(dtype) for name, view in views.items()}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise operator_error(
             "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
@@ -48,9 +60,12 @@ def export_hf(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
-        for name, content in _descriptions(config, str(dtype).removeprefix("torch.")).items():
+        files = _descriptions(config, str(dtype).removeprefix("torch."), bool(tokenizer))
+        for name, content in files.items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (temporary / name).write_text(text, encoding="utf-8")
+        if tokenizer:
+            (temporary / "tokenizer.json").write_bytes(tokenizer)
         temporary.chmod(0o755)
         os.rename(temporary, folder)
     except OSError as error:
@@ -63,15 +78,31 @@ def export_hf(
     return folder
 
 
-def hf_name(name: str) -> str:
-    """The name of one of our parameters in ``LlamaForCausalLM``."""
+def hf_name(config: Model, name: str) -> str:
+    """The name of one of our parameters in the library's class."""
+    if config.kind == "hf":
+        return name.removeprefix("lm.")
     return name if name.startswith("lm_head.") else f"model.{name}"
 
 
-def _descriptions(config: Model, dtype: str) -> dict[str, dict[str, Any]]:
+def _descriptions(config: Model, dtype: str, has_tokenizer: bool) -> dict[str, dict[str, Any]]:
     """The JSON files beside the weights, by name."""
+    files = {"config.json": _llama(config, dtype)}
+    if config.kind == "hf":
+        files["config.json"] = json.loads(config.config) | {"dtype": dtype}
+    files["generation_config.json"] = {
+        "eos_token_id": config.document_end,
+        "do_sample": True,
+        "max_length": config.max_seq_len,
+    }
+    if config.vocab_size >= 256 and not has_tokenizer:
+        files |= _bytes_tokenizer(config)
+    return files
+
+
+def _llama(config: Model, dtype: str) -> dict[str, Any]:
     head_size = config.d_model // config.n_heads
-    llama = {
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": config.vocab_size,
@@ -89,40 +120,39 @@ def _descriptions(config: Model, dtype: str) -> dict[str, dict[str, Any]]:
         "mlp_bias": False,
         "tie_word_embeddings": config.tied_embeddings,
         "bos_token_id": None,
-        "eos_token_id": END_OF_DOCUMENT,
+        "eos_token_id": config.document_end,
         "pad_token_id": None,
         "torch_dtype": dtype,
     }
-    files: dict[str, dict[str, Any]] = {
-        "config.json": llama,
-        "generation_config.json": {
-            "eos_token_id": END_OF_DOCUMENT,
-            "do_sample": True,
-            "max_length": config.max_seq_len,
-        },
-    }
-    if config.vocab_size >= 256:
-        names = byte_names()
-        files["tokenizer.json"] = {
+
+
+def _bytes_tokenizer(config: Model) -> dict[str, dict[str, Any]]:
+    return {
+        "tokenizer.json": {
             "version": "1.0",
             "added_tokens": [],
             "normalizer": None,
             "pre_tokenizer": _BYTE_LEVEL,
             "post_processor": None,
             "decoder": _BYTE_LEVEL,
-            "model": {
-                "type": "BPE",
-                "vocab": {name: byte for byte, name in enumerate(names)},
-                "merges": [],
-            },
-        }
-        files["tokenizer_config.json"] = {
+            "model": byte_tokenizer(),
+        },
+        "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": names[END_OF_DOCUMENT],
+            "eos_token": byte_names()[0],
             "model_max_length": config.max_seq_len,
             "clean_up_tokenization_spaces": False,
-        }
-    return files
+        },
+    }
+
+
+def byte_tokenizer() -> dict[str, Any]:
+    """The model of a tokenizer whose tokens are the bytes."""
+    return {
+        "type": "BPE",
+        "vocab": {name: byte for byte, name in enumerate(byte_names())},
+        "merges": [],
+    }
 
 
 _BYTE_LEVEL = {

@@ -40,6 +40,7 @@ from node.trainer.settings import (
     EXIT_OUT_OF_MEMORY,
     EXIT_RANK_LOST,
     EXIT_REFUSED,
+    EXIT_STUCK,
     TrainerSettings,
 )
 from node.trainer.shared import SharedVectors
@@ -62,7 +63,7 @@ class TrainerDied:
     rank: int
     exit_code: int | None  # None: ended by a signal
     signal: str  # "SIGKILL", or empty
-    code: str  # E401 for memory, E405 otherwise, or what the trainer said itself
+    code: str  # E401 memory, E406 a rank is stuck, E405 otherwise, or what the trainer said
     text: str  # one line
     log: Path  # that rank's output,
     log_tail: str  # and its end
@@ -180,14 +181,14 @@ class Island:
         except ConnectionError as error:
             raise ChannelClosedError(f"the trainer is gone ({error})") from error
 
-    async def claim(self) -> None:
+    async def claim(self, fragment: int = 0) -> None:
         """Take ``base`` and ``sent`` from the trainer; it writes no snapshot until it has applied.
 
         Look at ``vectors.snapshot`` afterwards: a snapshot may lie there whose event is still on
         its way. Write, then send Begin or Apply; the claim ends with ``Applied``. Should nothing
         come to be applied, call ``vectors.unclaim()``.
         """
-        while not self.vectors.try_claim():  # noqa: ASYNC110 - a lock of another process
+        while not self.vectors.try_claim(fragment):  # noqa: ASYNC110 - a lock of another process
             await asyncio.sleep(CLAIM_POLL_S)
 
     async def stop(self) -> None:
@@ -287,7 +288,7 @@ class Island:
             ended.sort(key=lambda item: (_blame(item[1]), item[0]))
             running = [task for task in exits if not task.done()]
             left = deadline - asyncio.get_running_loop().time()
-            if not running or left <= 0 or (ended and _blame(ended[0][1]) < _blame(EXIT_RANK_LOST)):
+            if not running or left <= 0 or (ended and _blame(ended[0][1]) < _blame(EXIT_STUCK)):
                 return ended
             await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
@@ -319,7 +320,9 @@ class Island:
         out_of_memory = status == EXIT_OUT_OF_MEMORY or (
             name == "SIGKILL" and _oom_kills() > oom_kills
         )
-        if rank == 0 and self._failed is not None and not out_of_memory:
+        if status == EXIT_STUCK:
+            code, text = "E406", self._silence(ended)
+        elif rank == 0 and self._failed is not None and not out_of_memory:
             code, text = self._failed.code or "E405", self._failed.text
         elif out_of_memory:
             code, text = "E401", f"rank {rank} ran out of memory"
@@ -335,6 +338,15 @@ class Island:
             log_tail=self._ranks[rank].tail(),
         )
 
+    def _silence(self, ended: list[tuple[int, int]]) -> str:
+        """Which ranks were not in the collective call that did not end."""
+        gone = {rank for rank, _ in ended}
+        silent = [str(rank) for rank in range(len(self._ranks)) if rank not in gone]
+        limit = f"a collective call did not end within {self.settings.collective_s:g} s"
+        if not silent:
+            return f"{limit}, and no rank is left that was not in it"
+        return f"{limit}: rank {', '.join(silent)} runs, and takes no part in it"
+
     def _signal_all(self, number: signal.Signals) -> None:
         for rank in self._ranks:
             rank.signal(number)
@@ -344,7 +356,7 @@ def _blame(status: int) -> int:
     """How likely an exit status is the cause rather than the effect of another rank's end."""
     if status < 0:
         return 0
-    order = (EXIT_OUT_OF_MEMORY, EXIT_REFUSED, EXIT_CRASHED, EXIT_RANK_LOST)
+    order = (EXIT_OUT_OF_MEMORY, EXIT_REFUSED, EXIT_CRASHED, EXIT_STUCK, EXIT_RANK_LOST)
     return 1 + (order.index(status) if status in order else len(order))
 
 

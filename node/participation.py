@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-import torch
-
-from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
 from gossip.driver import Swarm
 from gossip.hooks import Hooks
-from gossip.lineage import Lineage
 from gossip.membership import Liveness
-from node import __version__
-from node.arrival import Arrival
-from node.assembly import make_conductor, make_swarm
+from node.assembly import make_conductor, make_replicas, make_swarm
 from node.checkpoint import CheckpointStore
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
 from node.errors import operator_error
+from node.fetching import Fetcher
 from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
 from node.island import Island
-from node.monitor.events import Behind, JoinProgress, Problem, Rejected, RoundFailed
+from node.monitor.events import JoinProgress
 from node.replica import OuterReplica
 from node.reporting import Reporter
-from node.residual import Residual
-from node.saving import Keeper, Restored, restore
+from node.saving import Keeper, restore
 from node.trainer.channel import Applied
-from node.trainer.layout import Outline, initial_vector, outline
+from node.trainer.layout import Outline, outline
 from node.trainer.shared import SharedVectors
 from protocols.addresses import parse_address
-from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError, RemoteProtocolError, Stale
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -60,20 +52,18 @@ class Participation:
         self.island: Island | None = None
         self.conductor: Conductor | None = None
         self.conducting: asyncio.Task[None] | None = None
-        self.joined_under_way = False
         self.finishing = False
-        self._downloading = False
-        self._lineage: Lineage | None = None  # to where we begin
         self._news = asyncio.Event()  # somebody announced something
         self.swarm: Swarm
-        self.replica: OuterReplica
+        self.replicas: tuple[OuterReplica, ...]  # by fragment
+        self.fetcher: Fetcher
         self.keeper: Keeper
         self.reporter: Reporter
 
     @property
     def _newcomer(self) -> bool:
         """Whether others have yet to let this island take part; a seed only follows."""
-        return self.joined_under_way and self.config.role == "island"
+        return self.fetcher.joined_under_way and self.config.role == "island"
 
     # --- entering --------------------------------------------------------------------------------
 
@@ -101,19 +91,10 @@ class Participation:
             script = self.node.daemon.script
             vectors = script.vectors if script else SharedVectors.create(layout.size)
             try:
-                codec = RangeCodec(manifest.rounds.allowed_codecs[0], layout.dense)
-                self.replica = OuterReplica(
-                    manifest,
-                    self.me,
-                    vectors,
-                    torch.zeros(layout.size),
-                    codec,
-                    self.node.offload,
-                    (run.signed.creator,),
-                )
-                if self.config.role == "island" and manifest.rounds.feeds_back:
-                    self.replica.residual = Residual(layout.size, manifest.rounds.feedback)
-                await self._get_state(run, restored)
+                self.replicas = make_replicas(self.node, run, layout, vectors)
+                base, _ = vectors.tensors()
+                self.fetcher = Fetcher(self.node, run, self.replicas, base, self._on_learned)
+                await self.fetcher.get(restored)
             except BaseException as error:  # also cancellation: shared memory is given back
                 vectors.close()
                 if not (isinstance(error, OperatorError) and finder.release(error)):
@@ -124,8 +105,7 @@ class Participation:
         self.swarm = make_swarm(
             self.node,
             run.manifest,
-            self.replica,
-            codec,
+            self.replicas,
             Hooks(
                 applied=self._on_committed,
                 peer=self._on_peer,
@@ -134,29 +114,32 @@ class Participation:
                 learned=self._on_announced,
             ),
             newcomer=self._newcomer,
-            lineage=self._lineage,
+            lineages=self.fetcher.lineages,
         )
         self.keeper = Keeper(
             store,
             run.signed,
-            self.replica,
+            self.replicas,
+            base,
             None,
             self.events,
             self.swarm.still,
             self.node.offload,
-            lambda: self.swarm.chains[0].lineage,
+            lambda: [chain.lineage for chain in self.swarm.chains],
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
                 self.node,
-                self.replica,
+                manifest,
+                self.replicas,
+                vectors,
                 self.swarm,
                 layout,
                 tokens,
                 self._hardware(),
                 restored,
                 self._on_applied,
-                joined=self.joined_under_way and restored is None,
+                joined=self.fetcher.joined_under_way and restored is None,
             )
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
@@ -199,70 +182,6 @@ class Participation:
         note.write_text(tokens, encoding="utf-8")
         return tokens
 
-    async def _get_state(self, run: Run, restored: Restored | None) -> None:
-        replica = self.replica
-        if restored is not None:
-            replica.base.copy_(restored.base)
-            replica.momentum.copy_(restored.momentum)
-            if replica.residual is not None and restored.residual is not None:
-                replica.residual.values.copy_(restored.residual)
-            await replica.settle(restored.state)
-            self._lineage = restored.state.lineage if restored.state else None
-            self.joined_under_way = bool(run.peers)
-            return
-        if run.created:
-            manifest = run.manifest
-            if not manifest.script.layout:  # else the script has put its own there
-                await self.node.offload(
-                    lambda: initial_vector(manifest.model, manifest.seed, replica.base)
-                )
-            await replica.settle()
-            return
-        self.joined_under_way = True
-        arrival = self._arrival(run.signed.creator, run.peers)
-        found = await arrival.look()
-        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
-        started = time.monotonic()
-        arrived = await arrival.fetch(replica.base, replica.momentum, lambda *_: None)
-        await replica.settle(arrived.state)
-        self._lineage = arrived.state.lineage
-        if replica.place.state != arrived.target.state:
-            raise operator_error("E502", why="the downloaded state has another digest")
-        size = 8 * len(replica.base)
-        served = {str(peer): count for peer, count in arrived.served.items() if count}
-        self.events.emit(
-            JoinProgress(
-                step=5,
-                name="sync",
-                text=f"round {arrived.target.round}, {size / 1e6:.1f} MB from {len(served)} "
-                f"peers in {time.monotonic() - started:.1f} s, digest ok",
-                sources=served,
-            )
-        )
-
-    def _arrival(self, creator: PeerId, ask: list[PeerId]) -> Arrival:
-        return Arrival(
-            self.node.transport,
-            self.replica.place.run,
-            creator,
-            ask,
-            lambda: time.time() + self.node.clocks.offset,
-            self._on_learned,
-            self._greet,
-            self._on_untrue,
-            self.node.offload,
-        )
-
-    def _on_untrue(self, peer: PeerId, why: str) -> None:
-        self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
-
-    async def _greet(self, peer: PeerId) -> None:
-        run, invitation = self.replica.place.run, self.config.invitation
-        transport, whereabouts = self.node.transport, self.node.whereabouts
-        await greet(
-            transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
-        )
-
     # --- the parts -------------------------------------------------------------------------------
 
     def _offer(self, run: Run) -> None:
@@ -276,9 +195,10 @@ class Participation:
         self.states = StateServer(
             self.node.transport,
             run.signed.run_id,
-            lambda: (self.replica.place.round, self.replica.base, self.replica.momentum),
+            lambda fragment: self.replicas[fragment].standing,
             still=self.swarm.still,
             offload=self.node.offload,
+            fragments=len(self.replicas),
         )
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
 
@@ -288,19 +208,17 @@ class Participation:
                 self._learn(envelope)
         self.node.welcome_others(run)
         self.node.state.status = "joining" if self._newcomer else "active"
-        self.node.state.round = self.replica.place.round
+        self.node.state.round = self.reporter.round
         spawn = self.node.tasks.spawn
         if self.island is not None and self.conductor is not None:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
             self.conducting = spawn(self.conductor.run())
         self.node.say_started(run.manifest.label, device_kind(self.config))
-        if self.joined_under_way:
+        if self.fetcher.joined_under_way:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
             self.events.emit(
-                JoinProgress(
-                    step=6, name=name, text=f"{verb} after round {self.replica.place.round}"
-                )
+                JoinProgress(step=6, name=name, text=f"{verb} after round {self.reporter.round}")
             )
         spawn(self.swarm.run())
         for peer in run.peers:  # who has come since we were greeted, they themselves included
@@ -324,7 +242,7 @@ class Participation:
         """The trainer stands on the new base: report, checkpoint, perhaps end."""
         news = self.reporter.on_applied(applied)
         every = self.config.checkpoint_every
-        if news and every and applied.round % every == 0:
+        if news and every and not applied.fragment and applied.round % every == 0:
             self.node.tasks.spawn(self._save())
         self._check_end()
 
@@ -332,7 +250,7 @@ class Participation:
         await self.keeper.save()
 
     def _check_end(self) -> None:
-        done = self.replica.place.round
+        done = self.reporter.round
         total = self.swarm_total
         limit = self.config.rounds
         if done >= total:
@@ -344,45 +262,10 @@ class Participation:
     @property
     def swarm_total(self) -> int:
         """Rounds after which the run is over."""
-        return self.replica.manifest.rounds.total_rounds
+        return self.replicas[0].manifest.rounds.total_rounds
 
     def _on_behind(self, fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
-        if self._downloading:
-            return
-        self._downloading = True
-        self.events.emit(RoundFailed(round=self.replica.place.round, reason=ending.value))
-        heads = [a.round for a in self.swarm.membership.islands_alive(self.swarm.now())]
-        self.events.emit(
-            Behind(
-                round=self.replica.place.round,
-                head=max(heads, default=self.replica.place.round),
-                action="download",
-            )
-        )
-        self.node.tasks.spawn(self._download(ending))
-
-    async def _download(self, ending: Ending) -> None:
-        """Replay is not possible: take the state itself, and keep local work where possible."""
-        base, momentum = torch.empty_like(self.replica.base), torch.empty_like(self.replica.base)
-        before = self.replica.place.round
-        alive = self.swarm.membership.alive(self.swarm.now())
-        arrival = self._arrival(self.keeper.signed.creator, alive)
-        try:
-            state = (await arrival.fetch(base, momentum, lambda *_: None)).state
-        except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
-            self.events.emit(Problem.of(error))
-            return
-        finally:
-            self._downloading = False
-        missed = state.place.round - before
-        keep = "local" if missed <= self.replica.manifest.rounds.max_staleness else "nothing"
-        if ending is Ending.FORKED:
-            keep = "all"
-        await self.swarm.chains[0].move(
-            lambda: self.replica.jump(base, momentum, state, keep=keep),
-            state.certificate,
-            state.lineage,
-        )
+        self.fetcher.on_behind(self.swarm, fragment, ending)
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         self.reporter.on_peer(peer, what, why)
@@ -420,8 +303,9 @@ class Participation:
     async def _look_after_seeds(self) -> None:
         """Bring a seed that has started anew its run back, and remember who is there."""
         now, membership = self.swarm.now(), self.swarm.membership
+        run = self.replicas[0].place.run
         for greeting in await self.entrance.visit_seeds(
-            self.replica.place.run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
+            run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
         ):
             for envelope in greeting.welcome.announces:
                 self._learn(envelope)
@@ -454,7 +338,8 @@ class Participation:
         def all_done() -> bool:
             return not any(
                 announce.round < self.swarm_total and announce.status == "active"
-                for announce in self.swarm.membership.islands_alive(self.swarm.now())
+                for chain in self.swarm.chains
+                for announce in chain.membership.islands_alive(self.swarm.now())
             )
 
         try:

@@ -1,4 +1,4 @@
-"""The outer state of the model at this node, and what a committed round does to it.
+"""The outer state of one fragment of the model at this node, and what a round does to it.
 
 ``base`` G and momentum v are what all members have in common, bit for bit. ``sent`` is what the
 trainer had learnt at its last snapshot; Δ = base − sent is its pseudo-gradient. When a round
@@ -18,6 +18,7 @@ import torch
 from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest
 from diloco import outer
+from diloco.fragments import blend
 from diloco.pseudo_gradient import norm, pseudo_gradient
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
@@ -54,7 +55,7 @@ class OuterState:
 
 
 class OuterReplica:
-    """Outer parameters and momentum of one run, and the place in the chain they belong to."""
+    """Outer parameters and momentum of a fragment, and the place in the chain they belong to."""
 
     def __init__(
         self,
@@ -65,17 +66,20 @@ class OuterReplica:
         codec: RangeCodec,
         offload: Offload,
         first_roster: tuple[PeerId, ...],
+        fragment: int = 0,
+        cut: slice = slice(None),
     ) -> None:
+        """``momentum`` and ``codec`` are of the fragment; it lies at ``cut`` of ``vectors``."""
         self.manifest, self.me, self.codec, self.offload = manifest, me, codec, offload
-        self.vectors = vectors
-        self.base, self.sent = vectors.tensors()
+        self.base, self.sent = (vector[cut] for vector in vectors.tensors())
         self.momentum = momentum
+        self.alpha = manifest.rounds.alpha if manifest.rounds.fragments > 1 else 0.0
         self.trainer: Trainer | None = None
         self.residual: Residual | None = None  # where codecs lose so much that it is sent later
         self.certificate: Certificate | None = None
         self.merged_mine = False  # whether anything of ours was in the last round
         run = manifest.run_id
-        self._place = Place(run, 0, 0, genesis(run), b"", 0)
+        self._place = Place(run, fragment, 0, genesis(run), b"", 0)
         self._roster = first_roster
 
     @property
@@ -87,6 +91,11 @@ class OuterReplica:
     def roster(self) -> tuple[PeerId, ...]:
         """Who decides the next round."""
         return self._roster
+
+    @property
+    def standing(self) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """Round, base and momentum, for who downloads them."""
+        return self._place.round, self.base, self.momentum
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """What is to be sent of elements [start, stop), fp32, into ``out``; returns it.
@@ -150,13 +159,19 @@ class OuterReplica:
                 if result.digest:
                     data = parts[result.start, result.stop]
                     self._step_part(codec, result.start, result.stop, data, lr, momentum)
+            self._keep_apart(mine)
             return bytes(state_digest(self.base, self.momentum)[0])
 
         digest: bytes = await self.offload(step)
         self.merged_mine = bool(mine)
         self.certificate = certificate
         self._place = Place(
-            self._place.run, 0, outcome.round + 1, outcome_hash(outcome), digest, outcome.work
+            self._place.run,
+            self._place.fragment,
+            outcome.round + 1,
+            outcome_hash(outcome),
+            digest,
+            outcome.work,
         )
         self._roster = outcome.next_roster
         if self.trainer is not None:
@@ -202,6 +217,16 @@ class OuterReplica:
         """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
         for start, stop in _gaps(merged, len(self.base)):
             self.sent[start:stop].copy_(self.base[start:stop])
+
+    def _keep_apart(self, merged: list[tuple[int, int]]) -> None:
+        """Let the trainer keep ``alpha`` of what set this island apart from the merged result.
+
+        Streaming DiLoCo sets θ ← α θ + (1 − α) G, which would also drop 1 − α of what was learnt
+        since the snapshot. The trainer's θ ← G + (θ − sent) keeps all of that; with this ``sent``
+        it comes to G + α (snapshot − G) + (θ − snapshot), the same at the snapshot itself.
+        """
+        for start, stop in merged if self.alpha else ():
+            blend(self.sent[start:stop], self.base[start:stop], 1 - self.alpha)
 
     def _step_part(
         self,

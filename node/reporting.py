@@ -16,6 +16,7 @@ from gossip import sketch
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
 from gossip.membership import Liveness
+from gossip.standing import seen_from
 from node.conductor import Conductor
 from node.monitor.events import (
     EventLog,
@@ -98,10 +99,12 @@ class Reporter:
     now: Callable[[], float] = time.monotonic
     rounds_committed: int = 0
     bytes_sent: int = 0
-    _pending: Pending | None = None
-    _last_round: float | None = None
+    _pending: dict[int, Pending] = field(default_factory=dict)  # by fragment
+    _last_round: float | None = None  # when one was through,
+    _last: dict[int, float] = field(default_factory=dict)  # and by fragment
     _last_codec: str = ""
-    _ready: dict[int, dict[PeerId, float]] = field(default_factory=dict)  # by round: since when
+    # since when who is ready, by fragment and round
+    _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
 
     def __post_init__(self) -> None:
@@ -109,44 +112,58 @@ class Reporter:
         providers.peers = self.peers
         providers.traffic = self.traffic
         providers.links = self.links
-        self.state.parameters = self.swarm.chains[0].rules.size
+        self.state.parameters = sum(chain.rules.size for chain in self.swarm.chains)
 
     @property
     def _mine(self) -> int:
         """What this node adds to a count of islands."""
         return int(self.conductor is not None)
 
+    @property
+    def round(self) -> int:
+        """Rounds that all fragments have come through."""
+        return min(chain.replica.place.round for chain in self.swarm.chains)
+
     # --- hooks -----------------------------------------------------------------------------------
 
     def on_committed(self, certificate: Certificate, exchange: Exchange | None) -> None:
         """The swarm has committed a round and the replica has stepped."""
-        self.rounds_committed += 1
+        fragment = certificate.outcome.fragment
+        self.rounds_committed += fragment == 0
         sent = exchange.bytes_sent if exchange else 0
         self.bytes_sent += sent
         now = self.now()
-        chain = self.swarm.chains[certificate.outcome.fragment]
+        chain = self.swarm.chains[fragment]
         took_part = exchange is not None and exchange.plan is not None
-        self._pending = Pending(
+        self._pending[fragment] = Pending(
             certificate,
             chain.planned_at if took_part else now,
             now,
             sent,
             exchange.bytes_received if exchange else 0,
-            self.spread(certificate.outcome.round),
+            self.spread(certificate.outcome.round) if fragment == 0 else Spread(),
             chain.replica.place.state,
             min(now, max(chain.held_at, chain.planned_at)) if took_part else now,
         )
-        self.state.round = certificate.outcome.round + 1
+        self.state.round = self.round
         if self.swarm.status.status in ("joining", "active"):
             self.state.status = "active" if self.swarm.status.status == "active" else "joining"
         if self.conductor is None or self.conductor.ready is None:
-            self.on_applied(None)
+            self._done(fragment, None)
 
-    def on_applied(self, applied: Applied | None) -> bool:
-        """The trainer has applied the newest round (or there is none); whether there was one."""
-        pending, self._pending = self._pending, None
+    def on_applied(self, applied: Applied) -> bool:
+        """The trainer has applied the newest round, if there was one: whether there was."""
+        if applied.fragment is None:  # it has begun
+            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
+            return any(told)
+        return self._done(applied.fragment, applied)
+
+    def _done(self, fragment: int, applied: Applied | None) -> bool:
+        """A round of a fragment is through, ``applied`` by the trainer if there is one."""
+        pending = self._pending.pop(fragment, None)
         if pending is None:
             return False
+        chain = self.swarm.chains[fragment]
         now, conductor = self.now(), self.conductor
         outcome = pending.certificate.outcome
         since, self._last_round = self._last_round, now
@@ -167,20 +184,24 @@ class Reporter:
             for index, c in enumerate(outcome.contributors)
             if index not in counted
         }
-        training = conductor is not None and conductor.snapshot_at > 0
-        ready = self._ready.pop(outcome.round, {})
-        for round_ in [r for r in self._ready if r < outcome.round]:
-            del self._ready[round_]
+        taken = conductor.snapshot_at[fragment] if conductor is not None else 0.0
+        training = conductor is not None and taken > 0
+        ready = self._ready.pop((fragment, outcome.round), {})
+        for key in [k for k in self._ready if k[0] == fragment and k[1] < outcome.round]:
+            del self._ready[key]
         snapshot_at = pending.committed
-        if conductor is not None and conductor.snapshot_at > (since or 0.0):  # of this round
-            snapshot_at = ready[self.swarm.me] = conductor.snapshot_at
-        self._distances = pending.spread.to_mean
+        last, self._last[fragment] = self._last.get(fragment, 0.0), now
+        if taken > last:  # of this round
+            snapshot_at = ready[self.swarm.me] = taken
+        if fragment == 0:
+            self._distances = pending.spread.to_mean
         self.events.emit(
             RoundDone(
                 round=outcome.round,
                 outcome="degraded" if dropped else "committed",
                 total_rounds=total,
                 fragment=outcome.fragment,
+                fragments=len(self.swarm.chains),
                 members=len(counted),
                 live=live,
                 loss=(conductor.pace.loss or None) if conductor else None,
@@ -191,14 +212,14 @@ class Reporter:
                 utilisation=min(1.0, busy / wall) if wall and training else None,
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,
-                raw_bytes=RAW_BYTES * self.swarm.chains[0].rules.size,
+                raw_bytes=RAW_BYTES * chain.rules.size,
                 codec=outcome.codec,
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
                 consensus_after=pending.spread.after(merged.keys()),
-                agreeing=self.agreeing(),
+                agreeing=self.agreeing(fragment),
                 state=pending.state.hex(),
-                eta_s=max(0, total - outcome.round - 1) * self.swarm.chains[0].round_s or None,
+                eta_s=max(0, total - outcome.round - 1) * chain.round_s or None,
                 dropped=dropped,
                 phases={"compute": busy} | _phases(pending, ready, snapshot_at, now),
                 islands=self._islands(
@@ -236,9 +257,11 @@ class Reporter:
 
     def on_learned(self, announce: Announce) -> None:
         """A peer announced something: when it was ready tells who waits for whom."""
-        here = self.swarm.chains[0].replica.place.round
-        if announce.ready and announce.round in (here, here + 1):
-            self._ready.setdefault(announce.round, {}).setdefault(announce.peer, self.now())
+        for chain in self.swarm.chains:
+            here, seen = chain.replica.place.round, seen_from(announce, chain.fragment)
+            if seen.ready and seen.round in (here, here + 1):
+                since = self._ready.setdefault((chain.fragment, seen.round), {})
+                since.setdefault(announce.peer, self.now())
 
     def on_peer(self, peer: PeerId, what: str, why: str) -> None:
         """The liveness of a peer has changed, or it did not deliver."""
@@ -290,13 +313,23 @@ class Reporter:
             dict(zip(sketches, apart.tolist(), strict=True)),
         )
 
-    def agreeing(self) -> int:
+    def agreeing(self, fragment: int = 0) -> int:
         """Islands at our place of the chain whose state is ours bit for bit, ourselves included."""
-        here = self.swarm.chains[0].replica.place
+        chain = self.swarm.chains[fragment]
+        here = chain.replica.place
         return self._mine + sum(
             a.head == here.previous and a.state == here.state
-            for a in self.swarm.membership.islands_alive(self.swarm.now())
+            for a in chain.membership.islands_alive(self.swarm.now())
         )
+
+    def _agrees(self, announce: Announce) -> bool | None:
+        """Whether it has our state wherever it stands at our round; None if it does nowhere."""
+        same = []
+        for chain in self.swarm.chains:
+            here, seen = chain.replica.place, seen_from(announce, chain.fragment)
+            if seen.round == here.round:
+                same.append(seen.state == here.state)
+        return all(same) if same else None
 
     # --- on request ------------------------------------------------------------------------------
 
@@ -320,7 +353,6 @@ class Reporter:
             ),
         ]:
             mine = peer == self.swarm.me
-            same = mine or announce.round == here.round
             measured = None if mine else self.transport.stats.peer(peer)
             views.append(
                 PeerView(
@@ -339,7 +371,7 @@ class Reporter:
                     rtt_s=measured.round_trip if measured else None,
                     upload=announce.upload,
                     download=announce.download,
-                    agrees=(announce.state == here.state) if same else None,
+                    agrees=True if mine else self._agrees(announce),
                     address=kind_of(announce.addresses),
                     distance=self._distances.get(peer),
                     silent_s=silent,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,13 @@ class Keeper:
 
     store: CheckpointStore
     signed: SignedManifest
-    replica: OuterReplica
+    replicas: Sequence[OuterReplica]  # by fragment
+    base: torch.Tensor  # of all of them, fp32 [N]
     conductor: Conductor | None
     events: EventLog
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
-    lineage: Callable[[], Lineage]
+    lineages: Callable[[], Sequence[Lineage]]
     _busy: bool = False
     _full: bool = False
 
@@ -64,7 +65,7 @@ class Keeper:
         except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
                 self.events.emit(
-                    CheckpointSkipped(round=self.replica.place.round, reason=str(error))
+                    CheckpointSkipped(round=self.replicas[0].place.round, reason=str(error))
                 )
             self._full = isinstance(error, DiskFullError)
             return False
@@ -89,16 +90,24 @@ class Keeper:
                 raise DiskFullError(draft, saved.problem)
             if saved.problem:
                 raise CheckpointError(draft, saved.problem, "see the log")
-        replica = self.replica
-        residual = replica.residual.values if replica.residual is not None else None
-        outer = OuterFiles(replica.base, replica.momentum, self.signed, residual)
-        await self.offload(lambda: write_outer(draft, outer))
-        if replica.certificate is not None:
-            (draft / CERTIFICATE).write_bytes(replica.certificate.encode())
-            (draft / LINEAGE).write_bytes(self.lineage().encode())
+        residuals = [r.residual.values for r in self.replicas if r.residual is not None]
+
+        def write() -> None:
+            momentum = torch.cat([replica.momentum for replica in self.replicas])
+            residual = torch.cat(residuals) if residuals else None
+            write_outer(draft, OuterFiles(self.base, momentum, self.signed, residual))
+
+        await self.offload(write)
+        for fragment, (replica, lineage) in enumerate(
+            zip(self.replicas, self.lineages(), strict=True)
+        ):
+            if replica.certificate is not None:
+                certificate, way = _files(draft, fragment)
+                certificate.write_bytes(replica.certificate.encode())
+                way.write_bytes(lineage.encode())
 
     def _facts(self) -> Facts:
-        place = self.replica.place
+        place = self.replicas[0].place
         pace = self.conductor.pace if self.conductor is not None else None
         return Facts(
             run=self.signed.run_id.hex(),
@@ -118,7 +127,7 @@ class Restored:
     base: torch.Tensor
     momentum: torch.Tensor
     signed: SignedManifest
-    state: OuterState | None  # None: before the first round
+    states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
     facts: Facts
     residual: torch.Tensor | None = None  # of this island's contributions
 
@@ -137,18 +146,33 @@ def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
         return None
     path, facts = found.checkpoint.path, found.checkpoint.facts
     outer = read_outer(path)
-    state = None
-    if facts.round:
-        try:
-            certificate: Certificate = Certificate.decode((path / CERTIFICATE).read_bytes())
-            lineage = Lineage.decode(
-                outer.signed.run_id, (outer.signed.creator,), (path / LINEAGE).read_bytes()
-            )
-            lineage.check(certificate)
-            state = standing_after(certificate, lineage)
-        except (OSError, ProtocolError) as error:
-            raise CheckpointError(path, str(error), "use an older checkpoint") from error
-    return Restored(path, outer.base, outer.momentum, outer.signed, state, facts, outer.residual)
+    try:
+        states = tuple(
+            _read_standing(path, fragment, outer.signed, needed=fragment == 0 and facts.round > 0)
+            for fragment in range(outer.signed.manifest.rounds.fragments)
+        )
+    except (OSError, ProtocolError) as error:
+        raise CheckpointError(path, str(error), "use an older checkpoint") from error
+    return Restored(path, outer.base, outer.momentum, outer.signed, states, facts, outer.residual)
+
+
+def _read_standing(
+    path: Path, fragment: int, signed: SignedManifest, *, needed: bool
+) -> OuterState | None:
+    """Where a fragment stood, None: before its first round. Raises OSError, ProtocolError."""
+    made, way = _files(path, fragment)
+    if not needed and not made.exists():
+        return None
+    certificate: Certificate = Certificate.decode(made.read_bytes())
+    lineage = Lineage.decode(signed.run_id, (signed.creator,), way.read_bytes(), fragment)
+    lineage.check(certificate)
+    return standing_after(certificate, lineage)
+
+
+def _files(path: Path, fragment: int) -> tuple[Path, Path]:
+    """Where the newest certificate of a fragment and its lineage are kept."""
+    suffix = f"-{fragment}" if fragment else ""
+    return path / f"{CERTIFICATE}{suffix}", path / f"{LINEAGE}{suffix}"
 
 
 def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:

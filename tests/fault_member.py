@@ -1,6 +1,6 @@
 """One member of a swarm as a process of its own, with a trap in it: for the fault matrix.
 
-It is what :mod:`gossip.driver` makes of it, over the real transport with mutual TLS, in a network
+It is what :mod:`gossip.chain` makes of it, over the real transport with mutual TLS, in a network
 namespace of its own; its training is noise. It tells its parent over a pipe what it does. At one
 stage of one round, if it has the role for it, its trap springs: it kills or stops itself, or tells
 the parent and stands still until that has done something to its link.

@@ -75,7 +75,9 @@ class Scene:
         async def still() -> Any:
             yield
 
-        StateServer(transport, RUN, lambda: (round_, state, state), still=still, offload=offload)
+        StateServer(
+            transport, RUN, lambda fragment: (round_, state, state), still=still, offload=offload
+        )
         return announce
 
     async def arrive(self) -> Arrived:

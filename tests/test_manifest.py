@@ -35,7 +35,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "6153781975297bb8e07060e2983d2f174630137bf175b1af321d921d84fef58a"
+GOLDEN = "9f85448f616a5fd2bd57addf9dc477cd89b86eb0ec75512691206ab9a99cad0a"
 
 
 def test_the_run_id_is_the_same_everywhere():

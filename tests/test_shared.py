@@ -56,7 +56,7 @@ def test_both_views_are_the_same_memory() -> None:
     assert base.shape == sent.shape == (1001,)
     assert np.all(vectors.base == 1.5)
     assert np.all(vectors.sent == -2.0)
-    assert vectors.snapshot is None
+    assert vectors.snapshot() is None
     vectors.close()
     assert float(base.sum()) == 1.5 * 1001  # the mapping lives as long as its views
 
@@ -76,7 +76,7 @@ def test_a_snapshot_and_a_claim_exclude_each_other_across_processes() -> None:
         tell(trainer)
         assert line(trainer) == "ended"
         assert vectors.try_claim()
-        assert vectors.snapshot == 6
+        assert vectors.snapshot() == 6
         assert np.all(vectors.sent == 6.0)
         tell(trainer)
     with child(vectors) as trainer:
@@ -84,9 +84,9 @@ def test_a_snapshot_and_a_claim_exclude_each_other_across_processes() -> None:
         tell(trainer)
         tell(trainer)
     vectors.unclaim()
-    assert vectors.snapshot == 6
+    assert vectors.snapshot() == 6
     vectors.clear()
-    assert vectors.snapshot is None
+    assert vectors.snapshot() is None
     vectors.close()
 
 
@@ -98,7 +98,7 @@ def test_a_killed_trainer_leaves_no_lock() -> None:
         trainer.kill()
         trainer.wait()
         assert vectors.try_claim()
-        assert vectors.snapshot is None
+        assert vectors.snapshot() is None
     vectors.close()
 
 

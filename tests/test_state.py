@@ -78,7 +78,7 @@ class Bench:
         self.peers = [transport.peer_id for transport in self.transports]
         self.got = torch.full((N,), float("nan")), torch.full((N,), float("nan"))
 
-    def current(self) -> tuple[int, Tensor, Tensor]:
+    def current(self, fragment: int) -> tuple[int, Tensor, Tensor]:
         return self.round, self.base, self.momentum
 
     async def download(self, **options: Any) -> Download:
@@ -188,7 +188,9 @@ def test_corrupt_chunks_are_refused_and_their_sender_dropped(
 def test_a_source_that_has_moved_on_is_passed_over(identities: Identities) -> None:
     async def scenario(bench: Bench) -> None:
         other = bench.network.join(Identity.from_seed(b"m" * 32).peer_id)
-        StateServer(other, RUN, lambda: (ROUND + 1, *vectors(1)), still=free, offload=inline)
+        StateServer(
+            other, RUN, lambda fragment: (ROUND + 1, *vectors(1)), still=free, offload=inline
+        )
         bench.peers.insert(0, other.peer_id)
         report = await bench.download()
         bench.check()
@@ -202,7 +204,7 @@ def test_a_source_whose_state_differs_is_dropped_before_a_byte_is_pulled(
 ) -> None:
     async def scenario(bench: Bench) -> None:
         other = bench.network.join(Identity.from_seed(b"m" * 32).peer_id)
-        StateServer(other, RUN, lambda: (ROUND, *vectors(1)), still=free, offload=inline)
+        StateServer(other, RUN, lambda fragment: (ROUND, *vectors(1)), still=free, offload=inline)
         bench.peers.insert(0, other.peer_id)
         report = await bench.download()
         bench.check()

@@ -68,7 +68,7 @@ def test_work_since_the_snapshot_is_carried_onto_the_new_base(tmp_path: Path) ->
     assert not torch.equal(seen["theta"], seen["sent"])
     assert torch.equal(bench.theta, base + (seen["theta"] - seen["sent"]))
     assert script.waited == 0
-    assert bench.trainer.unsent.steps == 3
+    assert bench.trainer.pieces[0].unsent.steps == 3
 
 
 def test_a_round_without_this_island_keeps_all_its_work(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_round_without_this_island_keeps_all_its_work(tmp_path: Path) -> None:
         base, sent = bench.vectors.tensors()
         if isinstance(report, StepDone) and report.step == 2:
             assert bench.vectors.try_claim()
-            assert bench.vectors.snapshot is None
+            assert bench.vectors.snapshot() is None
             sent.copy_(base)  # the old outer state
             base += 0.01
             seen["expected"] = base + (bench.theta - sent)
@@ -101,7 +101,7 @@ def test_a_snapshot_that_nobody_merged_counts_towards_the_next(tmp_path: Path) -
             return [Stop()]
         base, sent = bench.vectors.tensors()
         assert bench.vectors.try_claim()
-        assert bench.vectors.snapshot == 0
+        assert bench.vectors.snapshot() == 0
         sent.copy_(base)
         return [apply(1, contributed=False)]
 
@@ -139,7 +139,7 @@ def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
     """The answer comes after the wait was over and one more step was taken; twice."""
 
     def answer(bench: Bench, report: Report) -> list[Command]:
-        if isinstance(report, StepDone) and bench.trainer.outstanding is not None:
+        if isinstance(report, StepDone) and bench.trainer.pieces[0].outstanding is not None:
             bench.vectors.try_claim()
             merge(bench.vectors)
             return [apply(report.round + 1), *([Stop()] if report.round else [])]
@@ -161,7 +161,7 @@ def test_reset_takes_base_and_mends_the_moments(tmp_path: Path) -> None:
     bench = Bench(tmp_path, answer)
     bench.run(begin())
     assert torch.equal(bench.theta, bench.vectors.tensors()[0])
-    assert bench.trainer.unsent.steps == 0
+    assert bench.trainer.pieces[0].unsent.steps == 0
     moments = [s["exp_avg"] for s in bench.trainer.optimizer.state.values()]
     assert all(bool(m.isfinite().all()) for m in moments)
     assert any(bool(m.any()) for m in moments)  # the good ones are kept

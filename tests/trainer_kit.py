@@ -48,8 +48,9 @@ def tiny_settings(directory: Path, manifest: Manifest | None = None, **changes: 
 
 
 def tiny_vectors(manifest: Manifest) -> SharedVectors:
-    vectors = SharedVectors.create(Layout.of_config(manifest.model).size)
-    initial_vector(manifest.model, manifest.seed, vectors.tensors()[0])
+    vectors = SharedVectors.create(Layout.of_manifest(manifest).size)
+    fragments = manifest.rounds.fragments
+    initial_vector(manifest.model, manifest.seed, vectors.tensors()[0], fragments)
     return vectors
 
 

@@ -7,7 +7,7 @@ asked for a state keeps a copy of it for the time of the download, and goes on t
 (:mod:`bootstrap.state.server`). The newcomer pulls from all who have it at once
 (:mod:`bootstrap.state.download`).
 
->>> states = StateServer(transport, run, lambda: (round, base, momentum), still=still, offload=f)
+>>> states = StateServer(transport, run, lambda f: (round, base, momentum), still=still, offload=f)
 >>> await download_state(transport, peers, run, round, digest, base, momentum)
 """
 

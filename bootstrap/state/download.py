@@ -85,6 +85,7 @@ async def download_state(
     out_base: torch.Tensor,
     out_momentum: torch.Tensor,
     *,
+    fragment: int = 0,
     progress: Progress | None = None,
     offload: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
     offer_timeout: float = OFFER_TIMEOUT_S,
@@ -98,7 +99,7 @@ async def download_state(
     """
     state = StateBytes(out_base, out_momentum)
     work = _Work(state, round_, expected_digest, progress)
-    fetch = _Fetch(transport, run, work, offload, offer_timeout, stall_timeout)
+    fetch = _Fetch(transport, run, fragment, work, offload, offer_timeout, stall_timeout)
     slots = asyncio.Semaphore(max_sources)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
@@ -211,6 +212,7 @@ class _Fetch:
 
     transport: Transport
     run: bytes
+    fragment: int
     work: _Work
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     offer_timeout: float
@@ -233,7 +235,7 @@ class _Fetch:
         reply = await self.transport.call(
             peer,
             "state",
-            StateRequest(self.run, self.work.round).encode(),
+            StateRequest(self.run, self.work.round, self.fragment).encode(),
             timeout=self.offer_timeout,
             max_reply=StateOffer.MAX_BYTES,
         )
@@ -253,7 +255,7 @@ class _Fetch:
     async def _pull(self, peer: PeerId, source: Served, index: int, buffer: memoryview) -> None:
         work, start = self.work, index * self.work.chunk
         data = buffer[: min(work.chunk, work.state.length - start)]
-        header = ChunkRequest(self.run, work.round, index).encode()
+        header = ChunkRequest(self.run, work.round, index, self.fragment).encode()
         async with self.transport.pull(
             peer, "chunk", header, max_length=len(data), timeout=self.stall_timeout
         ) as incoming:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Current = Callable[[], "tuple[int, torch.Tensor, torch.Tensor]"]
+Current = Callable[[int], "tuple[int, torch.Tensor, torch.Tensor]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -42,9 +42,9 @@ class _Pin:
 
 
 class StateServer:
-    """Answers ``state`` calls and ``chunk`` pulls.
+    """Answers ``state`` calls and ``chunk`` pulls, for each of so many ``fragments``.
 
-    ``current`` gives the round and the live vectors (base, momentum). They are copied while
+    ``current`` gives a fragment's round and live vectors (base, momentum). They are copied while
     ``still()`` is held, which is to keep outer steps from being applied, and hashed after it was
     let go; both run in ``offload``. A state nobody has asked for in time is ``gone`` once the
     next round is applied; ``busy`` means that all copies are in use.
@@ -58,6 +58,7 @@ class StateServer:
         *,
         still: Still,
         offload: Offload,
+        fragments: int = 1,
         max_pins: int = MAX_PINS,
         idle_s: float = IDLE_S,
         evict_s: float = EVICT_S,
@@ -66,8 +67,9 @@ class StateServer:
         self._current = current
         self._still = still
         self._offload = offload
-        self._max_pins, self._idle_s, self._evict_s = max_pins, idle_s, evict_s
-        self._pins: dict[int, _Pin] = {}
+        self._fragments = fragments
+        self._max_pins, self._idle_s, self._evict_s = fragments * max_pins, idle_s, evict_s
+        self._pins: dict[tuple[int, int], _Pin] = {}  # by fragment and round
         self._pinning = asyncio.Lock()
         self._expiry: asyncio.TimerHandle | None = None
         transport.on_call("state", self._on_state)
@@ -76,7 +78,7 @@ class StateServer:
     @property
     def pinned(self) -> list[int]:
         """Rounds of which a copy is held."""
-        return sorted(self._pins)
+        return sorted(round_ for _, round_ in self._pins)
 
     def close(self) -> None:
         """Give all copies up."""
@@ -88,11 +90,11 @@ class StateServer:
         request = StateRequest.decode(body)
         self._check_run(request.run)
         async with self._pinning:  # who asks for the same round meanwhile finds it below
-            pin = self._pins.get(request.round)
+            pin = self._pins.get((request.fragment, request.round))
             if pin is None:
                 self._make_room()
-                pin = await self._copy(request.round)
-                self._pins[request.round] = pin
+                pin = await self._copy(request.fragment, request.round)
+                self._pins[request.fragment, request.round] = pin
                 log.info("keeping the state of round %d for %s", request.round, peer)
         self._touch(pin)
         return pin.offer
@@ -101,7 +103,7 @@ class StateServer:
         del peer
         request = ChunkRequest.decode(header)
         self._check_run(request.run)
-        pin = self._pins.get(request.round)
+        pin = self._pins.get((request.fragment, request.round))
         if pin is None:
             raise RemoteRefused("gone", f"the state of round {request.round}")
         start = request.index * pin.chunk
@@ -114,9 +116,11 @@ class StateServer:
         if run != self._run:
             raise Stale("another run")
 
-    async def _copy(self, round_: int) -> _Pin:
+    async def _copy(self, fragment: int, round_: int) -> _Pin:
+        if not 0 <= fragment < self._fragments:
+            raise Malformed(f"there is no fragment {fragment}")
         async with self._still():
-            held, base, momentum = self._current()
+            held, base, momentum = self._current(fragment)
             if held != round_:
                 raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
             base, momentum = await self._offload(lambda: (base.clone(), momentum.clone()))
@@ -134,10 +138,10 @@ class StateServer:
     def _make_room(self) -> None:
         if len(self._pins) < self._max_pins:
             return
-        round_, oldest = min(self._pins.items(), key=lambda item: item[1].used)
+        key, oldest = min(self._pins.items(), key=lambda item: item[1].used)
         if asyncio.get_running_loop().time() - oldest.used < self._evict_s:
             raise RemoteRefused("busy", "all copies of the state are in use")
-        del self._pins[round_]
+        del self._pins[key]
 
     def _touch(self, pin: _Pin) -> None:
         loop = asyncio.get_running_loop()
@@ -151,7 +155,7 @@ class StateServer:
         self._expiry = None
         # A timer may fire a clock's tick early; without slack it would be set again for now.
         due = loop.time() + TIMER_SLACK_S
-        self._pins = {r: pin for r, pin in self._pins.items() if pin.used + self._idle_s > due}
+        self._pins = {key: pin for key, pin in self._pins.items() if pin.used + self._idle_s > due}
         if self._pins:
             next_ = min(pin.used for pin in self._pins.values()) + self._idle_s
             self._expiry = loop.call_at(next_, self._expire)

@@ -138,6 +138,8 @@ def step_line(event: Step) -> str:
 def round_line(event: RoundDone) -> str:
     """``round 129 loss 2.31 5/6 peers sync 0.9 s util 93% sent 0.29 MB … ETA 38m``."""
     parts = [f"round {event.round}"]
+    if event.fragments > 1:
+        parts.append(f"fragment {event.fragment + 1}/{event.fragments}")
     if event.outcome != "committed":
         parts.append(event.outcome)
     parts.append(f"loss {number(event.loss)}")

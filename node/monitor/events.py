@@ -113,6 +113,7 @@ class RoundDone(Event):
     outcome: Literal["committed", "degraded", "skipped"] = "committed"
     total_rounds: int = 0
     fragment: int = 0
+    fragments: int = 1  # that the model is merged in
     members: int = 0  # whose work was merged
     live: int = 0  # islands alive
     loss: float | None = None

@@ -18,6 +18,9 @@ The order of a round::
                                              θ ← base + (θ − sent)
                                         <-   Applied(round=r+1)     vectors are free again
 
+A model in fragments is merged by as many such conversations side by side, each about its own
+part of the vectors; the trainer evaluates with those of fragment 0 alone.
+
 The daemon has the vectors from its claim (:meth:`SharedVectors.try_claim`) until it sends
 :class:`Begin` or :class:`Apply`; from then until :class:`Applied` nobody changes them.
 """
@@ -31,6 +34,7 @@ import time
 from typing import Annotated
 
 from protocols.errors import AtollError, Malformed
+from protocols.messages import MAX_FRAGMENTS
 from protocols.wire import Max, Message, decode_any
 
 MAX_FRAME = 64 * 1024
@@ -59,11 +63,16 @@ class Begin(Message, kind=100):
     resume: Location  # directory of a checkpoint's trainer files, empty: none
     rewarm: bool  # warm the learning rate up again from here (a joiner's moments are cold)
     evaluate: bool  # before the first step; the result is an :class:`Evaluated`
+    # rounds of the fragments from 1 on; `round` and `slot` are of fragment 0
+    others: Annotated[tuple[int, ...], Max(MAX_FRAGMENTS - 1)] = ()
+    tau: int | None = None  # as in :class:`Apply`
 
 
 class Apply(Message, kind=101):
     """Round ``round - 1`` is committed: θ ← base + (θ − sent), exactly ``base`` if ``reset``.
 
+    All of it is about one fragment; but ``target_steps`` is the same for all of them, slots are
+    those of fragment 0, and so is the evaluation: that of all of ``base``.
     ``contributed`` false: nothing of the outstanding snapshot was merged (or there is none), so
     its steps and tokens still count towards the next contribution. Answered by :class:`Applied`.
     """
@@ -75,6 +84,8 @@ class Apply(Message, kind=101):
     contributed: bool
     reset: bool
     evaluate: bool
+    fragment: int = 0
+    tau: int | None = None  # inner steps to take before waiting for an outcome; None: as before
 
 
 class Checkpoint(Message, kind=102):
@@ -138,6 +149,7 @@ class Snapshot(Message, kind=112):
     loss: float | None
     seconds: float  # spent in inner steps
     finite: bool  # false: θ, or every one of the last steps, was not finite
+    fragment: int = 0
 
 
 class Applied(Message, kind=113):
@@ -147,6 +159,7 @@ class Applied(Message, kind=113):
     step: int  # inner steps so far, and tokens
     tokens: int
     validation_loss: float | None  # of `base`, where asked for
+    fragment: int | None = 0  # None: all of them, as :class:`Begin` asked
 
 
 class Saved(Message, kind=114):

@@ -4,11 +4,15 @@ Trainer, daemon and peers all speak of "the parameters" as one vector of ``size`
 tensors with two or more dims come first, then those with one (norms, biases), each group in the
 order of the model's definition; a shared (tied) tensor stands once, under its first name. So a
 codec can treat ``[0, dense)`` coarsely and ``[dense, size)`` finely.
+
+Where the model is merged in fragments, these stand one behind the other, each laid out like this:
+a fragment is one range of the vector. Layers are dealt out in turn (:mod:`diloco.fragments`).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +23,8 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from bootstrap.manifest import Manifest, Model
-from node.trainer.model import Decoder, initial_value
+from diloco.fragments import assign
+from node.trainer.model import build, initial_value, skeleton
 
 
 class Outline(Protocol):
@@ -40,6 +45,25 @@ class Outline(Protocol):
         """BLAKE3 (hex) of names and shapes in order."""
         ...
 
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Where each fragment lies."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One fragment: elements ``[start, stop)`` of the vector, the first ``dense`` in matrices."""
+
+    start: int
+    stop: int
+    dense: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
@@ -49,13 +73,18 @@ class Unnamed:
     dense: int
     digest: str
 
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """A script's model is merged as a whole."""
+        return (Cut(0, self.size, self.dense),)
+
 
 def outline(manifest: Manifest) -> Outline:
     """The outline of a run's model."""
     script = manifest.script
     if script.layout:
         return Unnamed(script.parameters, script.dense, script.layout)
-    return Layout.of_config(manifest.model)
+    return Layout.of_manifest(manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +95,7 @@ class Entry:
     shape: torch.Size
     offset: int
     size: int
+    fragment: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,30 +105,42 @@ class Layout:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of_shapes(cls, shapes: Iterable[tuple[str, torch.Size]]) -> Layout:
-        """Lay out ``(name, shape)`` pairs given in definition order."""
+    def of_shapes(cls, shapes: Iterable[tuple[str, torch.Size]], fragments: int = 1) -> Layout:
+        """Lay out ``(name, shape)`` pairs given in definition order, in so many fragments.
+
+        Raises ValueError for more fragments than layers.
+        """
+        named = list(shapes)
+        sizes = [math.prod(shape) for _, shape in named]
+        layers = [_layer(name) for name, _ in named]
+        where = assign(layers, sizes, fragments) if fragments > 1 else [0] * len(named)
         # sorted() is stable, so definition order holds within each group
-        ordered = sorted(shapes, key=lambda item: len(item[1]) < 2)
+        order = sorted(range(len(named)), key=lambda at: (where[at], len(named[at][1]) < 2))
         entries, offset = [], 0
-        for name, shape in ordered:
-            size = math.prod(shape)
-            entries.append(Entry(name, torch.Size(shape), offset, size))
-            offset += size
+        for at in order:
+            name, shape = named[at]
+            entries.append(Entry(name, torch.Size(shape), offset, sizes[at], where[at]))
+            offset += sizes[at]
         return cls(tuple(entries))
 
     @classmethod
-    def of_module(cls, module: nn.Module) -> Layout:
+    def of_module(cls, module: nn.Module, fragments: int = 1) -> Layout:
         """The layout of a module on any device (``meta`` included); tied tensors count once.
 
         A DTensor parameter counts with its whole shape.
         """
-        return cls.of_shapes((name, p.shape) for name, p in module.named_parameters())
+        return cls.of_shapes(((name, p.shape) for name, p in module.named_parameters()), fragments)
 
     @classmethod
-    def of_config(cls, config: Model) -> Layout:
+    def of_config(cls, config: Model, fragments: int = 1) -> Layout:
         """The layout of the model that ``config`` describes, without allocating its parameters."""
         with torch.device("meta"):
-            return cls.of_module(Decoder(config))
+            return cls.of_module(skeleton(config), fragments)
+
+    @classmethod
+    def of_manifest(cls, manifest: Manifest) -> Layout:
+        """The layout of a run's model."""
+        return cls.of_config(manifest.model, manifest.rounds.fragments)
 
     @cached_property
     def size(self) -> int:
@@ -107,7 +149,7 @@ class Layout:
 
     @cached_property
     def dense(self) -> int:
-        """Elements that belong to tensors of two or more dims; they come first."""
+        """Elements that belong to tensors of two or more dims; they come first in each fragment."""
         return sum(entry.size for entry in self.entries if len(entry.shape) >= 2)
 
     @cached_property
@@ -115,6 +157,22 @@ class Layout:
         """BLAKE3 (hex) of names and shapes in order."""
         lines = (f"{e.name} {'x'.join(map(str, e.shape))}\n" for e in self.entries)
         return blake3("".join(lines).encode()).hexdigest()
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Where each fragment lies."""
+        cuts, start = [], 0
+        for fragment in range(1 + max((entry.fragment for entry in self.entries), default=0)):
+            mine = [entry for entry in self.entries if entry.fragment == fragment]
+            size = sum(entry.size for entry in mine)
+            dense = sum(entry.size for entry in mine if len(entry.shape) >= 2)
+            cuts.append(Cut(start, start + size, dense))
+            start += size
+        return tuple(cuts)
+
+    def names(self, fragment: int) -> frozenset[str]:
+        """The parameters of one fragment."""
+        return frozenset(entry.name for entry in self.entries if entry.fragment == fragment)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Views [shape] into ``vector`` [N] by name, in layout order; writing to one writes there.
@@ -159,8 +217,19 @@ def _matching(named: Mapping[str, Tensor], name: str, view: Tensor) -> Tensor:
     return tensor
 
 
-def initial_vector(config: Model, seed: int, out: Tensor) -> Tensor:
-    """Write the seeded initial parameters of ``config`` into ``out`` [N] fp32, without a model."""
-    for name, view in Layout.of_config(config).views(out).items():
+def _layer(name: str) -> int | None:
+    """The number of the layer that a parameter is in, None for one outside of the layers."""
+    found = re.search(r"\blayers\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def initial_vector(config: Model, seed: int, out: Tensor, fragments: int = 1) -> Tensor:
+    """Write the seeded initial parameters of ``config`` into ``out`` [N] fp32, without a model.
+
+    (Of one of ours: other libraries make their values with their models.)
+    """
+    if config.kind == "hf":
+        return Layout.of_config(config, fragments).flatten_into(build(config, seed), out)
+    for name, view in Layout.of_config(config, fragments).views(out).items():
         view.copy_(initial_value(config, name, view.shape, seed))
     return out

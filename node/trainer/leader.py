@@ -27,7 +27,9 @@ class Step(Message, kind=118):
 
 
 class TakeSnapshot(Message, kind=119):
-    """What rank 0 decided: all ranks give their part of θ for ``sent``."""
+    """What rank 0 decided: all ranks give their part of a fragment of θ for ``sent``."""
+
+    fragment: int = 0
 
 
 class Idle(Message, kind=120):
@@ -63,6 +65,7 @@ class Leader:
         if left > 0:
             return Idle()
         # A daemon at work on the vectors is about to send Apply: no snapshot now, train on.
-        if trainer.due and self.vectors.try_snapshot():
-            return TakeSnapshot()
+        for fragment in trainer.due:
+            if self.vectors.try_snapshot(fragment):
+                return TakeSnapshot(fragment)
         return Step()

@@ -101,8 +101,8 @@ class Trainer(Progress):
             match self._agree():
                 case Step():
                     self.inner_step()
-                case TakeSnapshot():
-                    self.take_snapshot()
+                case TakeSnapshot(fragment):
+                    self.take_snapshot(fragment)
                 case Apply() as command:
                     self.apply(command)
                 case Begin() as command:

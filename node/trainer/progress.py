@@ -27,11 +27,11 @@ from node.trainer.channel import (
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
-from node.trainer.resume import Standing, Work, load, optimizer_steps, sanitise, save
+from node.trainer.pieces import Piece, due
+from node.trainer.resume import Share, Standing, Work, load, optimizer_steps, sanitise, save
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
-OVERDUE = 2  # rounds' worth of steps that have not been sent
 BAD_STEPS = 3  # steps without a finite gradient after which the island says that it is lost
 
 
@@ -58,37 +58,40 @@ class Progress:
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader, self.overlap = ranks, leader, overlap
         self.begun = False
-        self.round = self.slot = 0
+        self.pieces = [Piece(layout.names(fragment)) for fragment in range(len(layout.cuts))]
+        self.slot = 0
         self.slots = 1
         self.target_steps = 0
         self.round_step = 0  # inner steps since the last Apply: the sampler's position
         self.step = self.tokens = 0
         self.rewarm_from: int | None = None
         self.bad_steps = 0  # in a row
-        # what it has done since its last contribution, oldest first
-        self.carried = Work()  # was in a snapshot that was not merged
-        self.outstanding: Work | None = None  # lies in `sent`, not answered yet
-        self.unsent = Work()  # since the last snapshot
 
     @property
-    def due(self) -> bool:
-        """Whether a snapshot is to be taken: the target is reached, or training is lost.
+    def round(self) -> int:
+        """Rounds applied so far; of fragment 0, with which cycles end."""
+        return self.pieces[0].round
+
+    @property
+    def due(self) -> list[int]:
+        """Fragments of which a snapshot is to be taken: it is their turn, or training is lost.
 
         Steps are counted from the last Apply, which comes to all islands at once, so that all
         are due at once; who was late in the last round has more to send, not a phase of its own.
-        Nor may it be late for ever: with two rounds' work in hand it is due as well.
         """
-        reached = (
-            self.round_step >= self.target_steps
-            or self.unsent.steps >= OVERDUE * self.target_steps
-            or self.bad_steps >= BAD_STEPS
-        )
-        return self.begun and self.outstanding is None and reached
+        if not self.begun:
+            return []
+        if self.bad_steps >= BAD_STEPS:
+            return [p for p, piece in enumerate(self.pieces) if piece.outstanding is None]
+        return due(self.pieces, self.round_step, self.target_steps)
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing is left to do but the answer to the snapshot."""
-        return self.outstanding is not None and self.unsent.steps >= self.overlap
+        """Whether it is time that a snapshot is answered."""
+        return any(
+            piece.outstanding is not None and piece.unsent.steps >= self.overlap
+            for piece in self.pieces
+        )
 
     def evaluate(self) -> float | None:
         """Loss on the shared validation shard with θ as it is; None without one."""
@@ -97,7 +100,8 @@ class Progress:
     def count(self, done: Work, *, finite: bool) -> None:
         """An inner step was taken; ``finite``: its loss and gradient were."""
         self.bad_steps = 0 if finite else self.bad_steps + 1
-        self.unsent += done
+        for piece in self.pieces:
+            piece.unsent += done
         self.round_step += 1
         self.step += 1
         self.tokens += done.tokens
@@ -109,61 +113,66 @@ class Progress:
         self.optimizer.state.clear()
         for name in self.weights.names:
             self.weights.set(name, base.get(name))
-        self.round, self.slot, self.slots = command.round, command.slot, command.slots
-        self.target_steps = command.target_steps
+        rounds = (command.round, *command.others)
+        self.slot, self.slots = command.slot, command.slots
+        self._set_pace(command)
         self.step, self.tokens = command.step, command.tokens
         self.round_step = self.bad_steps = 0
-        self.carried, self.outstanding, self.unsent = Work(), None, Work()
+        shares = tuple(Share(round=round_) for round_ in rounds)
         self.rewarm_from = command.step if command.rewarm else None
         if command.resume:
             standing = load(Path(command.resume), self.weights, self.optimizer)
-            if standing.round != command.round:
+            shares = standing.fragments
+            if (made := tuple(share.round for share in shares)) != rounds:
                 raise OperatorError(
                     "E404",
                     f"cannot resume from {command.resume}",
-                    f"it was made at round {standing.round}, not {command.round}",
+                    f"it was made at round {_listed(made)}, not {_listed(rounds)}",
                     "begin at the checkpoint's round, then apply the later ones",
                 )
             self.round_step, self.step = standing.round_step, standing.step
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
-            self.carried, self.unsent = standing.carried, standing.unsent
+        for piece, share in zip(self.pieces, shares, strict=True):
+            piece.begin(share)
         self.begun = True
         if command.evaluate:
             self.report(Evaluated(self.round, self.step, self.evaluate()))
-        self._read_vectors(None)
+        self._read_vectors(None, None)
 
     @torch.no_grad()
-    def take_snapshot(self) -> None:
-        """θ into ``sent``, which rank 0 has opened for this; closes it."""
+    def take_snapshot(self, fragment: int = 0) -> None:
+        """A fragment of θ into ``sent``, which rank 0 has opened for this; closes it."""
         _, sent = self._vectors()
-        for name in self.weights.names:
+        piece, finite = self.pieces[fragment], True
+        for name in self._of(piece):
             whole = self.weights.gather(name)
             if sent:
                 assert whole is not None
                 sent[name].copy_(whole)
-        work = self.carried + self.unsent
-        self.carried, self.outstanding, self.unsent = Work(), work, Work()
+                finite = finite and bool(sent[name].isfinite().all())
+        work = piece.send()
         if self.leader is None:
             return
-        finite = all(bool(view.isfinite().all()) for view in sent.values())
-        self.leader.vectors.end_snapshot(self.round)
+        self.leader.vectors.end_snapshot(piece.round, fragment)
         self.report(
             Snapshot(
-                round=self.round,
+                round=piece.round,
                 steps=work.steps,
                 tokens=work.tokens,
                 loss=work.loss,
                 seconds=work.seconds,
                 finite=finite and self.bad_steps < BAD_STEPS,
+                fragment=fragment,
             )
         )
 
     @torch.no_grad()
     def apply(self, command: Apply) -> None:
-        """θ ← base + (θ − sent), or ``base`` with all local work dropped."""
+        """θ ← base + (θ − sent), or ``base`` with all local work dropped; of one fragment."""
         base, sent = self._vectors()
+        piece = self.pieces[command.fragment]
         since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
-        for name in self.weights.names:
+        for name in self._of(piece):
             mine = self.weights.local(name)
             if command.reset:
                 self.weights.set(name, base.get(name))
@@ -180,32 +189,49 @@ class Progress:
             for part in mine:
                 assert new is not None
                 part.add_(new)
-        loss = self.evaluate() if command.evaluate else None
+        loss = self._evaluate_base(base, piece) if command.evaluate else None
         for name, rests in since.items():
             for part, rest in zip(self.weights.local(name), rests, strict=True):
                 part.add_(rest)
         if command.reset:
             sanitise(self.optimizer)
-            self.carried, self.unsent, self.bad_steps = Work(), Work(), 0
-        elif not command.contributed and self.outstanding is not None:
-            self.carried = self.outstanding
-        self.outstanding = None
-        self.round, self.round_step = command.round, 0
+            self.bad_steps = 0
+        piece.answer(command.round, contributed=command.contributed, reset=command.reset)
+        if command.fragment == 0:
+            self.round_step = 0
         self.slot, self.slots = command.slot, command.slots
+        self._set_pace(command)
+        self._read_vectors(loss, command.fragment)
+
+    def _evaluate_base(self, base: dict[str, Tensor], done: Piece) -> float | None:
+        """The loss of all of ``base``, where θ is ``base`` already in the fragment ``done``."""
+        others = [name for name in self.weights.names if name not in done.names]
+        aside = {name: [part.clone() for part in self.weights.local(name)] for name in others}
+        for name in others:
+            self.weights.set(name, base.get(name))
+        loss = self.evaluate()
+        for name, parts in aside.items():
+            for part, mine in zip(self.weights.local(name), parts, strict=True):
+                part.copy_(mine)
+        return loss
+
+    def _of(self, piece: Piece) -> list[str]:
+        return [name for name in self.weights.names if name in piece.names]
+
+    def _set_pace(self, command: Begin | Apply) -> None:
         self.target_steps = command.target_steps
-        self._read_vectors(loss)
+        if command.tau is not None:
+            self.overlap = command.tau
 
     def checkpoint(self, command: Checkpoint) -> None:
         """Write the trainer's files; a disk that is full or broken is reported, no more."""
         standing = Standing(
-            round=self.round,
+            fragments=tuple(piece.share() for piece in self.pieces),
             round_step=self.round_step,
             step=self.step,
             tokens=self.tokens,
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
-            carried=self.carried + (self.outstanding or Work()),
-            unsent=self.unsent,
         )
         problem, full = "", False
         try:
@@ -214,11 +240,12 @@ class Progress:
             problem, full = str(error), error.errno in FULL_DISK
         self.report(Saved(command.directory, problem, full))
 
-    def _read_vectors(self, validation_loss: float | None) -> None:
-        """Tell the daemon that nothing is left to read in the vectors."""
+    def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
+        """Tell the daemon that nothing is left to read in the vectors, None: in all fragments."""
         if self.leader is not None:
-            self.leader.vectors.clear()
-        self.report(Applied(self.round, self.step, self.tokens, validation_loss))
+            self.leader.vectors.clear(fragment)
+        round_ = self.pieces[fragment or 0].round
+        self.report(Applied(round_, self.step, self.tokens, validation_loss, fragment))
 
     def _vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """``base`` and ``sent`` as views by parameter on rank 0; empty on the others."""
@@ -231,3 +258,7 @@ class Progress:
         """Tell the daemon; only rank 0 does."""
         if self.leader is not None:
             self.leader.channel.send(report)
+
+
+def _listed(rounds: tuple[int, ...]) -> str:
+    return ", ".join(map(str, rounds))

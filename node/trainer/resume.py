@@ -46,19 +46,27 @@ class Work:
         return self.loss_sum / self.finite_steps if self.finite_steps else None
 
 
+class Share(BaseModel):
+    """Where the island stands with one fragment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    round: int = Field(ge=0)
+    carried: Work = Work()  # was in a snapshot, but is not merged
+    unsent: Work = Work()
+
+
 class Standing(BaseModel):
     """``trainer.json``: where the island stands besides its tensors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    round: int = Field(ge=0)
+    fragments: tuple[Share, ...] = Field(min_length=1)
     round_step: int = Field(ge=0)
     step: int = Field(ge=0)
     tokens: int = Field(ge=0)
     rewarm_from: int | None
     optimizer_steps: int = Field(ge=0)  # 0: there are no moments
-    carried: Work  # was in a snapshot, but is not merged
-    unsent: Work
 
 
 @torch.no_grad()

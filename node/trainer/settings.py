@@ -17,6 +17,7 @@ EXIT_OUT_OF_MEMORY = 77
 EXIT_REFUSED = 78  # settings or files it cannot work with; the log says which
 EXIT_RANK_LOST = 79  # a collective failed since another rank is gone: look there for the cause
 EXIT_ORPHANED = 80  # the daemon is gone
+EXIT_STUCK = 81  # a collective call did not end in time: a rank that still runs is not in it
 
 
 class TrainerSettings(BaseModel):
@@ -40,6 +41,7 @@ class TrainerSettings(BaseModel):
     recompute: Literal["none", "selective", "full"] = "none"  # activations, in backward
     offload: bool = False  # parameters and moments stay in the host's memory
     compile: bool = False
+    collective_s: float = Field(600.0, gt=0)  # the longest that one collective call may take
 
     @property
     def layout(self) -> ParallelDims:

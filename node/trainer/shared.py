@@ -26,11 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from protocols.errors import OperatorError
+from protocols.messages import MAX_FRAGMENTS
 
 if TYPE_CHECKING:
     import torch
 
-HEADER_BYTES = 4096  # one page: int64 flags, see _SNAPSHOT and _CLAIMED
+HEADER_BYTES = 4096  # one page: two int64 flags for each fragment, see _SNAPSHOT and _CLAIMED
 _SNAPSHOT, _CLAIMED = 0, 1  # round of the unanswered snapshot plus one, or zero; 0 or 1
 FLOAT_BYTES = 4
 SHM = Path("/dev/shm")
@@ -46,7 +47,7 @@ class SharedVectors:
         self.descriptor = descriptor
         self.size = size
         self._map = mmap.mmap(descriptor, file_bytes(size))
-        self._header = np.frombuffer(self._map, np.int64, 2)
+        self._header = np.frombuffer(self._map, np.int64, 2 * MAX_FRAGMENTS).reshape(-1, 2)
 
     @classmethod
     def create(cls, size: int) -> SharedVectors:
@@ -89,43 +90,46 @@ class SharedVectors:
 
         return torch.from_numpy(self.base), torch.from_numpy(self.sent)
 
-    @property
-    def snapshot(self) -> int | None:
+    def snapshot(self, fragment: int = 0) -> int | None:
         """The round for which ``sent`` holds a snapshot that nothing has answered yet."""
-        return int(self._header[_SNAPSHOT]) - 1 if self._header[_SNAPSHOT] else None
+        flag = int(self._header[fragment, _SNAPSHOT])
+        return flag - 1 if flag else None
 
     # --- the daemon's side --------------------------------------------------------------------
 
-    def try_claim(self) -> bool:
-        """Take both vectors for the daemon; false while the trainer writes a snapshot."""
+    def try_claim(self, fragment: int = 0) -> bool:
+        """Take a fragment of both vectors; false while the trainer writes a snapshot."""
         if not self._try_lock():
             return False
-        self._header[_CLAIMED] = 1
+        self._header[fragment, _CLAIMED] = 1
         self._unlock()
         return True
 
-    def unclaim(self) -> None:
-        """Give the vectors back as they are; a snapshot in them still waits for its answer."""
-        self._header[_CLAIMED] = 0
+    def unclaim(self, fragment: int = 0) -> None:
+        """Give the fragment back as it is; a snapshot in it still waits for its answer."""
+        self._header[fragment, _CLAIMED] = 0
 
-    def clear(self) -> None:
-        """End claim and snapshot alike: the trainer has read what it was given, or is no more."""
-        self._header[:] = 0
+    def clear(self, fragment: int | None = None) -> None:
+        """End claim and snapshot alike: the trainer has read what it was given, or is no more.
+
+        Without ``fragment``: of all.
+        """
+        self._header[slice(None) if fragment is None else fragment] = 0
 
     # --- the trainer's side -------------------------------------------------------------------
 
-    def try_snapshot(self) -> bool:
-        """Begin to write ``sent``; false when the daemon has the vectors, or is taking them."""
+    def try_snapshot(self, fragment: int = 0) -> bool:
+        """Begin to write ``sent``; false when the daemon has the fragment, or is taking one."""
         if not self._try_lock():
             return False
-        if self._header[_CLAIMED]:
+        if self._header[fragment, _CLAIMED]:
             self._unlock()
             return False
         return True
 
-    def end_snapshot(self, round: int) -> None:
-        """``sent`` is complete."""
-        self._header[_SNAPSHOT] = round + 1
+    def end_snapshot(self, round: int, fragment: int = 0) -> None:
+        """The fragment of ``sent`` is complete."""
+        self._header[fragment, _SNAPSHOT] = round + 1
         self._unlock()
 
     def end_reading(self) -> None:

@@ -1,0 +1,173 @@
+"""Where a node's outer state comes from: its checkpoint, the run's beginning, or its peers.
+
+At entry all fragments are fetched; who cannot replay what it missed of one fetches that one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from bootstrap.handshake import greet
+from bootstrap.manifest import Manifest
+from gossip.catchup import Ending
+from gossip.driver import Swarm
+from gossip.lineage import Lineage
+from node import __version__
+from node.arrival import Arrival
+from node.entrance import Run
+from node.errors import operator_error
+from node.import_hf import import_hf
+from node.monitor.events import Behind, JoinProgress, Problem, Rejected, RoundFailed
+from node.replica import OuterReplica
+from node.saving import Restored
+from node.trainer.layout import initial_vector
+from protocols.errors import OperatorError
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+if TYPE_CHECKING:
+    from node.runtime import Node
+
+
+class Fetcher:
+    """Fills the replicas of one node; ``learned`` is told of announcements on the way."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: Run,
+        replicas: Sequence[OuterReplica],
+        base: torch.Tensor,
+        learned: Callable[[Announce], None],
+    ) -> None:
+        """``base``: the whole vector that the replicas' are parts of."""
+        self.node, self.run, self.replicas, self.base = node, run, tuple(replicas), base
+        self.events, self.learned = node.events, learned
+        self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
+        self.joined_under_way = False
+        self._downloading: set[int] = set()
+
+    async def get(self, restored: Restored | None) -> None:
+        """The state to begin with. Raises OperatorError E502 or E206 where it cannot be had."""
+        if restored is not None:
+            await self._restore(restored)
+        elif self.run.created:
+            manifest = self.run.manifest
+            if not manifest.script.layout:  # else the script has put its own there
+                await self.node.offload(lambda: self._begin(manifest))
+            for replica in self.replicas:
+                await replica.settle()
+        else:
+            await self._join()
+
+    async def _restore(self, restored: Restored) -> None:
+        self.base.copy_(restored.base)
+        at = 0
+        for index, (replica, state) in enumerate(zip(self.replicas, restored.states, strict=True)):
+            end = at + len(replica.base)
+            replica.momentum.copy_(restored.momentum[at:end])
+            if replica.residual is not None and restored.residual is not None:
+                replica.residual.values.copy_(restored.residual[at:end])
+            await replica.settle(state)
+            self.lineages[index] = state.lineage if state else None
+            at = end
+        self.joined_under_way = bool(self.run.peers)
+
+    def _begin(self, manifest: Manifest) -> None:
+        """The parameters that a new run starts from."""
+        model, fragments = manifest.model, manifest.rounds.fragments
+        if self.run.init_from is not None:
+            import_hf(model, self.run.init_from, self.base, fragments)
+        else:
+            initial_vector(model, manifest.seed, self.base, fragments)
+
+    async def _join(self) -> None:
+        self.joined_under_way = True
+        arrival = self._arrival(self.run.peers)
+        found = await arrival.look()
+        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
+        started = time.monotonic()
+        served: dict[str, int] = {}
+        for index, replica in enumerate(self.replicas):
+            arrived = await arrival.fetch(replica.base, replica.momentum, lambda *_: None, index)
+            await replica.settle(arrived.state)
+            self.lineages[index] = arrived.state.lineage
+            if replica.place.state != arrived.target.state:
+                raise operator_error("E502", why="the downloaded state has another digest")
+            for peer, count in arrived.served.items():
+                if count:
+                    served[str(peer)] = served.get(str(peer), 0) + count
+        self.events.emit(
+            JoinProgress(
+                step=5,
+                name="sync",
+                text=f"round {self.replicas[0].place.round}, {8 * len(self.base) / 1e6:.1f} MB "
+                f"from {len(served)} peers in {time.monotonic() - started:.1f} s, digest ok",
+                sources=served,
+            )
+        )
+
+    # --- later -----------------------------------------------------------------------------------
+
+    def on_behind(self, swarm: Swarm, fragment: int, ending: Ending) -> None:
+        """Replay is not possible: take the state of a fragment itself."""
+        if fragment in self._downloading:
+            return
+        self._downloading.add(fragment)
+        here = self.replicas[fragment].place.round
+        membership = swarm.chains[fragment].membership
+        heads = [a.round for a in membership.islands_alive(swarm.now())]
+        self.events.emit(RoundFailed(round=here, reason=ending.value, fragment=fragment))
+        self.events.emit(Behind(round=here, head=max(heads, default=here), action="download"))
+        self.node.tasks.spawn(self._download(swarm, fragment, ending))
+
+    async def _download(self, swarm: Swarm, fragment: int, ending: Ending) -> None:
+        """Take the swarm's state of a fragment, and keep local work where possible."""
+        replica = self.replicas[fragment]
+        base, momentum = torch.empty_like(replica.base), torch.empty_like(replica.base)
+        before = replica.place.round
+        arrival = self._arrival(swarm.membership.alive(swarm.now()))
+        try:
+            state = (await arrival.fetch(base, momentum, lambda *_: None, fragment)).state
+        except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
+            self.events.emit(Problem.of(error))
+            return
+        finally:
+            self._downloading.discard(fragment)
+        missed = state.place.round - before
+        keep = "local" if missed <= replica.manifest.rounds.max_staleness else "nothing"
+        if ending is Ending.FORKED:
+            keep = "all"
+        await swarm.chains[fragment].move(
+            lambda: replica.jump(base, momentum, state, keep=keep),
+            state.certificate,
+            state.lineage,
+        )
+
+    def _arrival(self, ask: list[PeerId]) -> Arrival:
+        return Arrival(
+            self.node.transport,
+            self.run.signed.run_id,
+            self.run.signed.creator,
+            ask,
+            lambda: time.time() + self.node.clocks.offset,
+            self.learned,
+            self._greet,
+            self._on_untrue,
+            self.node.offload,
+            len(self.replicas),
+        )
+
+    def _on_untrue(self, peer: PeerId, why: str) -> None:
+        self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
+
+    async def _greet(self, peer: PeerId) -> None:
+        run, invitation = self.run.signed.run_id, self.node.config.invitation
+        transport, whereabouts = self.node.transport, self.node.whereabouts
+        await greet(
+            transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
+        )

@@ -1,0 +1,77 @@
+"""Where an island stands with each fragment between the rounds, and whose turn it is. Pure.
+
+A model that is merged whole is one fragment. With more of them (streaming, :mod:`diloco.fragments`)
+the turns are spread over the H inner steps of a cycle: fragments 1, 2, … and at last 0, with whose
+round the cycle ends. Cycles begin at all islands at once, when fragment 0's merge is applied, so
+all send the same fragment at about the same time. A fragment that missed a turn has the next one;
+what its island learnt meanwhile goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diloco.fragments import Schedule
+from node.trainer.resume import Share, Work
+
+OVERDUE = 2  # rounds' worth of steps that have not been sent
+
+
+@dataclass
+class Piece:
+    """One fragment's part of what an island knows of its place in the run."""
+
+    names: frozenset[str]  # its parameters
+    round: int = 0
+    # what this island has done since its last contribution to it, oldest first
+    carried: Work = field(default_factory=Work)  # was in a snapshot that was not merged
+    outstanding: Work | None = None  # lies in `sent`, not answered yet
+    unsent: Work = field(default_factory=Work)  # since the last snapshot
+
+    def begin(self, share: Share) -> None:
+        """Stand where a checkpoint was made, or at the beginning of a round."""
+        self.round, self.carried, self.unsent = share.round, share.carried, share.unsent
+        self.outstanding = None
+
+    def send(self) -> Work:
+        """A snapshot is taken: what it holds."""
+        work = self.carried + self.unsent
+        self.carried, self.outstanding, self.unsent = Work(), work, Work()
+        return work
+
+    def answer(self, round_: int, *, contributed: bool, reset: bool) -> None:
+        """A round is committed; ``contributed``: with what was sent."""
+        if reset:
+            self.carried, self.unsent = Work(), Work()
+        elif not contributed and self.outstanding is not None:
+            self.carried = self.outstanding
+        self.outstanding, self.round = None, round_
+
+    def share(self) -> Share:
+        """For a checkpoint: a snapshot that is not answered yet counts as not merged."""
+        carried = self.carried + (self.outstanding or Work())
+        return Share(round=self.round, carried=carried, unsent=self.unsent)
+
+
+def offset(fragment: int, fragments: int, target: int) -> int:
+    """The inner step of a cycle of ``target`` after which a fragment has its turn."""
+    return Schedule(max(target, fragments), fragments).offset((fragment - 1) % fragments)
+
+
+def due(pieces: Sequence[Piece], cycle_step: int, target: int) -> list[int]:
+    """Fragments of which a snapshot is to be taken, after so many inner steps of the cycle.
+
+    Nobody may be late for ever: with two rounds' work in hand a fragment is due as well, and so
+    one whose rounds go on is not held up by one whose do not.
+    """
+    found = []
+    for fragment, piece in enumerate(pieces):
+        if piece.outstanding is not None:
+            continue
+        turn = offset(fragment, len(pieces), target)
+        worth = fragment == 0 or piece.unsent.steps >= min(turn, target // 2)
+        reached = cycle_step >= turn and piece.round <= pieces[0].round and worth
+        if reached or piece.unsent.steps >= OVERDUE * target:
+            found.append(fragment)
+    return found

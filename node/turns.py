@@ -1,0 +1,58 @@
+"""Whose the shared vectors are, fragment by fragment: the daemon's to write, the trainer's to read.
+
+A fragment is taken before the daemon changes it, and free again once the trainer has read what it
+was given. What reads all of them at once, a beginning or an evaluation, waits until nobody writes
+and keeps others from starting to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Turns:
+    """For one trainer; ``free``: it has nothing to read."""
+
+    def __init__(self, fragments: int, *, free: bool) -> None:
+        self._free = [free] * fragments
+        self._writing: set[int] = set()
+        self._reading_all = False
+        self._changed = asyncio.Event()
+
+    def is_free(self, fragment: int) -> bool:
+        """Whether the daemon may take a fragment now."""
+        return self._free[fragment] and not self._reading_all
+
+    async def take(self, fragment: int) -> None:
+        """Wait until a fragment is free; it is the daemon's to write then."""
+        await self._until(lambda: self.is_free(fragment))
+        self._free[fragment] = False
+        self._writing.add(fragment)
+
+    def written(self, fragment: int) -> None:
+        """The daemon writes no more; the trainer is to read it, or nobody is (:meth:`free`)."""
+        self._writing.discard(fragment)
+        self._changed.set()
+
+    async def all_to_read(self) -> None:
+        """Wait until nobody writes: the trainer reads all fragments, until one is freed."""
+        self._reading_all = True
+        await self._until(lambda: not self._writing)
+
+    def free(self, fragment: int | None = None) -> None:
+        """The trainer has read a fragment, None: all of them, or is no more."""
+        for one in range(len(self._free)) if fragment is None else (fragment,):
+            self._free[one] = True
+        if not fragment:  # what reads all of them is a beginning, or answered by fragment 0's
+            self._reading_all = False
+        self._changed.set()
+
+    def begin(self) -> None:
+        """The trainer is to read all of them."""
+        self._free = [False] * len(self._free)
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self._changed.clear()
+            await self._changed.wait()
