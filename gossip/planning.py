@@ -28,6 +28,7 @@ from protocols.messages import (
 )
 
 UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100 Mbit/s
+ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
 MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
 MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 
@@ -45,6 +46,7 @@ class Rules:
     patience_s: float = 1.0  # for a transfer that stands still, before round trips are measured
     alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
     mix: Mix = MEAN  # how contributions become one
+    sharing: int = 1  # rounds (of different fragments) that may share the links at a time
     exposed: float = 0.05  # share of a round that may be spent waiting for bytes,
     overlapped: float = 0.0  # and that during which inner steps go on meanwhile
     grouping: Grouping = UNGROUPED
@@ -231,7 +233,8 @@ def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]
     median = known[len(known) // 2] if known else UNKNOWN_SPEED
 
     def clamp(speed: float) -> float:
-        speed = speed if speed > 0 else median
+        if speed <= 0 or median / ALIKE <= speed <= median * ALIKE:
+            return median  # who got more to send would seem faster, and get more yet
         return min(max(speed, median / MAX_TRUSTED_RATIO), median * MAX_TRUSTED_RATIO)
 
     return [
