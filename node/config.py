@@ -240,6 +240,14 @@ class NodeConfig(IslandSettings):
     tokenizer: LocalPath | None = Field(
         default=None, description="tokenizer.json of a run to create; by default bytes."
     )
+    hf_config: LocalPath | None = Field(
+        default=None,
+        description="config.json of a transformers model: the run to create trains it anew.",
+    )
+    init_from: LocalPath | None = Field(
+        default=None,
+        description="Folder in Hugging Face's format: the run to create starts from its weights.",
+    )
     invitation: Annotated[str, _bytes_at_most(256)] = Field(
         default="", description="The run's invitation, where one is needed."
     )
@@ -352,6 +360,9 @@ def _flat(file: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in file.items() if key != "island"} | dict(section)
 
 
+NO_SETTINGS = (ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "KERNELS")  # read elsewhere
+
+
 def _variable(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.upper()
 
@@ -360,7 +371,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     known = {_variable(key): key for key in NodeConfig.model_fields}
     found = {}
     for variable, value in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == _variable("config"):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in NO_SETTINGS:
             continue
         if variable not in known:
             near = difflib.get_close_matches(variable, known, n=1)

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet, unreachable
@@ -48,6 +49,7 @@ class Run:
     greetings: list[Greeting] = field(default_factory=list)
     tokens: str = ""  # where those of training are, if they were prepared together with the shard
     tokenizer: bytes = b""  # its file; empty for the byte tokenizer
+    init_from: Path | None = None  # the folder with the weights that a run just made starts from
 
     @property
     def manifest(self) -> Manifest:
@@ -258,20 +260,25 @@ class Entrance:
         """
         if manifest.script.layout:
             return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
-        from node.data.supply import make
+        from node.data.supply import Given, make
 
         supply = await self._in_the_background(
             lambda progress: make(
                 manifest,
                 self.config.data or "",
-                self.config.tokenizer,
+                Given(self.config.tokenizer, self.config.hf_config, self.config.init_from),
                 self.config.dir / "data-cache",
                 progress,
             )
         )
         signed = SignedManifest.create(supply.manifest, self.identity)
         return Run(
-            signed, supply.shard, created=True, tokens=supply.tokens, tokenizer=supply.tokenizer
+            signed,
+            supply.shard,
+            created=True,
+            tokens=supply.tokens,
+            tokenizer=supply.tokenizer,
+            init_from=self.config.init_from,
         )
 
     async def tokens(self, run: Run, kept: str) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bootstrap.manifest import SignedManifest
+from bootstrap.manifest import Manifest, SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, read_tensors, verify, write_tensors
+from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.statedir import StateDir
 from protocols.errors import RemoteProtocolError
 
@@ -59,6 +60,20 @@ def read_outer(checkpoint: Path) -> OuterFiles:
     except (OSError, ValueError, KeyError, RemoteProtocolError) as error:
         raise CheckpointError(checkpoint, str(error), "use an older checkpoint") from error
     return OuterFiles(base, momentum, signed, residual)
+
+
+def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:
+    """The run's tokenizer.json, from the state directory that a checkpoint lies in.
+
+    Empty for the byte tokenizer. Raises OperatorError E604 where it is not there.
+    """
+    if manifest.data.tokenizer == BYTES:
+        return b""
+    folders = (place, place.parent, place.parent.parent)  # a state directory, or a checkpoint
+    found = next((f / FILE for f in folders if (f / FILE).is_file()), place / FILE)
+    data = found.read_bytes() if found.is_file() else b""
+    tokenizer_of(manifest.data.tokenizer, data)
+    return data
 
 
 def verify_run(checkpoint: Path) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from data_kit import TEXTS, folder, serving, tokenizer_bytes
 
 from bootstrap.manifest import Data, Manifest, Model
-from node.data.supply import make, tokens_for, usable
+from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
 from node.trainer.evaluate import shard_tokens
@@ -38,7 +38,7 @@ def manifest(**model) -> Manifest:
 def test_a_tokenizer_goes_into_the_manifest_and_a_joiner_gets_the_same_tokens(
     text, tokenizer, tmp_path
 ):
-    made = make(manifest(), str(text), tokenizer, tmp_path / "cache", QUIET)
+    made = make(manifest(), str(text), Given(tokenizer), tmp_path / "cache", QUIET)
     digest = FileTokenizer(made.tokenizer).digest
     assert made.manifest.data.tokenizer == digest
     assert made.manifest.data.path == ""
@@ -54,7 +54,7 @@ def test_a_tokenizer_goes_into_the_manifest_and_a_joiner_gets_the_same_tokens(
 
 
 def test_with_a_tokenizer_nothing_evaluated_is_trained_on(text, tokenizer, tmp_path):
-    made = make(manifest(), str(text), tokenizer, tmp_path / "cache", QUIET)
+    made = make(manifest(), str(text), Given(tokenizer), tmp_path / "cache", QUIET)
     other = tmp_path / "other.txt"  # the same text, cut otherwise by what stands between
     other.write_text("\n\n".join("An own word. " + text for text in TEXTS), encoding="utf-8")
     tokens = tokens_for(made.manifest, made.shard, made.tokenizer, str(other), QUIET)
@@ -67,7 +67,7 @@ def test_with_a_tokenizer_nothing_evaluated_is_trained_on(text, tokenizer, tmp_p
 
 def test_a_larger_vocabulary_than_the_tokenizer_has(text, tmp_path):
     """As a padded embedding has; ids are stored as wide as the model's vocabulary asks for."""
-    made = make(manifest(vocab_size=70_000), str(text), None, tmp_path / "cache", QUIET)
+    made = make(manifest(vocab_size=70_000), str(text), Given(), tmp_path / "cache", QUIET)
     ids = open_tokens(made.tokens, 70_000)
     assert ids.dtype == np.dtype("<u4")
     assert ids.max() < 256
@@ -76,7 +76,7 @@ def test_a_larger_vocabulary_than_the_tokenizer_has(text, tmp_path):
 
 def test_a_vocabulary_that_is_too_small_is_refused(text, tokenizer, tmp_path):
     with pytest.raises(OperatorError, match="too small") as caught:
-        make(manifest(vocab_size=500), str(text), tokenizer, tmp_path / "cache", QUIET)
+        make(manifest(vocab_size=500), str(text), Given(tokenizer), tmp_path / "cache", QUIET)
     assert caught.value.code == "E604"
 
 
@@ -86,7 +86,7 @@ def test_a_token_folder_here_or_at_a_url(tmp_path, bpe, remote):
     made = folder(tmp_path / "www" / "data", bpe=bpe)
     with serving(tmp_path / "www") as server:
         place = f"{server.url}/data" if remote else str(made)
-        supply = make(manifest(), place, None, tmp_path / "cache", QUIET)
+        supply = make(manifest(), place, Given(), tmp_path / "cache", QUIET)
         assert supply.tokens == place
         assert usable(place)
         run = supply.manifest

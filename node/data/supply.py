@@ -19,6 +19,7 @@ from node.data.tokenizer import (
     tokenizer_of,
 )
 from node.errors import operator_error
+from node.import_hf import import_hf, read_config, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import token_type
 
@@ -35,13 +36,24 @@ class Supply:
     tokens: str  # where this island's training tokens are
 
 
-def make(
-    manifest: Manifest, place: str, tokenizer_file: Path | None, cache: Path, progress: Progress
-) -> Supply:
+@dataclass(frozen=True)
+class Given:
+    """What the operator gives a run to start with, beside its manifest."""
+
+    tokenizer: Path | None = None  # a tokenizer.json
+    hf_config: Path | None = None  # a config.json
+    init_from: Path | None = None  # a folder with config.json and weights
+
+
+def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Progress) -> Supply:
     """Prepare a new run's data; ``place`` is this island's own, empty for the manifest's recipe.
 
-    Blocks. Raises OperatorError E601, E603, E604, E605, E402.
+    Blocks. Raises OperatorError E601, E603, E604, E605, E606, E402.
     """
+    tokenizer_file = given.tokenizer
+    if given.init_from is not None and tokenizer_file is None:
+        tokenizer_file = tokenizer_in(given.init_from)
+    manifest = _with_model(manifest, given)
     place = place or manifest.data.path
     if place and is_folder(place):
         folder = Folder(place, cache)
@@ -116,6 +128,33 @@ def own_data(manifest: Manifest, place: str) -> Data:
             fix="give a file or folder of UTF-8 text with --data",
         )
     return manifest.data.model_copy(update={"path": ""})
+
+
+def _with_model(manifest: Manifest, given: Given) -> Manifest:
+    """The manifest with the model that was given, and the hash of what it starts from."""
+    source = given.init_from or given.hf_config
+    if source is None:
+        return manifest
+    model = read_config(source)
+    attention = manifest.model.attention
+    model = model.model_copy(update={"attention": attention})
+    if given.init_from is not None:
+        import torch
+
+        from node.trainer.layout import Layout
+
+        vector = torch.empty(Layout.of_config(model).size)
+        import_hf(model, given.init_from, vector)
+        digest = blake3(memoryview(vector.numpy()).cast("B"), max_threads=blake3.AUTO).hexdigest()
+        model = model.model_copy(update={"initial": digest})
+    if manifest.data.seq_len > model.max_seq_len:
+        raise operator_error(
+            "E606",
+            f"the model of {source} takes shorter sequences",
+            why=f"at most {model.max_seq_len} tokens, and data.seq_len is {manifest.data.seq_len}",
+            fix="set a smaller data.seq_len",
+        )
+    return manifest.model_copy(update={"model": model})
 
 
 def _check_tokenizer(folder: Folder, file: Path | None) -> None:

@@ -86,6 +86,14 @@ class ParallelDims(BaseModel):
 
     def check(self, model: Model, data: Data) -> None:
         """Raises ValueError that names the flag where the run's model or batch do not fit."""
+        if model.kind == "hf":
+            for flag in ("tp", "cp", "pp", "ep"):
+                if getattr(self, flag) > 1:
+                    raise ValueError(
+                        f"--{flag} {getattr(self, flag)}: a model of transformers is laid out by "
+                        "--dp-shard and --dp-replicate alone"
+                    )
+            model = Model(vocab_size=model.vocab_size, n_layers=model.n_layers)
         _divides("--tp", self.tp, "n_heads", model.n_heads)
         _divides("--tp", self.tp, "n_kv_heads", model.n_kv_heads)
         _divides("--tp", self.tp, "d_ff", model.d_ff)

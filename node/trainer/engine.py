@@ -49,7 +49,7 @@ class Engine:
             if rank_of_stage(self.dims, stage) == ranks.at("pp"):
                 self.parts[stage] = self._part(manifest, stage, seq_len)
         self.models = nn.ModuleList(self.parts.values())
-        self.layout = Layout.of_config(manifest.model)
+        self.layout = Layout.of_manifest(manifest)
         self.weights = Weights(self._named(), self.layout, ranks)
         self.pipeline: Pipeline | None = None
         if self.dims.pp > 1:
@@ -61,7 +61,7 @@ class Engine:
             self.tokens = positions(seq_len, ranks.at("cp"), self.dims.cp, self.dims.attention)
 
     def _part(self, manifest: Manifest, stage: int, seq_len: int) -> Decoder:
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 or manifest.model.kind == "hf":
             model = build(manifest.model, manifest.seed)
         else:
             with torch.device("meta"):

@@ -197,8 +197,21 @@ def initial_value(config: Model, name: str, shape: torch.Size, seed: int) -> Ten
     return uniform.mul_(2).sub_(1).mul_(std * math.sqrt(3))
 
 
+def skeleton(config: Model) -> Decoder:
+    """The model that ``config`` describes, on the default device; see ``torch.device("meta")``."""
+    if config.kind == "hf":
+        from node.trainer.hf import ForeignDecoder
+
+        return ForeignDecoder(config)
+    return Decoder(config)
+
+
 def build(config: Model, seed: int) -> Decoder:
     """A model on the CPU in fp32 with its seeded initial parameters."""
+    if config.kind == "hf":
+        from node.trainer.hf import build_foreign
+
+        return build_foreign(config, seed)
     with torch.device("meta"):
         model = Decoder(config)
     model.to_empty(device="cpu")

@@ -37,6 +37,7 @@ from torch.utils.checkpoint import (
 
 from node.trainer.context import attention_over, positions
 from node.trainer.experts import share_experts
+from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
 from node.trainer.parallel import Ranks
@@ -62,6 +63,9 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     """
     dims = ranks.dims
     fsdp = _Fsdp.over(ranks, computing) if ranks.mesh is not None else None
+    if isinstance(model, ForeignDecoder):
+        _lay_out_foreign(model, ranks, computing, fsdp)
+        return
     for block in model.layers.values():
         assert isinstance(block, Block)
         _materialise(block)
@@ -101,6 +105,21 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
         model.register_forward_pre_hook(
             partial(_with_positions, here.to(ranks.device)), with_kwargs=True
         )
+
+
+def _lay_out_foreign(
+    model: ForeignDecoder, ranks: Ranks, computing: Computing, fsdp: _Fsdp | None
+) -> None:
+    """Data parallelism, recomputation and compilation by layers; the rest knows our names."""
+    for block in model.blocks:
+        _recompute(block, computing.recompute)
+        if computing.compile:
+            block.compile()
+        if fsdp is not None:
+            fsdp.shard(block, fsdp.dense)
+    if fsdp is not None:
+        fsdp.shard(model, fsdp.dense)
+    model.to(ranks.device if not computing.offload else torch.device("cpu"))
 
 
 def _with_positions(here: Tensor, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -158,7 +177,7 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _recompute(block: Block, how: Recompute) -> None:
+def _recompute(block: nn.Module, how: Recompute) -> None:
     """Drop a block's activations after forward: all, or all but products and what was fetched."""
     if how == "none":
         return

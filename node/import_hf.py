@@ -1,0 +1,140 @@
+"""Import from Hugging Face's format: a run that starts from weights in a folder.
+
+The folder has ``config.json``, weights as safetensors (one file, or several with their index) and
+perhaps ``tokenizer.json``. A Llama-like model becomes one of ours; any other that ``transformers``
+has built in is trained as it is (:mod:`node.trainer.hf`). Weights are read as safetensors alone:
+nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bootstrap.manifest import Model
+from node.errors import operator_error
+from node.export import byte_tokenizer, hf_name
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
+MAX_JSON_BYTES = 64 * 1024 * 1024
+TOKENIZER = "tokenizer.json"
+# what our decoder cannot do: these have to be off, absent or empty
+UNKNOWN_TO_OURS = ("rope_scaling", "attention_bias", "mlp_bias", "sliding_window")
+
+
+def read_config(folder: Path) -> Model:
+    """The model's table of a manifest; raises OperatorError E606 and E605."""
+    from node.trainer.hf import model_of
+
+    path = folder if folder.is_file() else folder / CONFIG
+    config = _read_json(path)
+    ours = _as_ours(config)
+    return ours if ours is not None else model_of(config)
+
+
+def tokenizer_in(folder: Path) -> Path | None:
+    """The folder's tokenizer; None where it has none, or that of bytes."""
+    path = folder / TOKENIZER
+    if not path.is_file() or _read_json(path).get("model") == byte_tokenizer():
+        return None
+    return path
+
+
+def import_hf(model: Model, folder: Path, out: torch.Tensor, fragments: int = 1) -> torch.Tensor:
+    """Write the folder's weights into ``out`` (fp32 [N], in the order of the flat layout).
+
+    Raises OperatorError E606 where one is missing or has another shape.
+    """
+    from node.trainer.layout import Layout
+
+    where = _weights(folder)
+    files: dict[Path, Any] = {}
+    for name, view in Layout.of_config(model, fragments).views(out).items():
+        wanted = hf_name(model, name)
+        path = where.get(wanted)
+        if path is None:
+            raise _unfit(folder, f"the weight {wanted} is missing")
+        if path not in files:
+            files[path] = _open(path)
+        tensor = files[path].get_tensor(wanted)
+        if tensor.shape != view.shape:
+            raise _unfit(
+                folder, f"{wanted} has the shape {tuple(tensor.shape)}, not {tuple(view.shape)}"
+            )
+        view.copy_(tensor)
+    return out
+
+
+def _as_ours(config: dict[str, Any]) -> Model | None:
+    """Our own table for a Llama-like configuration; None where ours would compute otherwise."""
+    heads, size = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
+    rope = config.get("rope_parameters") or {}
+    if config.get("model_type") not in ("llama", "mistral") or not heads or size % heads:
+        return None
+    if any(config.get(key) for key in UNKNOWN_TO_OURS) or rope.get("rope_type", "default") != (
+        "default"
+    ):
+        return None
+    if (config.get("head_dim") or size // heads) != size // heads:
+        return None
+    if config.get("hidden_act", "silu") != "silu":
+        return None
+    end = config.get("eos_token_id")
+    try:
+        return Model(
+            vocab_size=config["vocab_size"],
+            d_model=size,
+            n_layers=config["num_hidden_layers"],
+            n_heads=heads,
+            n_kv_heads=config.get("num_key_value_heads") or heads,
+            d_ff=config["intermediate_size"],
+            max_seq_len=config.get("max_position_embeddings", 2048),
+            rope_theta=config.get("rope_theta") or rope.get("rope_theta") or 10_000.0,
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            document_end=end if isinstance(end, int) else 0,
+        )
+    except (KeyError, ValueError) as error:
+        raise operator_error("E606", f"cannot use this {CONFIG}", why=str(error)) from error
+
+
+def _weights(folder: Path) -> dict[str, Path]:
+    """Which file has which weight."""
+    if (folder / INDEX).is_file():
+        named = _read_json(folder / INDEX).get("weight_map", {})
+        if any(Path(file).name != file for file in named.values()):
+            raise _unfit(folder, f"{INDEX} names a file outside of the folder")
+        return {name: folder / file for name, file in named.items()}
+    if not (folder / ONE_FILE).is_file():
+        raise _unfit(folder, f"there is no {ONE_FILE} and no {INDEX}")
+    return dict.fromkeys(_open(folder / ONE_FILE).keys(), folder / ONE_FILE)
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise _unfit(path, str(error)) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(MAX_JSON_BYTES))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise _unfit(path, str(error)) from error
+    return found
+
+
+def _unfit(place: Path, why: str) -> Exception:
+    return operator_error("E606", f"cannot start from {place}", why=why)

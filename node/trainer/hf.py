@@ -1,0 +1,180 @@
+"""Models of the ``transformers`` library: any causal language model that it has built in.
+
+The manifest has the model's ``config.json``, so that all islands build the same one. The library is
+an extra (``pip install 'atoll[hf]'``). Nothing is downloaded and no code but the library's own
+runs: a configuration that names code, kernels or quantization is refused, whoever it comes from.
+Dropout is switched off, since an inner step is a function of its place and its data alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bootstrap.manifest import MAX_CONFIG_BYTES, Model
+from node.data.tokenizer import need
+from node.errors import operator_error
+from node.trainer.model import Decoder, documents_apart
+from protocols.errors import OperatorError
+
+PREFIX = "lm."  # of the parameters' names
+# of config.json, without meaning for what the model computes
+LEFT_OUT = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
+REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
+REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
+
+
+class ForeignDecoder(Decoder):
+    """A model of ``transformers`` in the place of ours: tokens [B, T] to logits [B, T, V].
+
+    Raises OperatorError E606 for a configuration that cannot be built, E605 without the library.
+    """
+
+    def __init__(self, config: Model) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.embed_tokens = self.norm = self.lm_head = None
+        self.layers = nn.ModuleDict()  # they are inside ``lm``
+        self.lm: Any = _build(config)
+
+    def tie(self) -> None:
+        """The library ties its own weights."""
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The layers, whatever the family calls them: the longest list of modules of one class."""
+        lists = [m for m in self.lm.modules() if isinstance(m, nn.ModuleList) and len(m)]
+        longest: Sequence[nn.Module] = max(lists, key=len, default=[])
+        return list(longest)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """[B, T] tokens -> [B, T, V] logits."""
+        mask = None
+        if self.config.attention == "document":
+            mask = documents_apart(x, self.config.document_end)
+        out = self.lm(input_ids=x, attention_mask=mask, use_cache=False, return_dict=True)
+        logits: Tensor = out.logits
+        return logits
+
+
+def build_foreign(config: Model, seed: int) -> ForeignDecoder:
+    """The model on the CPU in fp32 with the library's own initial values for this seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ForeignDecoder(config)
+
+
+def tp_plan(config: Model) -> dict[str, str]:
+    """How the library would cut the model for tensor parallelism, by parameter name patterns.
+
+    Values are its words: ``colwise``, ``rowwise``, ``colwise_gather_output`` and so on. Empty
+    where the family has no plan.
+    """
+    with torch.device("meta"):
+        lm = ForeignDecoder(config).lm
+    plan = {
+        f"{PREFIX}{key}": str(how) for key, how in (getattr(lm, "_tp_plan", None) or {}).items()
+    }
+    inner = f"{PREFIX}{lm.base_model_prefix}."
+    for key, how in (getattr(lm.config, "base_model_tp_plan", None) or {}).items():
+        plan.setdefault(inner + key, str(how))
+    return plan
+
+
+def model_of(config: dict[str, Any], **others: Any) -> Model:
+    """The manifest's table for a ``config.json``; ``others`` are fields of ours.
+
+    Raises OperatorError E606 where it cannot be built.
+    """
+    kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
+    text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+    if len(text.encode()) > MAX_CONFIG_BYTES:
+        raise _unfit(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
+    parsed = _parse(text)
+    inner = parsed.get_text_config()
+    return Model(
+        **{
+            "kind": "hf",
+            "config": text,
+            "vocab_size": inner.vocab_size,
+            "n_layers": getattr(inner, "num_hidden_layers", 1),
+            "max_seq_len": getattr(inner, "max_position_embeddings", 1_048_576),
+            **others,
+        }
+    )
+
+
+def _parse(text: str) -> Any:
+    """The library's configuration object; E606, E605."""
+    transformers = need("transformers", "hf", "build a model of transformers")
+    try:
+        plain = json.loads(text)
+        if not isinstance(plain, dict):
+            raise ValueError("it is no JSON object")
+        for key in _keys(plain):
+            if key in REFUSED or any(part in key for part in REFUSED_PARTS):
+                raise ValueError(f"{key} is not taken: no code and no kernels but the library's")
+        kind = plain.pop("model_type", None)
+        if kind not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise ValueError(f"model_type {kind!r} is no causal language model of the library")
+        config = transformers.AutoConfig.for_model(kind, **plain)
+        for key, value in config.to_dict().items():
+            if _is_dropout(key, value):
+                setattr(config, key, 0.0)
+        if getattr(config, "is_decoder", None) is False:  # BERT and its kin look ahead otherwise
+            config.is_decoder = True
+        config.use_cache = False
+        return config
+    except OperatorError:
+        raise
+    except Exception as error:  # the library checks its configurations in ways of its own
+        raise _unfit(f"{type(error).__name__}: {error}"[:500]) from error
+
+
+def _build(config: Model) -> nn.Module:
+    transformers = need("transformers", "hf", "build a model of transformers")
+    parsed = _parse(config.config)
+    try:
+        with _offline():
+            lm: nn.Module = transformers.AutoModelForCausalLM.from_config(
+                parsed, attn_implementation="sdpa", dtype=torch.float32
+            )
+    except Exception as error:  # whatever a family makes of numbers that do not fit together
+        raise _unfit(f"{type(error).__name__}: {error}"[:500]) from error
+    return lm.train()
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _keys(inner)
+
+
+def _is_dropout(key: str, value: object) -> bool:
+    named = key.endswith(("pdrop", "dropout", "dropout_prob"))
+    return named and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """The library asks nobody meanwhile."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("HF_HUB_OFFLINE", None)
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+
+
+def _unfit(why: str) -> OperatorError:
+    return operator_error("E606", why=why)

@@ -1,0 +1,226 @@
+"""Models of transformers: built by configuration, refused if they ask for more, in and out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bootstrap.manifest import Data, Manifest, Model
+from node.data.supply import Given, _with_model
+from node.export import export_hf
+from node.import_hf import import_hf, read_config, tokenizer_in
+from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
+from node.trainer.layout import Layout, initial_vector
+from node.trainer.model import build
+from protocols.errors import OperatorError
+
+transformers = pytest.importorskip("transformers")
+
+GPT2 = {
+    "model_type": "gpt2", "vocab_size": 300, "n_positions": 64, "n_embd": 32, "n_layer": 2,
+    "n_head": 2,
+}  # fmt: skip
+QWEN = {
+    "model_type": "qwen2", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+OURS = Model(
+    vocab_size=300, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_seq_len=64
+)
+families = pytest.mark.parametrize("plain", [GPT2, QWEN], ids=["gpt2", "qwen2"])
+TOKENS = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+@families
+def test_the_layout_is_that_of_the_model_and_values_follow_the_seed(plain):
+    config = model_of(plain)
+    assert (config.kind, config.vocab_size, config.n_layers, config.max_seq_len) == (
+        "hf",
+        300,
+        2,
+        64,
+    )
+    layout = Layout.of_config(config)
+    model = build(config, 3)
+    assert layout == Layout.of_module(model)
+    vector = initial_vector(config, 3, torch.empty(layout.size))
+    assert torch.equal(vector, layout.flatten_into(model, torch.empty(layout.size)))
+    assert not torch.equal(vector, initial_vector(config, 4, torch.empty(layout.size)))
+    state = torch.get_rng_state()
+    build_foreign(config, 1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert len(model.blocks) == 2
+    logits = model(TOKENS)
+    assert torch.equal(logits, model(TOKENS))  # no dropout, though GPT-2's configuration has it
+    manifest = Manifest(model=config, data=Data(seq_len=64))
+    assert Manifest.parse(manifest.canonical()) == manifest
+
+
+@families
+def test_export_and_import_give_the_same_logits(plain, tmp_path):
+    config = model_of(plain)
+    vector = initial_vector(config, 0, torch.empty(Layout.of_config(config).size))
+    vector += torch.randn(vector.shape, generator=torch.Generator().manual_seed(1)) * 0.1
+    folder = export_hf(config, vector, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ours = build(config, 9)
+    Layout.of_module(ours).load_from(vector, ours)
+    with torch.no_grad():
+        assert torch.equal(theirs(TOKENS).logits, ours(TOKENS))
+    again = read_config(folder)
+    back = import_hf(again, folder, torch.zeros(Layout.of_config(again).size))
+    assert torch.equal(back, vector)
+
+
+def test_a_llama_of_others_becomes_one_of_ours_with_the_same_logits(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        rope_theta=5000.0, rms_norm_eps=1e-6, eos_token_id=7,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    model = read_config(tmp_path / "sharded")
+    assert (model.kind, model.rope_theta, model.document_end) == ("llama", 5000.0, 7)
+    vector = import_hf(model, tmp_path / "sharded", torch.zeros(Layout.of_config(model).size))
+    ours = build(model, 1)
+    Layout.of_module(ours).load_from(vector, ours)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+    ],
+)
+def test_what_ours_would_compute_otherwise_stays_a_model_of_transformers(tmp_path, change):
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, **change,
+    )  # fmt: skip
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "out")
+    model = read_config(tmp_path / "out")
+    assert model.kind == "hf"
+    vector = import_hf(model, tmp_path / "out", torch.zeros(Layout.of_config(model).size))
+    ours = build(model, 1)
+    Layout.of_module(ours).load_from(vector, ours)
+    with torch.no_grad():
+        assert torch.equal(ours(TOKENS), theirs(TOKENS).logits)
+
+
+def test_our_own_export_comes_back_with_bytes_as_its_tokenizer(tmp_path):
+    vector = initial_vector(OURS, 0, torch.empty(Layout.of_config(OURS).size))
+    folder = export_hf(OURS, vector, tmp_path / "out")
+    model = read_config(folder)
+    assert model == OURS
+    assert tokenizer_in(folder) is None
+    assert torch.equal(import_hf(model, folder, torch.zeros_like(vector)), vector)
+    run = Manifest(data=Data(seq_len=32))
+    filled = _with_model(run, Given(init_from=folder)).model
+    assert len(filled.initial) == 64
+    other = export_hf(OURS, vector + 1, tmp_path / "other")
+    assert _with_model(run, Given(init_from=other)).model.initial != filled.initial
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model_type": "nonesuch"}, "no causal language model"),
+        ({"model_type": "t5"}, "no causal language model"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"attn_implementation": "kernels/evil"}, "attn_implementation"),
+        ({"nested": {"_attn_implementation_internal": "evil/kernel"}}, "attn_implementation"),
+        ({"n_embd": 33}, "."),
+        ({"vocab_size": "many"}, "."),
+    ],
+)
+def test_a_configuration_that_asks_for_more_is_refused(change, why):
+    with pytest.raises(OperatorError, match=why) as caught:
+        ForeignDecoder(model_of(GPT2 | change))
+    assert caught.value.code == "E606"
+
+
+def test_damaged_folders_are_refused(tmp_path):
+    config = model_of(GPT2)
+    out = torch.empty(Layout.of_config(config).size)
+    tmp_path.joinpath("config.json").write_text(json.dumps(GPT2))
+    with pytest.raises(OperatorError, match="there is no"):
+        import_hf(config, tmp_path, out)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0garbage!")
+    with pytest.raises(OperatorError, match="cannot start"):
+        import_hf(config, tmp_path, out)
+    save_file({"transformer.wte.weight": torch.zeros(3, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(OperatorError, match="shape"):
+        import_hf(config, tmp_path, out)
+    index = {"weight_map": {"transformer.wte.weight": "../x.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(OperatorError, match="outside"):
+        import_hf(config, tmp_path, out)
+    with pytest.raises(OperatorError, match="cannot start"):
+        read_config(tmp_path / "nothing")
+
+
+def test_the_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(OperatorError, match="transformers is not installed") as caught:
+        model_of(GPT2)
+    assert (caught.value.code, caught.value.fix) == ("E605", "pip install 'atoll[hf]'")
+
+
+def test_the_plan_for_tensor_parallelism():
+    plan = tp_plan(model_of(QWEN))
+    assert plan["lm.model.layers.*.self_attn.q_proj"] == "colwise"
+    assert plan["lm.model.layers.*.mlp.down_proj"] == "rowwise"
+    assert "lm.lm_head" in plan
+    assert tp_plan(model_of(GPT2)) == {}
+
+
+@pytest.mark.parametrize("config", [OURS, model_of(GPT2), model_of(QWEN)], ids=str)
+def test_documents_apart_are_computed_as_if_each_stood_alone(config):
+    """GPT-2's positions are absolute, so there the first document alone is compared."""
+    config = config.model_copy(update={"attention": "document", "document_end": 5})
+    model = build(config, 0)
+    tokens = TOKENS.clone()
+    tokens[tokens == 5] = 6
+    tokens[:, 9] = 5
+    alone = build(config.model_copy(update={"attention": "causal"}), 0)
+    with torch.no_grad():
+        packed, first, second = model(tokens), alone(tokens[:, :10]), alone(tokens[:, 10:])
+        whole = alone(tokens)
+    torch.testing.assert_close(packed[:, :10], first, rtol=0, atol=1e-5)
+    if "gpt2" not in config.config:
+        torch.testing.assert_close(packed[:, 10:], second, rtol=0, atol=1e-5)
+    assert not torch.allclose(packed[:, 10:], whole[:, 10:], atol=1e-5)
+
+
+def test_a_folder_is_found_by_its_config(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    assert read_config(tmp_path) == read_config(tmp_path / "config.json") == model_of(QWEN)
+
+
+def test_a_family_that_may_look_ahead_does_not():
+    plain = {
+        "model_type": "bert",
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
+    model = build(model_of(plain), 0)
+    changed = TOKENS.clone()
+    changed[:, 12:] = 7
+    with torch.no_grad():
+        before, after = model(TOKENS), model(changed)
+    torch.testing.assert_close(before[:, :12], after[:, :12], rtol=0, atol=1e-6)
