@@ -17,6 +17,7 @@ from gossip.certificate import genesis, outcome_hash
 from gossip.chain import Chain
 from gossip.driver import Swarm
 from gossip.exchange import Exchange, Wiring
+from gossip.grouping import UNGROUPED, Grouping
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
@@ -149,6 +150,7 @@ class SimulatedSwarm:
     stopped: set[PeerId] = field(default_factory=set)
     tokens: dict[PeerId, int] = field(default_factory=dict)  # of a contribution, else 1000
     hurry: dict[PeerId, float] = field(default_factory=dict)  # thinks so many times as fast
+    regions: dict[PeerId, str] = field(default_factory=dict)
 
     def start(
         self,
@@ -186,7 +188,7 @@ class SimulatedSwarm:
             self.incarnations[peer],
             (),
             "0",
-            "",
+            self.regions.get(peer, ""),
             place.round,
             place.previous,
             place.state,
@@ -326,12 +328,14 @@ async def simulated_swarm(
     uploads: list[float] | None = None,
     mix: Mix = MEAN,
     fragments: int = 1,
+    grouping: Grouping = UNGROUPED,
+    sites: int = 1,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
     codecs = (codec,) if isinstance(codec, str) else codec
     range_codec = RangeCodec(codecs[0], dense=size - 1000)
-    rules = Rules(size, codecs, range_codec.size_as, mix=mix)
+    rules = Rules(size, codecs, range_codec.size_as, mix=mix, grouping=grouping, sharing=fragments)
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
         swarm = SimulatedSwarm(
@@ -345,6 +349,7 @@ async def simulated_swarm(
             patience or Patience(),
             rules,
             fragments,
+            regions={i.peer_id: f"site-{n % sites}" for n, i in enumerate(identities)},
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)
