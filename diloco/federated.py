@@ -14,14 +14,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from diloco import merge
 
+Name = TypeVar("Name", bound=str)
 
-def sampled(clients: Sequence[str], share: float, round_: int, seed: int) -> list[str]:
+
+def sampled(clients: Sequence[Name], share: float, round_: int, seed: int) -> list[Name]:
     """Those who train in a round: ⌈share · clients⌉, the same ones whoever asks, in their order.
 
     Ranked by a hash of seed, round and name, so a client that comes or goes changes the choice of
@@ -30,7 +33,7 @@ def sampled(clients: Sequence[str], share: float, round_: int, seed: int) -> lis
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share} of the clients")
 
-    def rank(client: str) -> bytes:
+    def rank(client: Name) -> bytes:
         return hashlib.blake2b(f"{seed}/{round_}/{client}".encode(), digest_size=8).digest()
 
     chosen = set(sorted(clients, key=rank)[: math.ceil(share * len(clients))])

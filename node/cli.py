@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from node import __version__
-from node.commands import data, files, looking, running
+from node.commands import data, files, looking, running, simulating
 
 app = typer.Typer(
     name="node",
@@ -48,6 +48,7 @@ for _command in (
     running.start,
     running.demo,
     running.bench,
+    simulating.simulate,
     looking.status,
     looking.monitor,
     looking.runs,

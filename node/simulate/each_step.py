@@ -14,6 +14,7 @@ from node.simulate.world import Node, World
 from protocols.codecs import Codec, codec
 
 WARMUP_SHARE = 0.15  # of the steps, before 1-bit Adam freezes its second moments
+FLOOR = 1.0  # of its second moments' roots, in terms of their mean
 BETA1, BETA2 = 0.9, 0.95  # as the inner AdamW's in the other modes is near enough
 
 
@@ -99,6 +100,7 @@ async def onebit_adam(world: World) -> None:
         first, second = torch.zeros(size), torch.zeros(size)
         params = world.start.clone()
         state: onebit.OneBit | None = None
+        right, floor = (1.0, 1.0), 0.0
         shares = [1.0 / len(members)] * len(members)
         for step in range(total):
             node.learner.gradient()
@@ -110,13 +112,16 @@ async def onebit_adam(world: World) -> None:
                 right = 1 - BETA1 ** (step + 1), 1 - BETA2 ** (step + 1)
                 params -= one.inner_lr * (first / right[0]) / ((second / right[1]).sqrt() + 1e-8)
             else:
-                state = state or onebit.init(first, second)
+                if state is None:
+                    state = onebit.init(first / right[0], second / right[1])
+                    # rows of bytes that were never seen have no second moment, and signs no zero
+                    floor = FLOOR * state.second.mean().sqrt().item()
                 meant = onebit.to_send(state, gradient, BETA1)
                 found = await node.collective.mean(members, str(step), meant, coarse, shares)
                 # the owner's own slice travels nowhere; what merging loses, it keeps as its own
                 onebit.sent(state, meant, found.sent)
                 state.error += found.lost / shares[0]
-                onebit.step(state, found.mean, params, lr=one.inner_lr)
+                onebit.step(state, found.mean, params, lr=one.inner_lr, eps=floor)
             node.learner.load(params)
             await node.rest(1)
 
@@ -167,5 +172,5 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 def _unflat(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
-    parts = vector.split([tensor.numel() for tensor in like])
+    parts = torch.split(vector, [tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]

@@ -69,7 +69,7 @@ class Learner:
         """The inverse of :meth:`flat_gradient`."""
         parameters = list(self.model.parameters())
         sizes = [parameter.numel() for parameter in parameters]
-        for parameter, part in zip(parameters, vector.split(sizes), strict=True):
+        for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):
             parameter.grad = part.view_as(parameter).clone()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from node.simulate import each_step, owners, pairs, streams
+from node.simulate import each_step, owners, pairs, streams, swarm
 from node.simulate.world import World
 
 MODES: dict[str, Callable[[World], Awaitable[None]]] = {
+    "diloco": swarm.diloco,
     "streaming": streams.streaming,
     "eager": streams.eagerly,
     "gossip": pairs.gossip,

@@ -15,6 +15,7 @@ from gossip.meeting import Meetings
 from node.simulate.world import Node, World
 from protocols.codecs import codec
 from protocols.errors import RemoteProtocolError
+from protocols.identity import PeerId
 
 PATIENCE_S = 10.0
 SMOOTHED = 0.3  # weight of the newest measurement of disagreement
@@ -22,7 +23,7 @@ SMOOTHED = 0.3  # weight of the newest measurement of disagreement
 
 async def gossip(world: World) -> None:
     """NoLoCo (2506.10911), or plain averaging, with a random partner after each H steps."""
-    slow: dict[str, Tensor] = {}
+    slow: dict[PeerId, Tensor] = {}
     world.views = lambda: [slow[me] for me in world.members if me in slow] or [world.start]
     async with asyncio.TaskGroup() as group:
         tasks = {
@@ -36,8 +37,8 @@ async def gossip(world: World) -> None:
 
 async def _churn(
     world: World,
-    slow: dict[str, Tensor],
-    tasks: dict[str, asyncio.Task[None]],
+    slow: dict[PeerId, Tensor],
+    tasks: dict[PeerId, asyncio.Task[None]],
     group: asyncio.TaskGroup,
 ) -> None:
     """Kill an island now and then; a new one takes its text and a living one's parameters."""
@@ -45,8 +46,6 @@ async def _churn(
     every = 10.0 / (one.churn * one.islands) * one.inner_steps * one.step_s
     while not world.done:
         await asyncio.sleep(every)
-        if world.done:
-            return
         gone = world.nodes[world.random.choice(world.members)]
         tasks.pop(gone.me).cancel()
         world.kill(gone)
@@ -57,7 +56,7 @@ async def _churn(
         tasks[node.me] = group.create_task(_gossip(node, slow, slow[donor].clone()))
 
 
-async def _gossip(node: Node, slow: dict[str, Tensor], start: Tensor) -> None:
+async def _gossip(node: Node, slow: dict[PeerId, Tensor], start: Tensor) -> None:
     world, one = node.world, node.world.scenario
     how = codec(one.codec)
     meetings = Meetings(node.box, node.me, b"gossip", PATIENCE_S)

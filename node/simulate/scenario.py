@@ -78,6 +78,7 @@ class Scenario(BaseModel):
     alpha: float = Field(default=0.5, ge=0, le=1)
     pairs: Literal["noloco", "average"] = "noloco"
     neighbours: int = Field(default=1, ge=1)  # of push-sum
+    quorum: float = Field(default=0.5, gt=0, le=1)  # of diloco: 1 waits for everybody
     control: bool = False  # exchanges follow from disagreement
     bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
     dynamic_steps: bool = True  # fewer inner steps for slower islands
@@ -116,6 +117,10 @@ class Scenario(BaseModel):
             )
         if self.mode == "gossip" and self.pairs == "noloco":
             mixing.check_noloco(mixing.ALPHA, mixing.BETA, mixing.BETA)
+        if self.churn and self.mode not in ("diloco", "gossip"):
+            raise ValueError(
+                f"churn with mode {self.mode}, which needs a stable group; use diloco or gossip"
+            )
         if self.stragglers + self.attackers > self.islands:
             raise ValueError("more stragglers and attackers than islands")
         return self

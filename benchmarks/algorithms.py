@@ -1,0 +1,267 @@
+"""Which algorithm costs how many bytes and how much loss: ``python -m benchmarks.algorithms``.
+
+Every row is one run of :mod:`node.simulate` (a mode, a codec, K islands, a seed) on real text, all
+with the same number of tokens. Rows are made one at a time and added to the JSON at once, so the
+study can be stopped and started again, and run in pieces::
+
+    python -m benchmarks.algorithms --json FILE --seconds 200    # rows until the time is over
+    python -m benchmarks.algorithms --json FILE --docs docs/algorithms.md --plot docs/images/…
+
+Data parallelism, against which all is measured, has a learning rate of its own: the best of
+``DP_RATES`` for the first seed. "bytes" is what an island sends a parameter over the whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from node.simulate.scenario import Scenario
+from node.simulate.world import simulate
+
+ROUNDS, INNER_STEPS = 60, 20
+SEEDS = (0, 1, 2)
+DP_RATES = (1.5e-3, 3e-3, 6e-3)
+WITHIN = (1.0, 3.0)  # percent of the baseline's loss
+
+DP = {"mode": "allreduce", "codec": "fp32"}
+DILOCO = {"mode": "diloco"}
+SPARSE = {"outer": "sparseloco", "feedback": 0.95}
+# by the name in the table: what differs from the defaults
+MAIN: dict[str, dict[str, Any]] = {
+    "data parallel, fp32": DP,
+    "DiLoCo, int4": DILOCO | {"codec": "int4"},
+    "DiLoCo, int2": DILOCO | {"codec": "int2"},
+    "DiLoCo, H 60, int4": DILOCO | {"codec": "int4", "inner_steps": 60, "rounds": 20},
+    "streaming, int4": {"mode": "streaming", "codec": "int4", "fragments": 4, "delay": 2},
+    "NoLoCo pairs, int8": {"mode": "gossip", "codec": "int8"},
+    "DiLoCo with Muon inside, int4": DILOCO | {"codec": "int4", "inner": "muon"},
+    "DiLoCo, int1": DILOCO | {"codec": "int1"},
+    "SparseLoCo, top12": DILOCO | {"codec": "top12"} | SPARSE,
+    "asynchronous, int4": {"mode": "async", "codec": "int4"},
+    "branch-train-merge": {"mode": "btm", "codec": "fp32"},
+    "DiLoCo, fp32": DILOCO | {"codec": "fp32"},
+    "DiLoCo, int8": DILOCO | {"codec": "int8"},
+    "DiLoCo, H 60, int2": DILOCO | {"codec": "int2", "inner_steps": 60, "rounds": 20},
+    "DiLoCo, H 60, Muon inside, int2": DILOCO
+    | {"codec": "int2", "inner": "muon", "inner_steps": 60, "rounds": 20},
+    "DiLoCo, H 120, int2": DILOCO | {"codec": "int2", "inner_steps": 120, "rounds": 10},
+    "DiLoCo, H 120, Muon inside, int2": DILOCO
+    | {"codec": "int2", "inner": "muon", "inner_steps": 120, "rounds": 10},
+    "DiLoCo, H 60, int1": DILOCO | {"codec": "int1", "inner_steps": 60, "rounds": 20},
+    "SparseLoCo, top3": DILOCO | {"codec": "top3"} | SPARSE,
+    "plain pairs, bf16": {"mode": "gossip", "pairs": "average", "codec": "bf16"},
+    "NoLoCo pairs, bf16": {"mode": "gossip", "codec": "bf16"},
+    "push-sum, bf16": {"mode": "push-sum", "codec": "bf16"},
+    "FedAvg, half of the clients, int4": {
+        "mode": "fedavg",
+        "codec": "int4",
+        "outer": "sgd",
+        "sample": 0.5,
+        "rounds": ROUNDS * 2,
+    },
+    "outer SGD, int4": DILOCO | {"codec": "int4", "outer": "sgd"},
+    "FedAvgM, int4": DILOCO | {"codec": "int4", "outer": "heavyball", "outer_momentum": 0.5},
+    "FedAdam, int4": DILOCO | {"codec": "int4", "outer": "adam"},
+    "FedYogi, int4": DILOCO | {"codec": "int4", "outer": "yogi"},
+    "eager, int4": {"mode": "eager", "codec": "int4"},
+    "server, lock-step, int4": {"mode": "server", "bound": 0, "codec": "int4"},
+    "SPARTA, 0.5 %, bf16": {"mode": "sparta", "codec": "bf16"},
+    "data parallel, PowerSGD": {"mode": "powersgd"},
+    "data parallel, 1-bit Adam": {"mode": "onebit-adam"},
+}
+STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0}
+# what the keys beside the table come from: K, what differs
+SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
+    "straggler, waited for": (
+        4,
+        DILOCO | STRAGGLER | {"dynamic_steps": False, "quorum": 1.0},
+    ),
+    "straggler, fewer steps": (4, DILOCO | STRAGGLER),
+    "straggler, asynchronous": (4, {"mode": "async"} | STRAGGLER),
+    "8 islands": (8, DILOCO),
+    "8 islands, 2 attack, open trust": (8, DILOCO | {"attackers": 2, "rule": "open"}),
+    "8 islands, 2 attack, mean": (8, DILOCO | {"attackers": 2, "rule": "mean"}),
+    "8 islands, 30 % replaced": (8, DILOCO | {"churn": 0.3}),
+}
+
+Row = dict[str, Any]
+
+
+def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
+    """Rows that are not there yet, the most telling first."""
+    for lr in DP_RATES:
+        yield f"rate {lr:g}/4/0", _scenario(4, 0, DP | {"inner_lr": lr})
+    tuned = DP | {"inner_lr": best_rate(rows)}
+    first = list(MAIN)
+    for count, seeds, names in (
+        (4, SEEDS[:1], first[:11]),
+        (0, SEEDS[:1], list(SPECIAL)),
+        (4, SEEDS[:1], first[11:]),
+        (4, SEEDS[1:], first[:11]),
+        (8, SEEDS[:1], first[:8]),
+        (4, SEEDS[1:], first[11:]),
+        (0, SEEDS[1:], list(SPECIAL)),
+        (16, SEEDS[:1], first[:6]),
+        (8, SEEDS[1:], first[:8]),
+        (16, SEEDS[1:], first[:6]),
+    ):
+        for seed in seeds:
+            for name in names:
+                if name in SPECIAL:
+                    k, changes = SPECIAL[name]
+                    yield f"{name}/{k}/{seed}", _scenario(k, seed, changes)
+                else:
+                    changes = tuned if MAIN[name] is DP else MAIN[name]
+                    yield f"{name}/{count}/{seed}", _scenario(count, seed, changes)
+
+
+def _scenario(islands: int, seed: int, changes: dict[str, Any]) -> Scenario:
+    plain = {"islands": islands, "seed": seed, "rounds": ROUNDS, "inner_steps": INNER_STEPS}
+    return Scenario.model_validate(plain | {"eval_every": 2} | changes)
+
+
+def best_rate(rows: dict[str, Row]) -> float:
+    """Data parallelism's own learning rate."""
+    return min(DP_RATES, key=lambda lr: rows.get(f"rate {lr:g}/4/0", {}).get("loss", math.inf))
+
+
+def run_for(seconds: float, path: Path, part: int = 0) -> None:
+    """Add rows until the time is over; the one under way is finished.
+
+    Where several processes share the work, each leaves ``part`` missing rows to the others.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        rows = read(path)
+        missing = [(key, one) for key, one in wanted(rows) if key not in rows]
+        if not missing:
+            return
+        key, scenario = missing[part % len(missing)]
+        try:
+            found = simulate(scenario).to_json()
+        except ExceptionGroup as error:  # a mode that diverges is a result
+            found = {"failed": repr(error.exceptions[0])[:300]}
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rows = read(path) | {key: found}
+            path.write_text(_dump(rows), encoding="utf-8")
+        print(f"{key:45} {found.get('loss')} {found.get('bytes_per_parameter')}", flush=True)
+
+
+def read(path: Path) -> dict[str, Row]:
+    """The rows that are there."""
+    if not path.exists():
+        return {}
+    rows: dict[str, Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _dump(rows: dict[str, Row]) -> str:
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
+    keys = json.dumps(figures(rows), indent=1)
+    return f'{{"keys": {keys},\n"rows": {{\n{lines}\n}}}}\n'
+
+
+# --- figures -----------------------------------------------------------------------------------
+
+
+def mean_of(rows: dict[str, Row], name: str, islands: int, what: str = "loss") -> float | None:
+    """Over the seeds that are there."""
+    found = [
+        row[what]
+        for seed in SEEDS
+        if (row := rows.get(f"{name}/{islands}/{seed}")) is not None and what in row
+    ]
+    return statistics.mean(found) if found else None
+
+
+def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> float | None:
+    """How much more loss, in percent, over the seeds that both have."""
+    pairs = [
+        (rows[f"{name}/{islands}/{seed}"], rows[f"{base}/{islands}/{seed}"])
+        for seed in SEEDS
+        if f"{name}/{islands}/{seed}" in rows and f"{base}/{islands}/{seed}" in rows
+    ]
+    pairs = [(a, b) for a, b in pairs if "loss" in a and "loss" in b]
+    if not pairs:
+        return None
+    return 100 * statistics.mean(a["loss"] / b["loss"] - 1 for a, b in pairs)
+
+
+def seconds_to(rows: dict[str, Row], name: str, loss: float) -> float | None:
+    """Virtual time until the validation loss was first that low (4 islands, first seed)."""
+    curve = rows.get(f"{name}/4/0", {}).get("curve", [])
+    return next((point[0] for point in curve if point[3] <= loss), None)
+
+
+def figures(rows: dict[str, Row]) -> dict[str, float | None]:
+    """The keys of the study; None where rows are missing."""
+    base = "data parallel, fp32"
+    baseline = mean_of(rows, base, 4, "bytes_per_parameter")
+    found: dict[str, float | None] = {}
+    for percent in WITHIN:
+        ratios = [
+            baseline / sent
+            for name in MAIN
+            if name != base
+            and (over := percent_over(rows, name, base, 4)) is not None
+            and over <= percent
+            and (sent := mean_of(rows, name, 4, "bytes_per_parameter")) is not None
+            and baseline is not None
+        ]
+        found[f"bytes_ratio_at_{percent:g}pct"] = max(ratios, default=None)
+    found["gossip_vs_diloco_loss"] = percent_over(rows, "NoLoCo pairs, int8", "DiLoCo, int4", 4)
+    found["muon_vs_dp_loss"] = percent_over(rows, "DiLoCo with Muon inside, int4", base, 4)
+    waited = rows.get("straggler, waited for/4/0", {}).get("curve")
+    found["straggler_speedup"] = None
+    if waited:
+        target = 1.01 * waited[-1][3]
+        slow = seconds_to(rows, "straggler, waited for", target)
+        quick = [
+            seconds_to(rows, name, target)
+            for name in ("straggler, fewer steps", "straggler, asynchronous")
+        ]
+        there = [one for one in quick if one]
+        found["straggler_speedup"] = slow / min(there) if slow and there else None
+    eight = "8 islands"
+    found["churn_loss_pct"] = percent_over(rows, "8 islands, 30 % replaced", eight, 8)
+    found["byzantine_loss_pct"] = percent_over(rows, "8 islands, 2 attack, open trust", eight, 8)
+    found["byzantine_mean_loss_pct"] = percent_over(rows, "8 islands, 2 attack, mean", eight, 8)
+    return {key: None if value is None else round(value, 3) for key, value in found.items()}
+
+
+def main() -> None:
+    """Make rows, or what is shown of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, required=True, help="rows are read and added there")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="make rows for so long")
+    parser.add_argument("--part", type=int, default=0, help="of several processes, from 0")
+    parser.add_argument("--docs", type=Path, help="write the tables there, make no rows")
+    parser.add_argument("--plot", type=Path, help="draw loss against bytes there, make no rows")
+    options = parser.parse_args()
+    if options.docs or options.plot:
+        from benchmarks import algorithms_report as report
+
+        rows = read(options.json)
+        if options.plot:
+            report.plot(rows, options.plot)
+        if options.docs:
+            options.docs.write_text(report.document(rows), encoding="utf-8")
+        return
+    try:
+        run_for(options.seconds, options.json, part=options.part)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What ``benchmarks.algorithms`` shows of its rows: docs/algorithms.md and the plot."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.algorithms import (
+    INNER_STEPS,
+    MAIN,
+    ROUNDS,
+    SEEDS,
+    SPECIAL,
+    figures,
+    mean_of,
+    percent_over,
+    seconds_to,
+)
+
+Row = dict[str, Any]
+BASE = "data parallel, fp32"
+
+HEAD = """# Which algorithm for which network
+
+Made from [benchmarks/results/algorithms.json](../benchmarks/results/algorithms.json) by
+`python -m benchmarks.algorithms --json … --docs docs/algorithms.md`; change that command's source,
+not this page. ![Loss against bytes](images/algorithms.png)
+
+## What was measured
+
+Each row is one run of `node simulate`: the byte model of `diloco/loop.py` with {parameters:,}
+parameters, trained on the Python sources of the standard library, each island on text of its own,
+{rounds} x {steps} inner steps an island of 64 places each, all rows with the same number of tokens.
+"bytes" is what an island sends over the whole run a parameter, as counted on the simulated network,
+control messages included. "loss" is in nats a byte on text that nobody trains on; for modes in
+which islands differ it is the mean over islands. Data parallelism has the best of three learning
+rates ({rate:g}); the other rows have the default one.
+
+The model is small and the runs are short: differences below the spread between seeds say nothing,
+and what holds for large models is what the papers say that the rules' docstrings name.
+
+{missing}
+"""
+
+CHOICE = Path(__file__).with_name("algorithms_choice.md")
+
+
+def document(rows: dict[str, Row]) -> str:
+    """docs/algorithms.md."""
+    rate = _rate(rows)
+    parameters = next((row["parameters"] for row in rows.values() if "parameters" in row), 0)
+    head = HEAD.format(
+        parameters=parameters,
+        rounds=ROUNDS,
+        steps=INNER_STEPS,
+        rate=rate,
+        missing=_missing(rows),
+    )
+    tables = "\n".join(_table(rows, count) for count in (4, 8, 16))
+    return (
+        f"{head}\n{_keys(rows)}\n{tables}\n{_special(rows)}\n{CHOICE.read_text(encoding='utf-8')}"
+    )
+
+
+def _rate(rows: dict[str, Row]) -> float:
+    row = rows.get(f"{BASE}/4/0")
+    return float(row["scenario"]["inner_lr"]) if row else 0.0
+
+
+def _seeds(rows: dict[str, Row], name: str, islands: int) -> int:
+    return sum("loss" in rows.get(f"{name}/{islands}/{seed}", {}) for seed in SEEDS)
+
+
+def _missing(rows: dict[str, Row]) -> str:
+    lacking = [
+        f"K = {count}: {', '.join(names)}"
+        for count in (4, 8, 16)
+        if (names := [n for n in MAIN if not _seeds(rows, n, count)])
+    ]
+    few = sum(0 < _seeds(rows, name, 4) < len(SEEDS) for name in MAIN)
+    text = f"Of the rows with K = 4, {few} have fewer than {len(SEEDS)} seeds so far."
+    return text + ("" if not lacking else " **Not measured yet:** " + "; ".join(lacking) + ".")
+
+
+def _table(rows: dict[str, Row], count: int) -> str:
+    names = [name for name in MAIN if _seeds(rows, name, count)]
+    if not names:
+        return ""
+    base = mean_of(rows, BASE, count, "bytes_per_parameter")
+    lines = [
+        f"## {count} islands\n",
+        "| mode | bytes a parameter | fewer than data parallel | loss | against it "
+        "| seeds, spread |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in sorted(names, key=lambda n: mean_of(rows, n, count) or 0.0):
+        losses = [
+            rows[f"{name}/{count}/{seed}"]["loss"]
+            for seed in SEEDS
+            if "loss" in rows.get(f"{name}/{count}/{seed}", {})
+        ]
+        sent = mean_of(rows, name, count, "bytes_per_parameter") or 0.0
+        over = percent_over(rows, name, BASE, count)
+        fewer = f"{base / sent:,.0f}x" if base and sent else "-"
+        more = "-" if over is None else f"{over:+.2f} %"
+        spread = f"{len(losses)}, {max(losses) - min(losses):.3f}" if len(losses) > 1 else "1"
+        lines.append(
+            f"| {name} | {sent:,.1f} | {fewer} | {statistics.mean(losses):.4f} "
+            f"| {more} | {spread} |"
+        )
+    failed = [
+        name
+        for name in MAIN
+        if any("failed" in rows.get(f"{name}/{count}/{seed}", {}) for seed in SEEDS)
+    ]
+    if failed:
+        lines.append(f"\nDiverged: {', '.join(failed)}.")
+    return "\n".join(lines) + "\n"
+
+
+TARGETS = {
+    "bytes_ratio_at_1pct": "at least 500",
+    "bytes_ratio_at_3pct": "at least 2,000",
+    "gossip_vs_diloco_loss": "at most 1",
+    "muon_vs_dp_loss": "at most 0",
+    "straggler_speedup": "at least 2",
+    "churn_loss_pct": "at most 1",
+    "byzantine_loss_pct": "at most 2",
+    "byzantine_mean_loss_pct": "large: the mean fails",
+}
+
+
+def _keys(rows: dict[str, Row]) -> str:
+    lines = ["## Figures against their targets\n", "| figure | is | asked for |", "|---|---|---|"]
+    for key, value in figures(rows).items():
+        shown = "not measured" if value is None else f"{value:,.2f}"
+        lines.append(f"| `{key}` | {shown} | {TARGETS[key]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _special(rows: dict[str, Row]) -> str:
+    lines = [
+        "## Stragglers, churn, attackers\n",
+        "The time is virtual, until 1.01 times the loss at which the run that waits ends.\n",
+        "| case | loss | seeds | time to the target |",
+        "|---|---|---|---|",
+    ]
+    waited = rows.get("straggler, waited for/4/0", {}).get("curve")
+    for name, (count, _) in SPECIAL.items():
+        loss = mean_of(rows, name, count)
+        if loss is None:
+            continue
+        when = seconds_to(rows, name, 1.01 * waited[-1][3]) if waited and count == 4 else None
+        shown = "-" if when is None else f"{when:.0f} s"
+        lines.append(f"| {name} | {loss:.4f} | {_seeds(rows, name, count)} | {shown} |")
+    return "\n".join(lines) + "\n" if len(lines) > 4 else ""
+
+
+def plot(rows: dict[str, Row], path: Path) -> None:
+    """Loss against bytes, K = 4, with the rows that nothing beats in both."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    points = sorted(
+        (sent, loss, name)
+        for name in MAIN
+        if (sent := mean_of(rows, name, 4, "bytes_per_parameter"))
+        and (loss := mean_of(rows, name, 4))
+    )
+    figure, axes = plt.subplots(figsize=(9, 6))
+    best, front = float("inf"), []
+    for sent, loss, name in points:
+        axes.plot(sent, loss, "o", color="tab:blue")
+        axes.annotate(name, (sent, loss), fontsize=7, xytext=(4, 3), textcoords="offset points")
+        if loss < best:
+            best = loss
+            front.append((sent, loss))
+    axes.plot(
+        *zip(*front, strict=True), "--", color="tab:orange", label="nothing is better in both"
+    )
+    axes.set(
+        xscale="log",
+        xlabel="bytes an island sends a parameter",
+        ylabel="validation loss, nats a byte",
+        title="4 islands, equal tokens",
+    )
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,162 @@
+"""``node simulate``: a whole swarm in this process, on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from bootstrap.validation import bad_config, explain
+from node.interrupts import clean_up_first
+
+if TYPE_CHECKING:
+    from node.simulate.scenario import Scenario
+    from node.simulate.world import Result
+
+WIDTH = 48  # of the chart in the terminal
+
+
+def simulate(
+    scenario: Annotated[
+        Path | None, typer.Option("--scenario", metavar="FILE", help="TOML file of settings.")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="diloco, streaming, eager, gossip, push-sum, async, server, fedavg, sparta, "
+            "allreduce, powersgd, onebit-adam or btm. [default: diloco]"
+        ),
+    ] = None,
+    islands: Annotated[int | None, typer.Option(help="How many. [default: 4]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="[default: 20]")] = None,
+    inner_steps: Annotated[int | None, typer.Option(help="In a round. [default: 20]")] = None,
+    codec: Annotated[str | None, typer.Option(help="[default: int4]")] = None,
+    latency: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="One way. [default: 0.05]")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Of each link. [default: 100Mbit]")
+    ] = None,
+    churn: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of the islands replaced in 10 rounds.")
+    ] = None,
+    stragglers: Annotated[int | None, typer.Option(help="Islands that are 4x slower.")] = None,
+    attackers: Annotated[int | None, typer.Option(help="Islands that send -3x updates.")] = None,
+    seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of a scenario."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the loss there (needs matplotlib).")
+    ] = None,
+) -> None:
+    """Train a swarm of islands in this process, on a virtual clock and a simulated network."""
+    clean_up_first()
+    given = {
+        "mode": mode,
+        "islands": islands,
+        "rounds": rounds,
+        "inner_steps": inner_steps,
+        "codec": codec,
+        "latency": latency,
+        "bandwidth": bandwidth,
+        "churn": churn,
+        "stragglers": stragglers,
+        "attackers": attackers,
+        "seed": seed,
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    one = _scenario(scenario, flags, changes or [])
+    result = _with_progress(one)
+    if json_file is not None:
+        _written(json_file, json.dumps(result.to_json(), indent=1) + "\n")
+    if plot is not None:
+        _plotted(result, plot)
+    typer.echo(_summary(result))
+
+
+def _scenario(path: Path | None, flags: dict[str, Any], changes: list[str]) -> Scenario:
+    from bootstrap.validation import read_toml
+    from node.simulate.scenario import Scenario
+
+    values: dict[str, Any] = dict(read_toml(path)) if path is not None else {}
+    values |= flags
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise bad_config("bad --set", f"{change!r} is no KEY=VALUE", "as in --set alpha=0.5")
+        values[key] = value
+    if isinstance(values.get("bandwidth"), str) and values["bandwidth"].isdigit():
+        raise bad_config(
+            "bad --bandwidth", f"{values['bandwidth']!r} has no unit", "as in --bandwidth 20Mbit"
+        )
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        why = "\n       ".join(explain(error, Scenario))
+        raise bad_config("bad scenario", why, "correct what is named above") from error
+
+
+def _with_progress(one: Scenario) -> Result:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from node.simulate.world import simulate as run
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(f"{one.islands} islands, {one.mode}", total=1.0)
+        return run(one, lambda share: bar.update(task, completed=share))
+
+
+def _summary(result: Result) -> str:
+    lines = [
+        f"{'virtual time':>12} {'steps':>7} {'bytes/parameter':>16} {'loss':>8}",
+    ]
+    points = result.points
+    every = max(1, len(points) // 12)
+    low, high = min(p.loss for p in points), max(p.loss for p in points)
+    for point in [*points[:-1:every], points[-1]]:
+        length = round(WIDTH * (point.loss - low) / (high - low)) if high > low else 0
+        lines.append(
+            f"{point.time:10.1f} s {point.steps:7.0f} {point.bytes:16.2f} {point.loss:8.4f} "
+            f"{'#' * length}".rstrip()
+        )
+    one = result.scenario
+    lines.append(
+        f"{one.islands} islands, {one.mode}, {result.parameters:,} parameters: "
+        f"{points[-1].time:,.0f} s simulated in {result.seconds:.0f} s"
+    )
+    lines += [f"{key.replace('_', ' ')}: {value:g}" for key, value in result.notes.items()]
+    return "\n".join(lines)
+
+
+def _plotted(result: Result, path: Path) -> None:
+    try:
+        from node.simulate.plot import draw
+    except ImportError as error:
+        raise bad_config(
+            "no plot", "matplotlib is not installed", "pip install 'atoll[bench]'"
+        ) from error
+    try:
+        draw(result, path)
+    except (OSError, ValueError) as error:  # ValueError: a file type that it does not know
+        raise bad_config("no plot", str(error), "give a .png, .svg or .pdf with --plot") from error
+
+
+def _written(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise bad_config(
+            "no result", f"{path}: {error.strerror or error}", "give another file with --json"
+        ) from error

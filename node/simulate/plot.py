@@ -1,0 +1,28 @@
+"""The loss of a simulated run against virtual time and against bytes sent, as an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from node.simulate.world import Result
+
+mpl.use("agg")
+
+
+def draw(result: Result, path: Path) -> None:
+    """Two panels; the format follows from the file's name. Raises OSError, ValueError."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    by_time, by_bytes = figure.subplots(1, 2, sharey=True)
+    losses = [point.loss for point in result.points]
+    by_time.plot([point.time for point in result.points], losses)
+    by_time.set(xlabel="virtual seconds", ylabel="validation loss, nats a byte")
+    by_bytes.plot([point.bytes for point in result.points], losses)
+    by_bytes.set(xlabel="bytes an island sent a parameter")
+    for axes in (by_time, by_bytes):
+        axes.grid(alpha=0.3)
+    one = result.scenario
+    figure.suptitle(f"{one.mode}, {one.islands} islands, {one.codec}")
+    figure.savefig(path, dpi=110)
