@@ -64,7 +64,7 @@ class Node:
 
     __slots__ = (
         "address", "alive", "down_free", "download", "frozen", "group", "peer",
-        "sent", "transport", "up_free", "upload",
+        "transport", "up_free", "upload",
     )  # fmt: skip
 
     def __init__(self, peer: PeerId, address: str, upload: float, download: float) -> None:
@@ -73,7 +73,6 @@ class Node:
         self.upload = upload
         self.download = download
         self.up_free = 0.0
-        self.sent = 0  # bytes, of bodies and messages
         self.down_free = 0.0
         self.alive = True
         self.frozen = False
@@ -336,7 +335,6 @@ class Pipe:
     def send(self, size: int, deliver: Callable[[], None]) -> float:
         """Put ``size`` bytes on the way; return when they will have left the sender's uplink."""
         source = self.source
-        source.sent += size
         now = self.network.now()
         seconds = size / source.upload
         queued = max(now, source.up_free)

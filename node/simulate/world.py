@@ -24,6 +24,7 @@ from node.simulate.scenario import Scenario
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 
+BODIES = ("mail", "slice", "merged", "sum", "part")  # what carries tensors; the rest is control
 Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
 
 
@@ -45,6 +46,11 @@ class Node:
         size = len(self.world.start) * 4 + 4096
         self.box = Mailbox(self.transport, max_length=size)
         self.collective = Collective(self.box, self.me)
+
+    def sent(self, *, control: bool = False) -> int:
+        """Bytes of tensors that it has sent, or of everything else."""
+        counted = self.transport.stats.out_by_name.items()
+        return sum(count for name, count in counted if (name in BODIES) != control)
 
     @property
     def me(self) -> PeerId:
@@ -73,7 +79,7 @@ class Point:
 
     time: float  # virtual seconds
     steps: float  # inner steps an island, in the mean
-    bytes: float  # sent by an island a parameter, in the mean
+    bytes: float  # of tensors, sent by an island a parameter, in the mean
     loss: float  # validation, nats a byte; the mean where islands differ
 
 
@@ -134,7 +140,7 @@ class World:
 
     def kill(self, node: Node) -> None:
         """End an island: its links break."""
-        self._retired += node.transport.node.sent
+        self._retired += node.sent()
         self.nodes.pop(node.me, None)
         self.network.kill(node.me)
 
@@ -159,8 +165,8 @@ class World:
         self.progress(min(1.0, self.total_steps / self.budget))
 
     def bytes_a_parameter(self) -> float:
-        """Sent by an island so far, in the mean; servers' traffic is in :attr:`notes`."""
-        sent = self._retired + sum(node.transport.node.sent for node in self.nodes.values())
+        """Of tensors, sent by an island so far, in the mean; :attr:`notes` has servers' traffic."""
+        sent = self._retired + sum(node.sent() for node in self.nodes.values())
         return sent / self.scenario.islands / len(self.start)
 
     def observe(self) -> None:
@@ -222,8 +228,10 @@ async def live(world: World) -> Result:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
     world.observe()
+    control = [node.sent(control=True) for node in world.nodes.values()]
+    world.notes["control_bytes"] = sum(control) / max(1, len(control))
     for node in world.servers:
-        sent = node.transport.node.sent / len(world.start)
+        sent = node.sent() / len(world.start)
         world.notes["server_bytes"] = max(world.notes.get("server_bytes", 0.0), sent)
     for node in [*world.nodes.values(), *world.servers]:
         await node.transport.aclose()
