@@ -164,6 +164,14 @@ _ROWS = (
         "see the trainer's log in the state directory; exit status -9 usually means out of memory",
     ),
     Kind(
+        "E406",
+        "a trainer rank is stuck",
+        "the others waited in a collective call for longer than it may take, while a rank that did "
+        "not die was not in it: its device hangs, its disk does, or it was stopped; all ranks are "
+        "started again from the last merge",
+        "see the log of the rank that is named; on a GPU, dmesg shows whether the device failed",
+    ),
+    Kind(
         "E501",
         "no peers",
         "none of the given or cached peers could be joined; each is listed with its own reason",

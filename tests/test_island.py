@@ -39,7 +39,13 @@ from node.trainer.channel import (
     Stop,
     Stopped,
 )
-from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_RANK_LOST, EXIT_REFUSED
+from node.trainer.settings import (
+    EXIT_CRASHED,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_RANK_LOST,
+    EXIT_REFUSED,
+    EXIT_STUCK,
+)
 
 pytestmark = pytest.mark.timeout(240)  # up to five starts of Python and torch in one test
 
@@ -267,6 +273,19 @@ async def test_the_rank_that_failed_first_is_blamed(tmp_path: Path) -> None:
     async with standing_in(tmp_path, script, ranks=2) as running:
         died = await until(running, TrainerDied)
     assert (died.rank, died.exit_code, died.log_tail) == (1, EXIT_CRASHED, "the cause")
+
+
+async def test_a_stuck_rank_is_told_from_a_dead_one(tmp_path: Path) -> None:
+    """Rank 1 is stopped, not ended: the other gives a collective call up after a while."""
+    async with island(tmp_path, ranks=2, collective_s=4.0) as running:
+        await until(running, Ready)
+        await running.send(begin(target_steps=LONG))
+        await until(running, StepDone)
+        os.kill(pids(running)[1], signal.SIGSTOP)
+        died = await until(running, TrainerDied)
+        assert (died.rank, died.exit_code, died.code) == (0, EXIT_STUCK, "E406")
+        assert "within 4 s: rank 1 runs, and takes no part" in died.text
+        assert not running.alive
 
 
 async def test_garbage_from_the_trainer_ends_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.trainer.dims import ParallelDims
 
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+COLLECTIVE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,17 @@ class Ranks:
         return cls(0, 1, device, None)
 
     @classmethod
-    def join(cls, rank: int, dims: ParallelDims, device: torch.device, rendezvous: str) -> Ranks:
+    def join(
+        cls,
+        rank: int,
+        dims: ParallelDims,
+        device: torch.device,
+        rendezvous: str,
+        collective_s: float = COLLECTIVE_S,
+    ) -> Ranks:
         """Meet the other ranks at a URL: ``file://PATH`` of a new file, or ``tcp://HOST:PORT``.
 
+        A collective call that takes longer than ``collective_s`` seconds fails.
         On one host a file needs no port, so there is none to race for.
         """
         if dims.size == 1:
@@ -52,7 +60,7 @@ class Ranks:
             init_method=rendezvous,
             rank=rank,
             world_size=dims.size,
-            timeout=COLLECTIVE_TIMEOUT,
+            timeout=datetime.timedelta(seconds=collective_s),
         )
         axes = dims.axes
         mesh = init_device_mesh(

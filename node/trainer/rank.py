@@ -24,6 +24,7 @@ from node.trainer.settings import (
     EXIT_RANK_LOST,
     EXIT_REFUSED,
     EXIT_STOPPED,
+    EXIT_STUCK,
     TrainerSettings,
 )
 from node.trainer.shared import SharedVectors
@@ -85,10 +86,10 @@ def train(
 
     torch.set_num_threads(settings.threads)
     device = pick_device(settings.device, rank)
-    ranks = Ranks.join(rank, settings.layout, device, f"file://{rendezvous}")
+    ranks = Ranks.join(rank, settings.layout, device, f"file://{rendezvous}", settings.collective_s)
     leader = None
     if channel is not None and vectors_descriptor is not None:
-        size = Layout.of_config(settings.manifest.model).size
+        size = Layout.of_manifest(settings.manifest).size
         leader = Leader(channel, SharedVectors(vectors_descriptor, size), settings.wait_s)
     Trainer(settings, ranks, leader).run()
     ranks.leave()
@@ -120,6 +121,8 @@ def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]
         return EXIT_REFUSED, error.code, error.text()
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return EXIT_OUT_OF_MEMORY, "E401", text
+    if settings.ranks > 1 and any(word in text.lower() for word in ("timed out", "timeout")):
+        return EXIT_STUCK, "E406", text
     lost = ("gloo", "nccl", "closed by peer", "connection reset")
     if settings.ranks > 1 and any(word in text.lower() for word in lost):
         return EXIT_RANK_LOST, "", text
