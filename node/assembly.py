@@ -154,6 +154,7 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
         grace_fraction=rules.grace_fraction,
         min_grace_s=rules.min_grace_s,
         mix=mix_of(manifest.merge),
+        sharing=rules.fragments,
         grouping=Grouping(rules.groups, rules.max_group),
     )
 

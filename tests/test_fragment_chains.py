@@ -54,7 +54,7 @@ def test_rounds_of_different_fragments_are_in_flight_at_once() -> None:
                 assert member.behind == []
                 assert max(lengths(member)) - min(lengths(member)) <= 3
                 for replica in member.replicas:
-                    assert replica.counted >= 4
+                    assert replica.counted >= 2
                 # the fragments' chains are not each other's
                 heads = [{head for head, _ in replica.history} for replica in member.replicas]
                 assert not heads[0] & heads[1]

@@ -23,7 +23,8 @@ def test_each_fragment_is_one_range_with_its_matrices_first(count: int) -> None:
     whole, layout = Layout.of_config(FOUR), Layout.of_config(FOUR, count)
     assert (layout.size, layout.dense) == (whole.size, whole.dense)
     assert {e.name for e in layout.entries} == {e.name for e in whole.entries}
-    at, names = 0, set()
+    names: set[str] = set()
+    at = 0
     for fragment, cut in enumerate(layout.cuts):
         assert cut.start == at
         mine = [entry for entry in layout.entries if entry.fragment == fragment]

@@ -16,7 +16,7 @@ RUN = {
     "inner_steps": 40,
     "fragments": FRAGMENTS,
     "total_rounds": 500,
-    "min_grace_s": 0.5,
+    "min_grace_s": 2.0,
     "data__batch_size": 4,
     "model__n_layers": 4,
     "eval_every": 2,
