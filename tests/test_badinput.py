@@ -260,6 +260,49 @@ def test_a_wrong_clock(refused):
     assert "timedatectl" in text
 
 
+def test_nobody_can_dial_back(refused):
+    _, prepare = island(RUN)
+    closed = f"127.0.0.1:{free_port()}"
+    with peer(prepare) as address:
+        text, events = quickly(
+            lambda: refused("E302", *START, *LONG, "--peers", address, "--public-addr", closed)
+        )
+    assert closed in text
+    assert "--public-addr" in text
+    assert [e["name"] for e in events if e["kind"] == "join"] == ["dial", "checks"]
+
+
+def test_a_manifest_that_is_not_the_runs(refused):
+    """The peer says one run and serves the signed manifest of another."""
+    signed, prepare = island(RUN)
+    other = SignedManifest.create(RUN.model_copy(update={"seed": 77}), CREATOR)
+
+    def lie(transport: HttpTransport, whereabouts: Whereabouts) -> None:
+        prepare(transport, whereabouts)
+        BlobServer(transport, signed.run_id, manifest=other.data, blobs=[SHARD])
+
+    with peer(lie) as address:
+        quickly(lambda: refused("E205", *START, *LONG, "--peers", address))
+
+
+def test_a_shard_that_nobody_has(refused):
+    _, prepare = island(RUN, blob=b"another")
+    with peer(prepare) as address:
+        refused("E502", *START, "--peers", address)
+
+
+def test_while_no_peer_answers_it_tries_again_ever_more_seldom(refused):
+    port = free_port()
+    began = time.monotonic()
+    text, events = refused("E101", *START, "--wait-s", "4", "--peers", f"127.0.0.1:{port}")
+    assert 4 <= time.monotonic() - began < 15
+    tries = [e for e in events if e["kind"] == "problem" and e["code"] == "E101"]
+    pauses = [int(re.search(r"trying again in (\d+) s", e["fix"])[1]) for e in tries]
+    assert len(pauses) >= 2
+    assert pauses[0] == 1  # then up to twice as long each time, within what is left
+    assert "nothing listens there" in text
+
+
 def test_a_path_from_a_peer_is_never_read(refused, tmp_path):
     """The text of a run is each island's own: a creator's path means nothing here."""
     secret = tmp_path / "secret.txt"

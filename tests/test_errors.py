@@ -49,6 +49,15 @@ def test_every_code_that_is_raised_is_in_the_table():
     assert raised <= set(TABLE)
 
 
+def test_every_code_is_met_in_a_test():
+    """By its real cause: tests/test_badinput.py has those of the way in, others their module's."""
+    met = set()
+    for path in Path(__file__).parent.glob("test_*.py"):
+        if path.name != "test_errors.py":
+            met |= set(re.findall(r"\bE\d{3}\b", path.read_text(encoding="utf-8")))
+    assert set(TABLE) <= met
+
+
 def test_what_is_left_out_comes_from_the_table():
     error = operator_error("E301")
     assert error.text() == (

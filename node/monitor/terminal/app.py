@@ -30,6 +30,7 @@ class Monitor(App[int]):
     #header { height: 2; padding: 0 1; background: $panel; }
     #alarms { height: auto; max-height: 6; padding: 0 1; }
     .row { height: 9; }
+    #header, .row Static { text-wrap: nowrap; text-overflow: ellipsis; }
     .row Static { width: 1fr; height: 100%; padding: 0 1; border: round $primary-darken-2; }
     #peers { height: 1fr; min-height: 5; }
     #events { height: 7; border-top: solid $primary-darken-2; padding: 0 1; }
