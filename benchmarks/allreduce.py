@@ -28,6 +28,7 @@ from benchmarks.fleet import Fact, Fleet, Turn
 from benchmarks.keys import figures, shown
 from benchmarks.netns import Network, available
 from benchmarks.worker import SIZE
+from protocols.codecs import RangeCodec
 
 COUNT = 4  # processes, where a piece does not say otherwise
 DARK_SIZE = 5_000_000
@@ -59,6 +60,12 @@ def atoll(codec: str, *, tls: bool) -> Entry:
 def hivemind(codec: str) -> Entry:
     """hivemind's averager; its daemon always encrypts."""
     return f"hivemind {codec}", "hivemind", {"codec": codec}
+
+
+def gloo_as(codec: str, scale: Scale) -> Entry:
+    """gloo with as many bytes as our codec makes of the vector: how much of a link it uses."""
+    encoded = RangeCodec(codec, scale.size).encoded_size(0, scale.size)
+    return "gloo", "gloo", {"size": encoded // 4}
 
 
 GLOO: Entry = ("gloo", "gloo", {})
@@ -167,12 +174,13 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
         [GLOO, atoll("int4", tls=False), atoll("int4", tls=True)], COUNT, scale
     ),
     "link100": lambda scale: turns(
-        [atoll("int4", tls=True), hivemind("fp16")], COUNT, scale, mbit=100
+        [atoll("int4", tls=True), gloo_as("int4", scale), hivemind("fp16")], COUNT, scale, mbit=100
     ),
-    "link20": lambda scale: turns([atoll("int4", tls=True)], COUNT, scale, mbit=20),
-    "link500": lambda scale: turns(
-        [atoll("int4", tls=True), atoll("fp32", tls=True)], COUNT, scale, mbit=500
+    "link20": lambda scale: turns(
+        [atoll("int4", tls=True), gloo_as("int4", scale)], COUNT, scale, mbit=20
     ),
+    "link500": lambda scale: turns([atoll("fp32", tls=True), GLOO], COUNT, scale, mbit=500),
+    "link500-two": lambda scale: turns([atoll("fp32", tls=True), GLOO], 2, scale, mbit=500),
     "matchmaking": matchmaking,
     "dark": dark_atoll,
     "dark-torchft": dark_torchft,

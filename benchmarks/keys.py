@@ -39,11 +39,14 @@ def faster(piece: str, theirs: str, ours: str) -> Callable[[Pieces], float]:
     return lambda pieces: seconds(pieces, piece, theirs) / seconds(pieces, piece, ours)
 
 
-def efficiency(piece: str, mbit: float, codec: str) -> Callable[[Pieces], float]:
-    """The time in which a butterfly's bytes would pass the link, over the time it took."""
+def efficiency(piece: str, mbit: float, codec: str, of: str = "") -> Callable[[Pieces], float]:
+    """The time in which a butterfly's bytes would pass the link, over the time it took.
+
+    ``of`` is another system that moved as many bytes; without, our own with TLS.
+    """
 
     def value(pieces: Pieces) -> float:
-        entry = f"atoll {codec} tls"
+        entry = of or f"atoll {codec} tls"
         count = len(pieces[piece]["runs"][entry][0]["workers"])
         size = pieces[piece]["size"]
         encoded = RangeCodec(codec, size).encoded_size(0, size)
@@ -147,6 +150,28 @@ KEYS: dict[str, Key] = {
         "link500",
         efficiency("link500", 500, "fp32"),
     ),
+    "link_efficiency_500mbit_two": Key(
+        "the same with two members, whose shaping this machine can do beside",
+        0.94,
+        True,
+        "link500-two",
+        efficiency("link500-two", 500, "fp32"),
+    ),
+    **{
+        f"gloo_link_efficiency_{name}": Key(
+            f"the same for gloo, as many bytes, no encryption, {name}",
+            math.inf,
+            True,
+            piece,
+            efficiency(piece, mbit, codec, "gloo"),
+        )
+        for name, piece, mbit, codec in (
+            ("20mbit", "link20", 20, "int4"),
+            ("100mbit", "link100", 100, "int4"),
+            ("500mbit", "link500", 500, "fp32"),
+            ("500mbit_two", "link500-two", 500, "fp32"),
+        )
+    },
     "matchmaking_ms": Key(
         "from the last ready member to the first byte, median",
         50,
@@ -195,5 +220,5 @@ def shown(found: dict[str, float | None]) -> str:
             missed = "" if value is not None and key.met(value) else ": MISSED"
             verdict = f"({'at least' if key.least else 'at most'} {key.target:g}{missed})"
         figure = f"{math.nan if value is None else value:9.3f}"
-        lines.append(f"{name:27} {figure}  {verdict:24}  {key.text}")
+        lines.append(f"{name:32} {figure}  {verdict:24}  {key.text}")
     return "\n".join(lines)

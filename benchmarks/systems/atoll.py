@@ -23,6 +23,7 @@ async def main() -> None:
         listen=f"{given['address']}:0",
         peers=tuple(first),
         seed=given["rank"],
+        max_upload=given.get("max_upload", 0.0),
     )
 
     async def turn(round_: int) -> None:

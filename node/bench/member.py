@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from blake3 import blake3
@@ -26,6 +26,7 @@ from gossip.buffers import joined
 from gossip.certificate import genesis, outcome_hash
 from gossip.driver import Swarm
 from gossip.exchange import Wiring
+from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.membership import Membership
 from gossip.planning import Rules
@@ -57,18 +58,21 @@ class Settings:
     rounds: int = 5
     tls: bool = True
     quorum: float = 1.0  # a round waits for all live members
+    groups: Literal["none", "region", "grid"] = "none"
     keep_rounds: int = 0  # merged rounds kept in memory for those who miss them
     # its own
     listen: str = "0.0.0.0:4390"
+    region: str = ""  # its site, for groups
     advertise: str = ""  # HOST:PORT where the others reach it; empty: where it listens
     peers: tuple[str, ...] = ()  # HOST:PORT of members to begin with
     seed: int = 0  # of its noise
+    max_upload: float = 0.0  # bytes a second; 0: no limit
     patience_s: float = 60.0  # for the others to come
 
     @property
     def run(self) -> bytes:
         """32 bytes that name what all must agree on."""
-        agreed = (self.members, self.size, self.codec, self.quorum)
+        agreed = (self.members, self.size, self.codec, self.quorum, self.groups)
         return blake3(f"atoll bench {agreed}".encode()).digest()
 
 
@@ -205,7 +209,12 @@ class Member:
         """Meet the others and take the rounds. Raises OperatorError E303 or E501."""
         settings, watch = self.settings, Watch(self.passed)
         codec = RangeCodec(settings.codec, settings.size)
-        transport = WatchedTransport(self.identity, listen=settings.listen, tls=settings.tls)
+        transport = WatchedTransport(
+            self.identity,
+            listen=settings.listen,
+            tls=settings.tls,
+            max_upload=settings.max_upload or None,
+        )
         transport.watch = watch
         pool = ThreadPoolExecutor(2, thread_name_prefix="bench")
 
@@ -257,7 +266,12 @@ class Member:
         presence = Presence(
             wiring,
             Membership(self.identity.peer_id),
-            _first_announcement(self.identity.peer_id, self._address(transport), replica.place),
+            _first_announcement(
+                self.identity.peer_id,
+                self._address(transport),
+                replica.place,
+                self.settings.region,
+            ),
             lambda: (replica.place,),
             wall=time.time,
         )
@@ -274,7 +288,7 @@ class Member:
                     "E501",
                     f"{len(known) + 1} of {settings.members} members came",
                     why=f"the others did not within {settings.patience_s:.0f} s",
-                    fix="give all the same --members, --size and --codec, and one of them as peer",
+                    fix="give all the same --members, --size, --codec, --groups, and one as peer",
                 )
             for address in settings.peers:
                 try:
@@ -296,7 +310,11 @@ class Member:
             learned=presence.on_news,
         )
         rules = Rules(
-            settings.size, (settings.codec,), wiring.codec.size_as, quorum=settings.quorum
+            settings.size,
+            (settings.codec,),
+            wiring.codec.size_as,
+            quorum=settings.quorum,
+            grouping=Grouping(settings.groups),
         )
         return WatchedChain(
             wiring, replica, rules, presence, hooks, settings.keep_rounds, watch=watch
@@ -366,7 +384,7 @@ class Member:
             return  # they will notice
 
 
-def _first_announcement(me: PeerId, address: str, place: Place) -> Announce:
+def _first_announcement(me: PeerId, address: str, place: Place, region: str) -> Announce:
     return Announce(
         peer=me,
         role="island",
@@ -374,7 +392,7 @@ def _first_announcement(me: PeerId, address: str, place: Place) -> Announce:
         incarnation=int(time.time() * 1000),
         addresses=(address,),
         version=__version__,
-        region="",
+        region=region,
         round=place.round,
         head=place.previous,
         state=place.state,
