@@ -1,6 +1,7 @@
 """The validation loss: its value, its independence of batching, its shard."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from bootstrap.manifest import Model
 from node.trainer import evaluate as module
+from node.trainer.engine import summed_loss
 from node.trainer.evaluate import evaluate, shard_tokens
 from node.trainer.model import build, next_token_loss
 
@@ -16,6 +18,13 @@ TINY = Model(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, d_ff=24, max_seq_l
 
 def shard(windows: int) -> torch.Tensor:
     return shard_tokens(bytes(i * 37 % 256 for i in range(windows * 9)), seq_len=8)
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> float:
+    def sums(windows: torch.Tensor) -> torch.Tensor:
+        return summed_loss(model(windows[:, :-1]), windows[:, 1:], by_sequence=True)
+
+    return evaluate(sums, tokens)
 
 
 def test_a_shard_is_cut_into_windows():
@@ -29,24 +38,24 @@ def test_a_shard_is_cut_into_windows():
 
 def test_it_is_the_mean_over_all_tokens(monkeypatch):
     model, tokens = build(TINY, 0), shard(37)
-    loss = evaluate(model, tokens)
+    loss = loss_of(model, tokens)
     assert loss == pytest.approx(next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).item())
     monkeypatch.setattr(module, "EVALUATION_BATCH", 5)
-    assert evaluate(model, tokens) == pytest.approx(loss, abs=1e-6)
+    assert loss_of(model, tokens) == pytest.approx(loss, abs=1e-6)
 
 
 def test_known_losses():
     tokens = shard(20)
-    assert evaluate(lambda x: torch.zeros(*x.shape, 256), tokens) == pytest.approx(math.log(256))
+    assert loss_of(lambda x: torch.zeros(*x.shape, 256), tokens) == pytest.approx(math.log(256))
     following = {int(a): int(b) for row in tokens for a, b in pairwise(row)}
 
     def oracle(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(x.apply_(following.__getitem__), 256) * 100.0
 
-    assert evaluate(lambda x: oracle(x.clone()), tokens) == pytest.approx(0, abs=1e-6)
+    assert loss_of(lambda x: oracle(x.clone()), tokens) == pytest.approx(0, abs=1e-6)
 
 
 def test_it_repeats_bit_for_bit_and_leaves_no_gradient():
     model, tokens = build(TINY, 0), shard(20)
-    assert evaluate(model, tokens) == evaluate(model, tokens)
+    assert loss_of(model, tokens) == loss_of(model, tokens)
     assert all(p.grad is None for p in model.parameters())

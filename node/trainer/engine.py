@@ -20,7 +20,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from bootstrap.manifest import Manifest
 from node.trainer.context import positions
-from node.trainer.evaluate import EVALUATION_BATCH
+from node.trainer.data import IGNORED
+from node.trainer.evaluate import evaluate
 from node.trainer.layout import Layout
 from node.trainer.model import Decoder, build
 from node.trainer.model_moe import MixtureOfExperts
@@ -29,7 +30,6 @@ from node.trainer.parallelize import Computing, lay_out
 from node.trainer.pipeline import Pipeline, cut, rank_of_stage
 from node.trainer.weights import Weights, local
 
-IGNORED = -100  # a target that does not count, as in torch
 Batch = Callable[[range], tuple[Tensor, Tensor]]  # rows -> inputs and targets, int64 [rows, T]
 
 
@@ -42,25 +42,26 @@ class Engine:
         Every rank must call it. Raises ValueError where layout and run do not fit.
         """
         self.ranks, self.dims, self.computing = ranks, ranks.dims, computing
-        self.batch, seq_len = manifest.data.batch_size, manifest.data.seq_len
+        self.batch, self.seq_len = manifest.data.batch_size, manifest.data.seq_len
+        self.all_count = manifest.model.attention == "causal"
         self.dims.check(manifest.model, manifest.data)
         self.parts: dict[int, Decoder] = {}
         for stage in range(self.dims.stages):
             if rank_of_stage(self.dims, stage) == ranks.at("pp"):
-                self.parts[stage] = self._part(manifest, stage, seq_len)
+                self.parts[stage] = self._part(manifest, stage)
         self.models = nn.ModuleList(self.parts.values())
         self.layout = Layout.of_manifest(manifest)
         self.weights = Weights(self._named(), self.layout, ranks)
         self.pipeline: Pipeline | None = None
         if self.dims.pp > 1:
-            width = seq_len // self.dims.cp // self.dims.tp
+            width = self.seq_len // self.dims.cp // self.dims.tp
             self.pipeline = Pipeline(self.parts, ranks, width)
             self.pipeline.dtype = computing.dtype
         self.tokens: Tensor | None = None  # those of a sequence that this rank has
         if self.dims.cp > 1:
-            self.tokens = positions(seq_len, ranks.at("cp"), self.dims.cp, self.dims.attention)
+            self.tokens = positions(self.seq_len, ranks.at("cp"), self.dims.cp, self.dims.attention)
 
-    def _part(self, manifest: Manifest, stage: int, seq_len: int) -> Decoder:
+    def _part(self, manifest: Manifest, stage: int) -> Decoder:
         if self.ranks.size == 1 or manifest.model.kind == "hf":
             model = build(manifest.model, manifest.seed)
         else:
@@ -69,7 +70,7 @@ class Engine:
         for module in model.modules():
             if isinstance(module, MixtureOfExperts):
                 module.sequence_weight = self.dims.reduced / self.batch
-        lay_out(model, self.ranks, self.computing, seq_len)
+        lay_out(model, self.ranks, self.computing, self.seq_len)
         if stage < self.dims.stages - 1:  # what passes to the next stage has one type
             model.register_forward_hook(lambda _, __, out: out.to(self.computing.dtype))
         return model
@@ -124,6 +125,8 @@ class Engine:
 
     def _counted(self, targets: list[Tensor]) -> int:
         """Targets that count in the island's batch."""
+        if self.all_count:  # without asking the others, and without waiting for a device
+            return self.batch * self.seq_len
         mine = sum((part != IGNORED).sum() for part in targets)
         whole = self.ranks.sum(torch.as_tensor(mine, dtype=torch.int64))
         return max(1, int(whole) // (self.dims.tp * self.dims.pp))
@@ -206,22 +209,20 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> float:
-        """Mean loss in nats a token on windows int64 [n, T + 1], on every rank.
-
-        All ranks read the same windows. Token losses are fp32; they are summed by sequence, and
-        the sequences in order in double precision, so that islands agree.
-        """
-        sums: list[Tensor] = []
-        for batch in tokens.split(EVALUATION_BATCH):
-            inputs, targets = self._mine(batch[:, :-1], batch[:, 1:])
-            with self.autocast():
-                logits = self._logits(inputs)
-            sums.append(torch.zeros(len(batch), dtype=torch.float64))
-            if logits is not None and self.ranks.data_rank == self.ranks.at("tp") == 0:
-                sums[-1] += summed_loss(logits, targets, by_sequence=True).cpu()
+        """Mean loss in nats a token on windows int64 [n, T + 1]; every rank reads all of them."""
+        loss = evaluate(self._sums, tokens)
         self._reshard()
-        by_sequence = self.ranks.sum(torch.cat(sums)).tolist()
-        return sum(by_sequence, 0.0) / (tokens.shape[0] * (tokens.shape[1] - 1))
+        return loss
+
+    def _sums(self, windows: Tensor) -> Tensor:
+        """Losses summed by sequence, float64 [B], of windows [B, T + 1], on every rank."""
+        inputs, targets = self._mine(windows[:, :-1], windows[:, 1:])
+        with self.autocast():
+            logits = self._logits(inputs)
+        sums = torch.zeros(len(windows), dtype=torch.float64)
+        if logits is not None and self.ranks.data_rank == self.ranks.at("tp") == 0:
+            sums += summed_loss(logits, targets, by_sequence=True).cpu()
+        return self.ranks.sum(sums)
 
     def _logits(self, inputs: Tensor) -> Tensor | None:
         logits = self.pipeline.forward(inputs) if self.pipeline else self.parts[0](inputs)

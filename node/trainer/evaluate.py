@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from node.trainer.data import BYTES_VOCABULARY, token_type
@@ -31,19 +30,15 @@ def shard_tokens(shard: bytes, seq_len: int, vocab_size: int = BYTES_VOCABULARY)
 
 
 @torch.no_grad()
-def evaluate(model: Callable[[Tensor], Tensor], tokens: Tensor) -> float:
-    """Mean loss in nats a token of ``model`` (tokens [B, T] to logits [B, T, V]) on ``tokens``.
+def evaluate(sums: Callable[[Tensor], Tensor], tokens: Tensor) -> float:
+    """Mean loss in nats a token on ``tokens``, int64 [n, T + 1].
 
-    ``tokens`` is int64 [n, T + 1] on the model's device. Token losses are fp32; they are summed
-    by sequence, and the sequences in order in double precision. So the batches are the same on
-    every island, and a sharded model takes the same collective calls on all ranks.
+    ``sums`` takes some of these windows [B, T + 1] and returns their losses summed by sequence,
+    [B]; they are added up in order, in double precision. So the batches are the same on every
+    island, and ranks that share a model take the same collective calls.
     """
     total = 0.0
-    for batch in tokens.split(EVALUATION_BATCH):
-        logits, targets = model(batch[:, :-1]), batch[:, 1:]
-        losses = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
-        ).view(targets.shape)
-        for loss in losses.sum(dim=1).tolist():
+    for windows in tokens.split(EVALUATION_BATCH):
+        for loss in sums(windows).tolist():
             total += loss
     return total / (tokens.shape[0] * (tokens.shape[1] - 1))
