@@ -407,15 +407,18 @@ class Member:
             group.create_task(self._train(chain, replica, moved))
 
     async def _train(self, chain: TrappedChain, replica: ToyReplica, moved: asyncio.Event) -> None:
-        meter = Meter()
+        """Be ready ``think`` seconds after the last contribution; at once for work not used yet."""
+        meter, clock = Meter(), asyncio.get_running_loop().time
         meter.start()
+        due = clock() + self.setup.think
         while True:
-            round_ = replica.place.round
+            round_, counted = replica.place.round, replica.counted
             chain.watch.begin(round_)
-            chain.update(eta=self.setup.think, ready=False)
-            await asyncio.sleep(self.setup.think)
+            left = max(0.0, due - clock())
+            chain.update(eta=left, ready=False)
+            await asyncio.sleep(left)
             if replica.place.round != round_:
-                continue
+                continue  # repeated one that it missed, and trained on meanwhile
             replica.train(self.setup.number + 1000 * round_)
             chain.update(
                 ready=True,
@@ -429,3 +432,5 @@ class Member:
             while replica.place.round == round_:
                 moved.clear()
                 await moved.wait()
+            if replica.counted > counted:
+                due = clock() + self.setup.think

@@ -10,7 +10,7 @@ import pytest
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import robust
-from gossip.driver import Swarm
+from gossip.chain import Chain
 from gossip.exchange import Exchange
 from gossip.instructions import Instruction, Send
 from gossip.mixing import Mix
@@ -38,7 +38,7 @@ class Trap:
     armed: bool = False
     victim: Member | None = None
 
-    def spring(self, at: Swarm, moment: str, plan: Plan) -> bool:
+    def spring(self, at: Chain, moment: str, plan: Plan) -> bool:
         leads = plan.leader == at.me
         if not self.armed or moment != self.moment or leads != (self.role == "leader"):
             return False
@@ -52,9 +52,9 @@ class Trap:
 def trapped(monkeypatch: pytest.MonkeyPatch) -> list[Trap]:
     """A list for one trap; the moments of the weighing tell it when they come."""
     traps: list[Trap] = []
-    weighed, work = Swarm.weighed, Exchange.work
+    weighed, work = Chain.weighed, Exchange.work
 
-    def on_weighed(self: Swarm, gram: Gram) -> None:
+    def on_weighed(self: Chain, gram: Gram) -> None:
         plan = self.exchange.plan
         assert plan is not None
         if traps and traps[0].spring(self, "its products are known", plan):
@@ -65,12 +65,12 @@ def trapped(monkeypatch: pytest.MonkeyPatch) -> list[Trap]:
 
     def on_work(self: Exchange, plan: Plan) -> None:
         at = self.listener
-        assert isinstance(at, Swarm)
+        assert isinstance(at, Chain)
         moment = "the draft is there" if plan.draft else "the plan is there"
         if not (traps and traps[0].spring(at, moment, plan)):
             work(self, plan)
 
-    monkeypatch.setattr(Swarm, "weighed", on_weighed)
+    monkeypatch.setattr(Chain, "weighed", on_weighed)
     monkeypatch.setattr(Exchange, "work", on_work)
     return traps
 
@@ -137,10 +137,10 @@ def test_a_liar_s_products_are_refused_and_its_part_goes_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever claims what no vectors have is passed over like one that says nothing."""
-    weighed = Swarm.weighed
+    weighed = Chain.weighed
     liar: list[PeerId] = []
 
-    def lie(self: Swarm, gram: Gram) -> None:
+    def lie(self: Chain, gram: Gram) -> None:
         if self.me in liar:
             products = unpack(gram.products, len(gram.present))
             products.diagonal().mul_(1e9)
@@ -148,7 +148,7 @@ def test_a_liar_s_products_are_refused_and_its_part_goes_to_another(
             gram = sign_gram(self.wiring.identity, self.wiring.run, claim)
         weighed(self, gram)
 
-    monkeypatch.setattr(Swarm, "weighed", lie)
+    monkeypatch.setattr(Chain, "weighed", lie)
 
     async def main() -> None:
         async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:

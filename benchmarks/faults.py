@@ -1,0 +1,103 @@
+"""The fault matrix as a table: what each cell of ``make test-faults`` has measured.
+
+    make test-faults ARGS=--junitxml=faults.xml
+    python -m benchmarks.faults faults.xml --json benchmarks/results/faults.json
+
+Of a cell that is in several files the newest counts; all of them are counted as tries. Stalls are
+seconds from the fault until all survivors had committed the round, bounds what the engine's own
+deadlines allow there, bytes what survivors sent to each other beyond a round without faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CELL = re.compile(r"test_survivors_agree_and_go_on\[(\w+)-([\w ]+)-([\w ]+)\]")
+CELLS = 84
+
+
+@dataclass
+class Cell:
+    """One cell, as its newest run was."""
+
+    role: str
+    stage: str
+    fault: str
+    passed: bool
+    tries: int
+    failures: int
+    stall_s: float | None = None
+    bound_s: float | None = None
+    more_bytes: int | None = None
+    allowed_bytes: int | None = None
+
+
+def read(paths: list[Path]) -> list[Cell]:
+    """All cells in junit files, in the order of role, stage and fault as tested."""
+    cells: dict[tuple[str, str, str], Cell] = {}
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
+        for case in ElementTree.parse(path).iter("testcase"):
+            found = CELL.fullmatch(case.get("name", ""))
+            if found is None or case.find("skipped") is not None:
+                continue
+            key = (found[1], found[2], found[3])
+            before = cells.get(key)
+            passed = case.find("failure") is None and case.find("error") is None
+            told = {p.get("name"): p.get("value", "") for p in case.iter("property")}
+            cell = Cell(
+                *key,
+                passed,
+                1 + (before.tries if before else 0),
+                (not passed) + (before.failures if before else 0),
+            )
+            if "stall_s" in told:
+                cell.stall_s, cell.bound_s = float(told["stall_s"]), float(told["bound_s"])
+            if "more_than_usual" in told:
+                cell.more_bytes = int(told["more_than_usual"])
+                cell.allowed_bytes = int(told["allowed_again"])
+            cells[key] = cell
+    return list(cells.values())
+
+
+def table(cells: list[Cell]) -> str:
+    """By fault: how many passed, and how long survivors were held up."""
+    lines = [
+        "| fault | passed | stall, median (s) | most (s) | most of its bound | most bytes again |",
+        "|---|---|---|---|---|---|",
+    ]
+    for fault in dict.fromkeys(cell.fault for cell in cells):
+        of = [cell for cell in cells if cell.fault == fault]
+        stalls = [c.stall_s for c in of if c.stall_s is not None]
+        shares = [c.stall_s / c.bound_s for c in of if c.stall_s is not None and c.bound_s]
+        more = max((c.more_bytes for c in of if c.more_bytes is not None), default=0)
+        lines.append(
+            f"| {fault} | {sum(c.passed for c in of)} of {len(of)} | "
+            f"{statistics.median(stalls):.2f} | {max(stalls):.2f} | {max(shares):.0%} | "
+            f"{max(more, 0) / 1000:.0f} KB |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read junit files, show the table, write the cells."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("junit", nargs="+", type=Path)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    cells = read(given.junit)
+    passed = sum(cell.passed for cell in cells)
+    print(f"{passed} of {CELLS} cells passed, {sum(c.failures for c in cells)} failed tries\n")
+    print(table(cells))
+    if given.json:
+        found = {"cells": CELLS, "passed": passed, "runs": [asdict(cell) for cell in cells]}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
