@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pydoc_data.topics import topics
+
 import pytest
 import torch
 
@@ -34,6 +37,73 @@ def test_pairwise_distances_are_within_fifteen_percent() -> None:
     assert (relative.abs() < 0.15).double().mean() >= 0.99
     assert 0.03 < relative.std() < 0.06  # theory: 0.0446
     assert abs(relative.mean()) < 0.02
+
+
+def miss_bound(misses: int, draws: int, confidence: float = 0.95) -> float:
+    """The largest probability of a miss that ``misses`` of ``draws`` do not rule out.
+
+    Clopper and Pearson 1934, one side: with a larger one so few would be seen less often than
+    1 - confidence.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        seen = sum(math.comb(draws, k) * p**k * (1 - p) ** (draws - k) for k in range(misses + 1))
+        low, high = (p, high) if seen > 1 - confidence else (low, p)
+    return high
+
+
+@pytest.fixture(scope="module")
+def trained() -> torch.Tensor:
+    """Parameters [3, N] of three islands that took 30 inner steps from one start on real text."""
+    from bootstrap.manifest import Manifest
+    from node.trainer.layout import Layout
+    from node.trainer.model import build, next_token_loss
+    from node.trainer.optim import make_optimizer
+
+    manifest = Manifest()
+    text = "".join(topics.values()).encode()
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    layout = Layout.of_config(manifest.model)
+    rows = torch.empty(3, layout.size)
+    for island, row in enumerate(rows):
+        generator = torch.Generator().manual_seed(island)
+        model = build(manifest.model, 0)
+        optimizer = make_optimizer(model, manifest.inner)
+        for _ in range(30):
+            starts = torch.randint(len(tokens) - 65, (8,), generator=generator)
+            batch = torch.stack([tokens[start : start + 65] for start in starts])
+            torch.autograd.backward(next_token_loss(model(batch[:, :-1]), batch[:, 1:]))
+            optimizer.step()
+            optimizer.zero_grad()
+        layout.flatten_into(model, row)
+    return rows
+
+
+@pytest.mark.parametrize("what", ["trained, pair", "trained, mean", "random"])
+def test_ninety_nine_of_a_hundred_estimates_are_within_fifteen_percent(
+    what: str, trained: torch.Tensor
+) -> None:
+    """Stated with 95 % confidence, over the signs of 1000 rounds, which are independent draws.
+
+    A sketch is linear (checked below), so that of the difference is the difference of two.
+    """
+    difference = {
+        "trained, pair": trained[0] - trained[1],
+        "trained, mean": trained[0] - trained.mean(0),
+        "random": vectors(1, trained.shape[1], 7, 0.0)[0],
+    }[what]
+    exact = float(difference.double().norm())
+    estimates = torch.stack([sketched(difference[None], r)[0].double().norm() for r in range(1000)])
+    error = (estimates / exact - 1).abs()
+    assert miss_bound(int((error > 0.15).sum()), len(error)) < 0.01
+    assert 0.03 < float((estimates / exact).std()) < 0.055  # equal buckets: 0.0446
+
+
+def test_a_sketch_is_linear(trained: torch.Tensor) -> None:
+    first, second = sketched(trained[:2], 5)
+    both = sketched((trained[0] - trained[1])[None], 5)[0]
+    torch.testing.assert_close(first - second, both, rtol=1e-4, atol=1e-4)
 
 
 def test_squared_norms_are_unbiased() -> None:
