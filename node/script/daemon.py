@@ -19,7 +19,8 @@ from node import outermost
 from node.config import resolve
 from node.interrupts import clean_up_first
 from node.script.attached import Script
-from node.trainer.channel import Ended, frame
+from node.script.session import ended
+from node.trainer.channel import frame
 from node.trainer.rank import die_with
 from node.trainer.settings import EXIT_ORPHANED
 from node.trainer.shared import SharedVectors
@@ -45,9 +46,9 @@ def main(arguments: list[str]) -> int:
         return run(resolve(order["config"], os.environ), manifest, script)
     except Exception as error:  # noqa: BLE001 - the last resort: the script is told, the log has it
         status = outermost.report(error)
-        told = outermost.first_known(error)
+        told = ended(outermost.first_known(error))
         with suppress(OSError):  # it has gone itself
-            line.sendall(frame(Ended(told.code, told.what, told.why, told.fix)))
+            line.sendall(frame(told))
         return status
 
 

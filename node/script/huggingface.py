@@ -11,7 +11,7 @@ from node.script.joining import join
 from node.script.session import Joined
 
 
-class SwarmCallback(TrainerCallback):
+class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     """Joins when training begins, counts optimizer steps, leaves when it ends.
 
     ``tokens_per_step`` are those of one optimizer step of the whole island; without it the

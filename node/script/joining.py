@@ -23,12 +23,13 @@ from bootstrap.manifest import Manifest
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
-from node.script.session import Joined, ScriptProgress
+from node.script.session import Joined, ScriptProgress, ended
 from node.trainer.channel import Channel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
+from protocols.errors import OperatorError
 
 ENDLESS = 1_000_000  # rounds: by itself a script's run does not end
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -47,15 +48,15 @@ def join(
     """Make this script an island of a swarm; returns once its model holds the swarm's parameters.
 
     ``model``: every parameter that requires a gradient takes part, under its own name; on one
-    device, or sharded by FSDP2 (DTensors). ``optimizer`` is the script's own inner optimizer.
+    device, or on several ranks (DDP, FSDP2): then every rank of the process group calls this, and
+    rank 0 has the node. ``optimizer`` is the script's own inner optimizer.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
     is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
     a round has 100 inner steps and the run no end by default; given together with ``peers`` it
-    must be the swarm's. ``evaluate`` returns the validation loss of the
-    model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
-    says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory
-    instead of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``,
-    ``name``, ``resume`` and so on.
+    must be the swarm's. ``evaluate`` returns the validation loss of the model as it is; it is
+    called after a merge, on every rank, as often as ``rounds.eval_every`` says. ``quiet`` writes
+    the node's log lines to ``logs/node.log`` in its state directory instead of standard error.
+    ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``, ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
     swarm trains another model.
@@ -65,19 +66,25 @@ def join(
         given["peers"] = (peers,) if isinstance(peers, str) else tuple(peers)
     parameters = named_parameters(model)
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
-    ranks = Ranks.alone(next(iter(parameters.values())).device)
-    config = resolve(given, os.environ)
-    manifest = None
-    if run is not None or not (config.peers or config.resume):
-        manifest = _manifest(run or {}, layout)
-    vectors = SharedVectors.create(layout.size)
-    layout.flatten_into(parameters, vectors.tensors()[0])
-    log = _log(config.dir) if quiet else None
-    daemon, channel = _start(given, manifest, vectors, layout, log)
-    leader = Leader(Channel(channel), vectors, wait_s=0.0)
-    progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, leader, 0)
+    first = next(iter(parameters.values()))
+    ranks = Ranks.met(first.device)
+    progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
+    vectors = SharedVectors.create(layout.size) if ranks.leads else None
+    views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
+    for name in progress.weights.names:
+        whole = progress.weights.gather(name)
+        if name in views and whole is not None:
+            views[name].copy_(whole)
+    daemon = None
+    if vectors is not None:
+        try:
+            daemon, channel = _start_node(given, run, layout, vectors, quiet)
+        except OperatorError as error:
+            ranks.broadcast(ended(error).encode())  # else the others would wait for ever
+            raise
+        progress.leader = Leader(Channel(channel), vectors, wait_s=0.0)
     joined = Joined(progress, daemon)
-    joined.begin(str(ranks.device), str(next(iter(parameters.values())).dtype))
+    joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
     return joined
 
 
@@ -112,14 +119,19 @@ def _log(directory: Path) -> IO[bytes]:
     return (logs / "node.log").open("ab")
 
 
-def _start(
+def _start_node(
     given: Mapping[str, Any],
-    manifest: Manifest | None,
-    vectors: SharedVectors,
+    run: Mapping[str, Any] | None,
     layout: Layout,
-    log: IO[bytes] | None,
+    vectors: SharedVectors,
+    quiet: bool,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the node; its process, and this end of the channel to it."""
+    """Start the node; its process, and this end of the channel to it. Raises OperatorError."""
+    config = resolve(given, os.environ)
+    manifest = None
+    if run is not None or not (config.peers or config.resume):
+        manifest = _manifest(run or {}, layout)
+    log = _log(config.dir) if quiet else None
     ours, theirs = socket.socketpair()
     order = {
         "config": {key: _plain(value) for key, value in given.items()},

@@ -46,6 +46,11 @@ GONE = Ended(
 LEAVE_S = 60.0  # for the last checkpoint and the farewell; then the daemon is ended
 
 
+def ended(error: OperatorError) -> Ended:
+    """What a script's ranks are told when the node has failed."""
+    return Ended(error.code, error.what, error.why, error.fix)
+
+
 class ScriptProgress(Progress):
     """Progress of a script's model, which only the script itself can evaluate."""
 
@@ -225,6 +230,7 @@ class Joined:
                 case Checkpoint():
                     self._progress.checkpoint(action)
                 case Stop():
+                    self._progress.finish_writing()
                     self._progress.report(Stopped(self._progress.step, self._progress.tokens))
                     self._over = True
                     return
