@@ -31,6 +31,8 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh | None  # None for a single rank
     dims: ParallelDims = field(default_factory=ParallelDims)
+    control: dist.ProcessGroup | None = None  # for what is on the CPU; None: the default one
+    _background: list[dist.ProcessGroup] = field(default_factory=list)
 
     @classmethod
     def alone(cls, device: torch.device) -> Ranks:
@@ -68,6 +70,19 @@ class Ranks:
         )
         return cls(rank, dims.size, device, mesh, dims)
 
+    @classmethod
+    def met(cls, device: torch.device) -> Ranks:
+        """The ranks of a process group that somebody else has made, alone where there is none.
+
+        It may be one of NCCL alone, so what is agreed on travels by a group of gloo beside it.
+        """
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return cls.alone(device)
+        size = dist.get_world_size()
+        mesh = init_device_mesh(device.type, (size,))
+        control = dist.new_group(backend="gloo")
+        return cls(dist.get_rank(), size, device, mesh, control=control)
+
     @property
     def leads(self) -> bool:
         """Whether this is rank 0, which talks to the daemon."""
@@ -93,13 +108,21 @@ class Ranks:
         if self.mesh is None:
             return data
         length = torch.tensor([len(data)])
-        dist.broadcast(length, src=0)
+        dist.broadcast(length, src=0, group=self.control)
         if self.leads:
             body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         else:
             body = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(body, src=0)
+        dist.broadcast(body, src=0, group=self.control)
         return body.numpy().tobytes()
+
+    def background(self) -> dist.ProcessGroup | None:
+        """A group of all ranks for what runs beside training; every rank must call it first."""
+        if self.mesh is not None and not self._background:
+            group = dist.new_group(backend="gloo")
+            assert group is not None
+            self._background.append(group)
+        return self._background[0] if self._background else None
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of a tensor over the ranks, in place and on every rank."""
@@ -112,7 +135,7 @@ class Ranks:
         if self.mesh is None:
             return value
         flag = torch.tensor([int(value)])
-        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.control)
         return bool(flag)
 
     def leave(self) -> None:
