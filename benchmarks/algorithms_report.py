@@ -32,11 +32,12 @@ not this page. ![Loss against bytes](images/algorithms.png)
 
 Each row is one run of `node simulate`: the byte model of `diloco/loop.py` with {parameters:,}
 parameters, trained on the Python sources of the standard library, each island on text of its own,
-{rounds} x {steps} inner steps an island of {batch} places each, all rows with the same number of tokens.
-"bytes" is what an island sends of tensors over the whole run a parameter, as counted on the
-simulated network; control messages do not grow with the model (their bytes are in the JSON). "loss" is in nats a byte on text that nobody trains on; for modes in
-which islands differ it is the mean over islands. Data parallelism has the best of three learning
-rates ({rate:g}); the other rows have the default one.
+{rounds} x {steps} inner steps an island of {batch} places each; all rows see the same number of
+tokens. "bytes" is what an island sends of tensors over the whole run a parameter, as counted on
+the simulated network; control messages do not grow with the model (their bytes are in the JSON).
+"loss" is in nats a byte on text that nobody trains on; for modes in which islands differ it is the
+mean over islands. Data parallelism has the best of three learning rates ({rate:g}); the other rows
+have the default one.
 
 The model is small and the runs are short: differences below the spread between seeds say nothing,
 and what holds for large models is what the papers say that the rules' docstrings name.

@@ -26,10 +26,10 @@ from gossip.collective import encoded
 from protocols.codecs import Codec
 from protocols.identity import PeerId
 
-NO_BOUND = -1  # of staleness
-
 Take = Callable[[Tensor, list[tuple[Tensor, float, int]]], None]
 """Work into parameters in place: (pseudo-gradient, weight, staleness in versions) of each."""
+MayStart = Callable[[int, int], bool]
+"""Whether who has brought so many rounds may begin another, where the slowest has so many."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Owner:
     codec: Codec
     take: Take
     gather: int = 1  # work of so many is taken at a time: 1 asynchronous, all of them lock-step
-    bound: int = NO_BOUND  # rounds that anybody may be ahead of the slowest
+    may_start: MayStart = lambda mine, slowest: True
     version: int = 0
     clients: dict[PeerId, Client] = field(default_factory=dict)
     waiting: dict[PeerId, None] = field(default_factory=dict)  # in the order of arrival
@@ -104,8 +104,7 @@ class Owner:
         free = [
             client
             for client in self.waiting
-            if client not in piled
-            and (self.bound == NO_BOUND or self.clients[client].rounds - slowest <= self.bound)
+            if client not in piled and self.may_start(self.clients[client].rounds, slowest)
         ]
         for client in free:
             del self.waiting[client]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossip.owner import NO_BOUND, Owner
+from diloco.asynchronous import NO_BOUND, may_start
+from gossip.owner import Owner
 from protocols.codecs import codec
 from protocols.identity import Identity
 
@@ -21,7 +24,7 @@ def owner(gather: int = 1, bound: int = NO_BOUND, name: str = "fp32") -> Owner:
             seen.append(staleness)
 
     seen: list[int] = []
-    made = Owner(torch.zeros(64), codec(name), take, gather, bound)
+    made = Owner(torch.zeros(64), codec(name), take, gather, partial(may_start, bound=bound))
     made.seen = seen  # type: ignore[attr-defined]
     for client in (A, B, C):
         made.join(client, torch.zeros(64))

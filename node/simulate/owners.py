@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import struct
 
@@ -55,7 +56,9 @@ async def _serve(world: World, hosts: list[Node], *, sampled: bool, share: float
     for part in parts:
         params = world.start[part].clone()
         take = _lock_step(one, params) if sampled else _delayed(one, params, len(clients))
-        owner = Owner(params, codec(_back(one)), take, gather, -1 if sampled else one.bound)
+        bound = asynchronous.NO_BOUND if sampled else one.bound
+        may_start = functools.partial(asynchronous.may_start, bound=bound)
+        owner = Owner(params, codec(_back(one)), take, gather, may_start)
         for client in clients:
             owner.join(client, world.start[part])
         owners.append(owner)

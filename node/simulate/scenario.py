@@ -50,7 +50,7 @@ class Scenario(BaseModel):
     mode: Mode = "diloco"
     islands: int = Field(default=4, ge=1, le=256)
     rounds: int = Field(default=20, ge=1, le=100_000)
-    inner_steps: int = Field(default=20, ge=1, le=100_000)
+    inner_steps: int = Field(default=20, ge=0, le=100_000)  # 0: from what the link would expose
     seed: int = Field(default=0, ge=0)
     # the network
     latency: float = Field(default=0.05, ge=0)  # seconds one way

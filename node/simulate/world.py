@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from diloco import knobs
 from gossip.collective import Collective
 from gossip.mailbox import Mailbox
 from node.simulate.learner import Learner, initial, validation_loss
 from node.simulate.scenario import Scenario
+from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 
@@ -244,13 +246,27 @@ async def live(world: World) -> Result:
     )
 
 
+def decide(scenario: Scenario) -> tuple[Scenario, dict[str, float]]:
+    """The scenario with H chosen where it asks for that, and what it was chosen from."""
+    if scenario.inner_steps:
+        return scenario, {}
+    others = (scenario.islands - 1) / scenario.islands
+    size = codec(scenario.codec).encoded_size(len(initial(scenario)))
+    transfer_s = 2 * (others * size / scenario.bandwidth + scenario.latency)  # there and back
+    found = knobs.inner_steps(transfer_s, scenario.step_s)
+    notes = {"inner_steps": float(found.inner_steps), "exposed": found.exposed}
+    notes |= {"transfer_s": found.transfer_s, "step_s": found.step_s}
+    return scenario.model_copy(update={"inner_steps": found.inner_steps}), notes
+
+
 def simulate(scenario: Scenario, progress: Progress = lambda share: None) -> Result:
     """One run from beginning to end; the same scenario gives the same result."""
     from protocols.virtual_time import run
 
+    scenario, decided = decide(scenario)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors this small only lose time to more
     try:
-        return run(live(World(scenario, progress)))
+        return run(live(World(scenario, progress, notes=decided)))
     finally:
         torch.set_num_threads(threads)

@@ -1,0 +1,88 @@
+"""The study of algorithms: it resumes, and its figures say what the rows say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import algorithms
+from benchmarks import algorithms_report as report
+
+BASE = "data parallel, fp32"
+
+
+def row(loss: float, sent: float, curve: list[list[float]] | None = None) -> dict[str, object]:
+    return {
+        "loss": loss,
+        "bytes_per_parameter": sent,
+        "parameters": 1000,
+        "scenario": {"inner_lr": 0.003},
+        "curve": curve or [],
+    }
+
+
+ROWS = {
+    f"{BASE}/4/0": row(2.0, 7200.0),
+    f"{BASE}/4/1": row(2.2, 7200.0),
+    "DiLoCo, int4/4/0": row(2.01, 48.0),
+    "DiLoCo, int2/4/0": row(2.05, 24.0),
+    "NoLoCo pairs, int8/4/0": row(2.03, 60.0),
+    "DiLoCo with Muon inside, int4/4/0": row(1.98, 48.0),
+    "8 islands/8/0": row(2.0, 48.0),
+    "8 islands, 2 attack, mean/8/0": row(9.0, 48.0),
+    "straggler, waited for/4/0": row(2.0, 1.0, [[0, 0, 0, 5.0], [400, 1, 1, 2.0]]),
+    "straggler, fewer steps/4/0": row(2.0, 1.0, [[0, 0, 0, 5.0], [100, 1, 1, 2.01]]),
+}
+
+
+def test_figures_follow_from_the_seeds_that_both_have() -> None:
+    found = algorithms.figures(ROWS)
+    assert found["bytes_ratio_at_1pct"] == 150.0
+    assert found["bytes_ratio_at_3pct"] == 300.0
+    assert found["gossip_vs_diloco_loss"] == pytest.approx(100 * (2.03 / 2.01 - 1), abs=1e-3)
+    assert found["muon_vs_dp_loss"] == pytest.approx(-1.0)
+    assert found["straggler_speedup"] == 4.0
+    assert found["byzantine_mean_loss_pct"] == 350.0
+    assert found["churn_loss_pct"] is None  # not measured is not zero
+
+
+def test_the_page_says_what_is_missing_and_what_diverged() -> None:
+    rows = ROWS | {"eager, int4/4/0": {"failed": "nan"}}
+    page = report.document(rows)
+    assert "| DiLoCo, int2 | 24.0 | 300x | 2.0500 | +2.50 % | 1 |" in page
+    assert "K = 16: data parallel, fp32" in page
+    assert "| `churn_loss_pct` | not measured |" in page
+    assert "Diverged: eager, int4." in page
+
+
+def test_rows_are_added_one_by_one_and_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algorithms, "ROUNDS", 1)
+    monkeypatch.setattr(algorithms, "INNER_STEPS", 1)
+    monkeypatch.setattr(algorithms, "MODEL", {"hidden": 8, "batch": 4})
+    file = tmp_path / "rows.json"
+    algorithms.run_for(1e-9, file)
+    assert list(algorithms.read(file)) == ["rate 0.0015/4/0"]
+    algorithms.run_for(1e-9, file, part=1)
+    assert list(algorithms.read(file)) == ["rate 0.0015/4/0", "rate 0.006/4/0"]
+    assert json.loads(file.read_text())["keys"]["churn_loss_pct"] is None
+
+
+def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
+    rows = dict(algorithms.wanted({}))
+    assert len(rows) > 100
+    for key, one in rows.items():
+        share = one.sample if one.mode == "fedavg" else 1.0
+        assert one.rounds * one.inner_steps * share == 1200, key
+
+
+def test_the_rate_of_data_parallelism_is_the_best_one_measured() -> None:
+    rows = {"rate 0.003/4/0": row(2.1, 1.0), "rate 0.006/4/0": row(2.0, 1.0)}
+    assert f"{BASE}/4/0" not in dict(algorithms.wanted(rows))  # one of the rates is not known yet
+    rows["rate 0.0015/4/0"] = row(2.2, 1.0)
+    assert algorithms.best_rate(rows) == 0.006
+    tuned = dict(algorithms.wanted(rows))[f"{BASE}/4/0"]
+    assert tuned.inner_lr == 0.006

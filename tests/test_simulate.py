@@ -1,0 +1,152 @@
+"""``node simulate``: every mode learns, and faults cost what they should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from node.cli import app
+from node.simulate.modes import MODES
+from node.simulate.scenario import MODES as NAMES
+from node.simulate.scenario import Scenario, load
+from node.simulate.world import Result, decide, simulate
+from protocols.errors import OperatorError
+
+SMALL: dict[str, Any] = {
+    "islands": 3,
+    "rounds": 4,
+    "inner_steps": 8,
+    "hidden": 16,
+    "batch": 16,
+    "inner_lr": 1e-2,
+}
+CODECS = {"gossip": "int8", "push-sum": "bf16", "sparta": "bf16", "allreduce": "fp32"}
+
+
+def run(mode: str, **changes: Any) -> Result:
+    codec = {"codec": CODECS.get(mode, "int4")}
+    return simulate(Scenario.model_validate(SMALL | {"mode": mode} | codec | changes))
+
+
+def test_every_mode_has_code() -> None:
+    assert set(NAMES) == set(MODES)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in NAMES if mode != "eager"])
+def test_a_mode_learns_and_its_bytes_are_counted(mode: str) -> None:
+    result = run(mode)
+    first, last = result.points[0], result.points[-1]
+    assert last.loss < first.loss - 0.5
+    assert last.bytes > 0.2
+    assert last.time >= 4 * 8 * 0.1
+    # all have done their steps; who is sampled in FedAvg does half of them
+    assert last.steps >= 4 * 8 * (0.5 if mode == "fedavg" else 0.9)
+
+
+def test_one_scenario_gives_one_result() -> None:
+    one, other = run("gossip"), run("gossip")
+    assert one.points == other.points
+    assert run("gossip", seed=1).points != one.points
+
+
+def test_a_certified_round_comes_to_what_the_plain_rule_does() -> None:
+    """DiLoCo on the wire's code against streaming with one fragment, no delay and no blending."""
+    wire = run("diloco", rule="mean", codec="fp32")
+    plain = run("streaming", fragments=1, delay=0, alpha=0.0, codec="fp32")
+    assert wire.notes["rounds"] == 4
+    assert wire.loss == pytest.approx(plain.loss, abs=0.02)
+
+
+def test_h_is_chosen_where_it_is_left_open_and_the_inputs_are_noted() -> None:
+    fast, one = decide(Scenario.model_validate(SMALL | {"inner_steps": 0}))
+    assert (fast.inner_steps, one["inner_steps"]) == (20, 20.0)
+    slow, one = decide(Scenario.model_validate(SMALL | {"inner_steps": 0, "bandwidth": 5000}))
+    assert slow.inner_steps > 20
+    assert one["exposed"] <= 0.05
+    assert one["transfer_s"] > 1.0
+    assert decide(fast) == (fast, {})
+
+
+def test_coarser_codecs_send_less() -> None:
+    sent = {name: run("diloco", codec=name).points[-1].bytes for name in ("fp32", "int8", "int2")}
+    assert sent["fp32"] > 3 * sent["int8"] > 6 * sent["int2"]
+
+
+def test_a_slow_island_holds_nobody_up_and_its_steps_count() -> None:
+    waiting = run("diloco", stragglers=1, dynamic_steps=False, quorum=1.0)
+    going = run("diloco", stragglers=1)
+    assert going.points[-1].time < 0.5 * waiting.points[-1].time
+    assert going.points[-1].steps > 4 * 8 * (2 + 1 / 5) / 3
+
+
+def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
+    open_, mean = (
+        run("diloco", islands=5, attackers=1, attack=8.0, rule=rule) for rule in ("open", "mean")
+    )
+    assert open_.loss < mean.loss - 0.5
+
+
+@pytest.mark.parametrize("mode", ["diloco", "gossip"])
+def test_islands_that_are_replaced_do_not_stop_it(mode: str) -> None:
+    result = run(mode, islands=4, rounds=8, churn=1.5)
+    assert result.notes["replaced"] >= 2
+    assert result.loss < result.points[0].loss - 0.5
+
+
+def test_a_fragment_may_be_late_by_its_delay_only_up_to_a_quarter() -> None:
+    assert run("streaming", fragments=4, delay=2).loss < 5.0
+    with pytest.raises(ExceptionGroup) as caught:
+        run("streaming", fragments=4, delay=5)
+    assert caught.group_contains(ValueError, match="quarter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"codec": "top12"}, "momentum"),
+        ({"mode": "gossip", "codec": "int4"}, "neighbours exchange parameters"),
+        ({"stragglers": 5}, "more stragglers"),
+        ({"outer": "adam", "codec": "top12", "outer_momentum": 0.0}, "second moments"),
+        ({"mode": "streaming", "churn": 0.5}, "stable group"),
+    ],
+)
+def test_scenarios_that_cannot_work_are_refused_with_the_reason(
+    changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Scenario.model_validate(changes)
+
+
+def test_a_scenario_file_is_read_and_its_mistakes_named(tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text('mode = "gossip"\ncodec = "int8"\nbandwidth = "20Mbit"\n')
+    assert load(file).bandwidth == 2.5e6
+    file.write_text("island = 3\n")
+    with pytest.raises(OperatorError, match="island"):
+        load(file)
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    arguments = ["simulate", "--islands", "2", "--rounds", "2", "--inner-steps", "5"]
+    arguments += ["--mode", "streaming", "--bandwidth", "10Mbit", "--json", str(found)]
+    arguments += ["--set", "hidden=16", "--set", "delay=1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 islands, streaming" in result.output
+    written = json.loads(found.read_text())
+    assert written["scenario"]["bandwidth"] == 1.25e6
+    assert len(written["curve"]) >= 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--mode", "nonsense"], ["--set", "alpha"], ["--bandwidth", "20"]]
+)
+def test_the_command_refuses_what_it_cannot_do(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+    assert isinstance(result.exception, OperatorError)
