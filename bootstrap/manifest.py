@@ -41,6 +41,7 @@ CodecChoice = Literal[
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3", "auto"
 ]
 FINEST_FIRST: tuple[str, ...] = get_args(Codec)
+ENDLESS_ROUNDS = 1_000_000  # total_rounds of a run that only its operators end
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
 
@@ -221,7 +222,10 @@ class Rounds(Section):
         if self.tau > self.inner_steps // 4:
             raise ValueError("rounds.tau exceeds a quarter of rounds.inner_steps")
         if self.fragments > 1 and self.overlap_steps:
-            raise ValueError("rounds.overlap_steps is for whole models; with fragments set tau")
+            raise ValueError(
+                "rounds.overlap_steps is for whole models: with rounds.fragments set it to 0, "
+                "and rounds.tau to as many steps if they are not to follow from the links"
+            )
         return self
 
 

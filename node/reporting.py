@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from bootstrap.manifest import Manifest
+from bootstrap.manifest import ENDLESS_ROUNDS, Manifest
 from gossip import sketch
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
@@ -36,6 +36,7 @@ from protocols.messages import Announce, Certificate, Contributor
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
     "merged": "gradients",
+    "sum": "gradients",
     "part": "gradients",
     "chunk": "state",
     "blob": "state",
@@ -219,7 +220,9 @@ class Reporter:
                 consensus_after=pending.spread.after(merged.keys()),
                 agreeing=self.agreeing(fragment),
                 state=pending.state.hex(),
-                eta_s=max(0, total - outcome.round - 1) * chain.round_s or None,
+                eta_s=max(0, total - outcome.round - 1) * chain.round_s or None
+                if total < ENDLESS_ROUNDS
+                else None,
                 dropped=dropped,
                 phases={"compute": busy} | _phases(pending, ready, snapshot_at, now),
                 islands=self._islands(

@@ -53,14 +53,16 @@ class NodeProcess:
             words += ["--threads", "1", "--device", "cpu"]
         return self._launch([*words, *map(str, arguments)], self.environment)
 
-    def start_script(self, script: Path, *arguments: object) -> NodeProcess:
+    def start_script(
+        self, script: Path, *arguments: object, runner: tuple[str, ...] = ()
+    ) -> NodeProcess:
         """Run a training script that calls ``node.join``; its settings come by environment."""
         settings = {
             "ATOLL_DIR": str(self.dir),
             "ATOLL_LISTEN": "127.0.0.1:0",
             "ATOLL_API": "127.0.0.1:0",
         }
-        words = [sys.executable, str(script), *map(str, arguments)]
+        words = [sys.executable, *runner, str(script), *map(str, arguments)]
         return self._launch(words, {**settings, **self.environment})
 
     def _launch(self, words: list[str], environment: dict[str, str]) -> NodeProcess:

@@ -28,7 +28,7 @@ from node.trainer.shared import SharedVectors
 
 def main(arguments: list[str]) -> int:
     """Run the node to its end; the exit status. What ends it with an error, the script is told."""
-    channel, vectors, parent = (int(argument) for argument in arguments)
+    channel, vectors, parent = (int(argument) for argument in arguments[:3])
     if not die_with(parent, signal.SIGTERM):  # a clean farewell, as after Ctrl-C
         return EXIT_ORPHANED
     clean_up_first()

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import node
-from bootstrap.manifest import Manifest
+from bootstrap.manifest import ENDLESS_ROUNDS, Manifest
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
@@ -31,7 +31,6 @@ from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 
-ENDLESS = 1_000_000  # rounds: by itself a script's run does not end
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
@@ -109,7 +108,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
     script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
     given = {"name": "script", **run, "script": script}
-    given["rounds"] = {"inner_steps": 100, "total_rounds": ENDLESS, **run.get("rounds", {})}
+    given["rounds"] = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS, **run.get("rounds", {})}
     return check(Manifest, given, "node.join(run=...)")
 
 
@@ -151,6 +150,7 @@ def _start_node(
                 str(theirs.fileno()),
                 str(vectors.descriptor),
                 str(os.getpid()),
+                str(config.dir),  # for whoever looks at the list of processes
             ],
             stdin=subprocess.PIPE,
             stdout=log or _standard_error(),

@@ -1,0 +1,41 @@
+"""A script of several ranks as one island, sharded by FSDP2 or copied by DDP.
+
+torchrun --nproc-per-node 2 docs/examples/several_ranks.py fsdp [HOST:PORT/ID]
+
+Every rank joins, steps and leaves; the node runs beside rank 0.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import node
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())  # of the data; the model is the swarm's from join() on
+with open(torch.__file__, "rb") as source:
+    text = torch.frombuffer(bytearray(source.read()), dtype=torch.uint8).long()
+model: nn.Module = nn.Sequential(
+    nn.Embedding(256, 64),
+    nn.Flatten(),
+    nn.Linear(64 * 16, 512),
+    nn.ReLU(),
+    nn.Linear(512, 256),
+)
+model = fully_shard(model) if sys.argv[1] == "fsdp" else DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+with node.join(model, optimizer, peers=sys.argv[2:]) as island:
+    while not island.over:
+        starts = torch.randint(len(text) - 16, (128,))
+        windows = torch.stack([text[start : start + 17] for start in starts])
+        loss = nn.functional.cross_entropy(model(windows[:, :16]), windows[:, 16])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        island.step(tokens=dist.get_world_size() * windows.numel(), loss=loss)
+dist.destroy_process_group()
