@@ -326,6 +326,15 @@ class Manifest(Section):
         return self
 
     @model_validator(mode="after")
+    def _script_whole(self) -> Manifest:
+        if self.script.layout and self.rounds.fragments > 1:
+            raise ValueError(
+                f"rounds.fragments {self.rounds.fragments}: a script's model is merged as a whole, "
+                "since only the script knows its layers; leave rounds.fragments at 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lengths(self) -> Manifest:
         if self.data.seq_len > self.model.max_seq_len:
             raise ValueError(

@@ -345,3 +345,12 @@ def test_the_manifest_knows_the_codecs_as_they_are() -> None:
     bits = [codec(name).bits for name in FINEST_FIRST]
     assert bits == sorted(bits, reverse=True)
     assert {name for name in NAMES if codec(name).feedback} == set(COARSE)
+
+
+def test_a_script_s_model_has_no_fragments():
+    script = {"layout": "0" * 64, "parameters": 10, "dense": 8}
+    assert Manifest.model_validate({"script": script}).rounds.fragments == 1
+    with pytest.raises(ValidationError, match="merged as a whole"):
+        Manifest.model_validate({"script": script, "rounds": {"fragments": 2}})
+    with pytest.raises(ValidationError, match="describe no model"):
+        Manifest.model_validate({"script": {"layout": "0" * 64}})
