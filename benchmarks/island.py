@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.allreduce import machine
 from benchmarks.netns import Network, available
 from benchmarks.systems.island_model import MANIFEST
+from bootstrap.validation import to_toml
 from node.trainer.corpus import collect
 
 Fact = dict[str, Any]
@@ -55,7 +56,7 @@ class Islands:
     def __init__(self, root: Path, net: Network | None, seconds: float) -> None:
         self.root, self.net, self.seconds = root, net, seconds
         self.run = root / "run.toml"
-        self.run.write_text(_toml(MANIFEST.model_dump(mode="json")))
+        self.run.write_text(to_toml(MANIFEST))
 
     def measure(self) -> list[Fact]:
         """Train with both for so long; what each did after the first rounds."""
@@ -224,20 +225,6 @@ def _results(processes: list[subprocess.Popen[str]]) -> list[Fact]:
 def _rounded(runs: dict[str, list[list[Fact]]]) -> Any:
     """Steps to a tenth of a millisecond: the file is committed."""
     return json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 4))
-
-
-def _toml(tables: Fact) -> str:
-    """Tables of plain values as TOML."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if _plain(value)]
-    for name, table in tables.items():
-        if not _plain(table):
-            lines += [f"[{name}]"]
-            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> bool:
-    return not isinstance(value, dict)
 
 
 if __name__ == "__main__":
