@@ -32,7 +32,7 @@ from node.simulate.world import simulate
 ROUNDS, INNER_STEPS = 60, 20
 SEEDS = (0, 1, 2)
 MODEL = {"hidden": 96, "batch": 32}
-DP_RATES = (1.5e-3, 3e-3, 6e-3)
+DP_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 WITHIN = (1.0, 3.0)  # percent of the baseline's loss
 
 DP = {"mode": "allreduce", "codec": "fp32"}

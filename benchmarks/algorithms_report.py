@@ -36,7 +36,7 @@ parameters, trained on the Python sources of the standard library, each island o
 tokens. "bytes" is what an island sends of tensors over the whole run a parameter, as counted on
 the simulated network; control messages do not grow with the model (their bytes are in the JSON).
 "loss" is in nats a byte on text that nobody trains on; for modes in which islands differ it is the
-mean over islands. Data parallelism has the best of three learning rates ({rate:g}); the other rows
+mean over islands. Data parallelism has the best of four learning rates ({rate:g}); the other rows
 have the default one.
 
 The model is small and the runs are short: differences below the spread between seeds say nothing,

@@ -81,8 +81,8 @@ def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
 
 def test_the_rate_of_data_parallelism_is_the_best_one_measured() -> None:
     rows = {"rate 0.003/4/0": row(2.1, 1.0), "rate 0.006/4/0": row(2.0, 1.0)}
-    assert f"{BASE}/4/0" not in dict(algorithms.wanted(rows))  # one of the rates is not known yet
-    rows["rate 0.0015/4/0"] = row(2.2, 1.0)
+    assert f"{BASE}/4/0" not in dict(algorithms.wanted(rows))  # some rates are not known yet
+    rows |= {"rate 0.0015/4/0": row(2.2, 1.0), "rate 0.012/4/0": row(2.3, 1.0)}
     assert algorithms.best_rate(rows) == 0.006
     tuned = dict(algorithms.wanted(rows))[f"{BASE}/4/0"]
     assert tuned.inner_lr == 0.006

@@ -18,14 +18,18 @@ FLOOR = 1.0  # of its second moments' roots, in terms of their mean
 BETA1, BETA2 = 0.9, 0.95  # as the inner AdamW's in the other modes is near enough
 
 
-async def _all(world: World, island: Callable[[Node], Awaitable[None]]) -> None:
+async def _all(
+    world: World,
+    island: Callable[[Node], Awaitable[None]],
+    views: Callable[[], list[Tensor]] | None = None,
+) -> None:
     async def one(node: Node) -> None:
         node.learner.load(world.start)
         await island(node)
 
     first = world.nodes[world.members[0]]
     first.learner.load(world.start)
-    world.views = lambda: [first.learner.params()]
+    world.views = views or (lambda: [first.learner.params()])
     async with asyncio.TaskGroup() as group:
         for me in world.members:
             group.create_task(one(world.nodes[me]))
@@ -161,10 +165,7 @@ async def branches(world: World) -> None:
         mean = await _mean(node, "end", delta, codec(world.scenario.codec))
         node.learner.load(world.start - mean)
 
-    running = asyncio.create_task(_all(world, island))
-    await asyncio.sleep(0)
-    world.views = merged
-    await running
+    await _all(world, island, merged)
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
