@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from gossip_kit import PLACE, RUN, leader, plan_of
 
 from gossip.bodies import Wiring, as_bytes
+from gossip.certificate import basis_of
 from gossip.exchange import Exchange
 from gossip.validity import Shape
 from protocols import virtual_time
@@ -20,7 +22,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Gram, PartRequest, PartResult, Plan, Transfer
+from protocols.messages import Gram, Part, PartRequest, PartResult, Plan, Transfer
 from protocols.transport import Feed, Incoming
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
@@ -220,3 +222,10 @@ def same_bytes(peers: list[Peer]) -> bool:
         and all(torch.equal(p.exchange.parts[key][1], first[key][1]) for key in first)
         for p in peers
     )
+
+
+def header_of(plan: Plan, part: Part, **changes: Any) -> Transfer:
+    """What a slice or a merged part begins with."""
+    basis = basis_of(plan.codec, plan.contributors)
+    header = Transfer(RUN, 0, 3, part.start, part.stop, plan.codec, basis, 0)
+    return dataclasses.replace(header, **changes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from gossip.agreement import Agreement
+from gossip.agreement import Adopted, Agreement
 from gossip.certificate import (
     basis_of,
     certify,
@@ -34,6 +34,7 @@ from protocols.messages import (
 
 RUN = b"r" * 32
 SHAPE = Shape(64 * 1024, ("int4",))
+EVERYBODY = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 6)]
 PLACE = Place(RUN, 0, 3, genesis(RUN), b"s" * 32, 500)
 
 
@@ -169,3 +170,13 @@ def announce_of(peer: PeerId, place: Place = PLACE, **changes: Any) -> Announce:
         loss=2.0,
     )
     return dataclasses.replace(announce, **changes)
+
+
+def adopt(count: int = 3) -> tuple[list[Identity], Plan, Agreement]:
+    """Members, their leader's plan, and one who has adopted it."""
+    members = EVERYBODY[:count]
+    first = leader(members)
+    plan = plan_of(first, members)
+    other = agreement_of(leader(members, 1), members)
+    assert other.on_plan(first.peer_id, plan) == [Adopted(plan)]
+    return members, plan, other

@@ -1,0 +1,396 @@
+"""Members that take rounds together, their driver played by the test, on a clock of its own."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from gossip import round as rounds
+from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
+from gossip.instructions import CatchUp, Commit, Send, Work
+from gossip.membership import Membership, Patience
+from gossip.planning import Rules
+from gossip.round import Round
+from gossip.validity import PartKey, Place, key_of
+from protocols.errors import RemoteProtocolError, RemoteRefused
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce, Certificate, Included, PartResult, Plan, Prepare
+
+RUN = b"r" * 32
+SIZE = 256 * 1024
+RULES = Rules(size=SIZE, codecs=("int4",), encoded_bytes=lambda codec, a, b: (b - a) * 17 // 32)
+
+
+@dataclass
+class Peer:
+    """A member: its chain, its current round, and the parts it holds."""
+
+    identity: Identity
+    membership: Membership
+    chain: list[Certificate] = field(default_factory=list)
+    round: Round | None = None
+    alive: bool = True
+    frozen: bool = False
+    incarnation: int = 1
+    sequence: int = 0
+    status: str = "active"
+    ready: bool = False
+    abstain_until: float = 0.0
+    forgotten: int = -1  # in rounds up to this one it may have voted before a restart
+    slices: dict[PartKey, set[PeerId]] = field(default_factory=dict)
+    merged: set[PartKey] = field(default_factory=set)
+    held: dict[tuple[int, PartKey], PartResult] = field(default_factory=dict)
+    backlog: list[Callable[[], None]] = field(default_factory=list)
+    frozen_at: float = 0.0
+
+
+class World:
+    """Peers, a clock and a network that misbehaves as told."""
+
+    def __init__(self, count: int, seed: int, *, think: tuple[float, float] = (0.3, 1.0)) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.think = think
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.counter = itertools.count()
+        self.cut: set[frozenset[PeerId]] = set()
+        self.commits: dict[int, dict[bytes, set[PeerId]]] = {}
+        self.commit_times: list[float] = []
+        identities = [Identity.from_seed(bytes([i + 1]) * 32) for i in range(count)]
+        self.first_roster = tuple(sorted(i.peer_id for i in identities))
+        self.peers = {i.peer_id: Peer(i, Membership(i.peer_id, Patience())) for i in identities}
+        for peer in self.peers.values():
+            self.open(peer)
+            self.heartbeat(peer, peer.incarnation)
+
+    # --- clock and network
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.queue, (self.now + delay, next(self.counter), action))
+
+    def run(self, until: float) -> None:
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self.queue)
+            action()
+        self.now = until
+
+    def deliver(self, source: Peer, to: PeerId, action: Callable[[Peer], None]) -> None:
+        target = self.peers[to]
+        if not source.alive:
+            return
+        incarnation = target.incarnation
+        sender = source.identity.peer_id
+
+        def arrive() -> None:
+            if frozenset((sender, to)) in self.cut:
+                return
+            if not target.alive or target.incarnation != incarnation:
+                if source.alive:
+                    source.membership.on_unreachable(to, self.now)
+                return
+            if target.frozen:
+                target.backlog.append(lambda: action(target))
+                return
+            action(target)
+
+        self.after(self.random.uniform(0.002, 0.08), arrive)
+
+    # --- faults
+
+    def kill(self, peer: Peer) -> None:
+        peer.alive = False
+        peer.backlog.clear()
+
+    def restart(self, peer: Peer) -> None:
+        peer.alive, peer.frozen = True, False
+        peer.incarnation += 1
+        peer.status, peer.ready = "joining", False
+        peer.membership = Membership(peer.identity.peer_id, Patience())
+        peer.held = {k: v for k, v in peer.held.items() if k[0] < len(peer.chain)}
+        peer.slices, peer.merged = {}, set()
+        peer.abstain_until = self.now + 10.0
+        peer.forgotten = max(len(other.chain) for other in self.peers.values())
+        self.open(peer)
+        self.heartbeat(peer, peer.incarnation)
+
+    def freeze(self, peer: Peer) -> None:
+        peer.frozen, peer.frozen_at = True, self.now
+
+    def thaw(self, peer: Peer) -> None:
+        if not peer.frozen:
+            return
+        peer.frozen = False
+        peer.membership.forgive(self.now - peer.frozen_at)
+        backlog, peer.backlog = peer.backlog, []
+        for action in backlog:
+            action()
+
+    # --- a member's life
+
+    def place(self, peer: Peer) -> Place:
+        if not peer.chain:
+            return Place(RUN, 0, 0, genesis(RUN), b"s" * 32, 0)
+        last = peer.chain[-1].outcome
+        head = outcome_hash(last)
+        state = blake3(b"state" + head).digest()
+        return Place(RUN, 0, len(peer.chain), head, state, last.work)
+
+    def announce(self, peer: Peer) -> Announce:
+        place = self.place(peer)
+        return Announce(
+            peer.identity.peer_id,
+            "island",
+            peer.status,
+            peer.incarnation,
+            (),
+            "0",
+            "",
+            place.round,
+            place.previous,
+            place.state,
+            place.work,
+            peer.ready,
+            100,
+            10,
+            100.0,
+            0.2,
+            100.0,
+            10.0,
+            1e7,
+            1e7,
+            2.0,
+            0.0,
+            0,
+            0,
+            b"",
+        )
+
+    def open(self, peer: Peer) -> None:
+        place = self.place(peer)
+        roster = peer.chain[-1].outcome.next_roster if peer.chain else self.first_roster
+        peer.ready = False
+        peer.slices, peer.merged = {}, set()
+        peer.round = Round(
+            peer.identity,
+            place,
+            roster,
+            peer.membership,
+            RULES,
+            self.now,
+            1.0,
+            lambda: self.announce(peer),
+            peer.abstain_until,
+            place.round <= peer.forgotten,
+        )
+        current = peer.round
+
+        def get_ready() -> None:
+            if peer.alive and peer.round is current and not peer.frozen:
+                peer.ready = True
+                self.tell(peer)
+                self.do(peer, current.tick(self.now))
+
+        self.after(self.random.uniform(*self.think), get_ready)
+        self.tick(peer, current)
+
+    def tick(self, peer: Peer, current: Round) -> None:
+        if not peer.alive or peer.round is not current or current.finished:
+            return
+        if not peer.frozen:
+            self.do(peer, current.tick(self.now))
+        self.after(
+            max(0.01, current.wake_at(self.now) - self.now), lambda: self.tick(peer, current)
+        )
+
+    def heartbeat(self, peer: Peer, incarnation: int) -> None:
+        if not peer.alive or peer.incarnation != incarnation:
+            return
+        if not peer.frozen:
+            self.tell(peer)
+        self.after(1.0, lambda: self.heartbeat(peer, incarnation))
+
+    def tell(self, peer: Peer) -> None:
+        announce = self.announce(peer)
+        peer.sequence += 1
+        sequence = peer.sequence
+        for other in self.peers:
+            if other != peer.identity.peer_id:
+                self.deliver(peer, other, lambda t: self.hear(t, announce, sequence))
+
+    def hear(self, peer: Peer, announce: Announce, sequence: int) -> None:
+        peer.membership.on_announce(announce, b"", sequence, self.now)
+        if announce.round > len(peer.chain):
+            self.catch_up(peer, (announce.peer,))
+        elif peer.round is not None:
+            self.do(peer, peer.round.tick(self.now))
+
+    def catch_up(self, peer: Peer, sources: tuple[PeerId, ...]) -> None:
+        for source in sources:
+            other = self.peers[source]
+            if (
+                not other.alive
+                or other.frozen
+                or frozenset((source, peer.identity.peer_id)) in self.cut
+            ):
+                continue
+            if len(other.chain) > len(peer.chain):
+                certificate = other.chain[len(peer.chain)]
+                place = self.place(peer)
+                roster = peer.chain[-1].outcome.next_roster if peer.chain else self.first_roster
+                check_certificate(certificate, run=RUN, previous=place.previous, roster=roster)
+                self.commit(peer, certificate)
+                return
+
+    def commit(self, peer: Peer, certificate: Certificate) -> None:
+        number = certificate.outcome.round
+        assert number == len(peer.chain)
+        head = outcome_hash(certificate.outcome)
+        self.commits.setdefault(number, {}).setdefault(head, set()).add(peer.identity.peer_id)
+        peer.chain.append(certificate)
+        self.commit_times.append(self.now)
+        self.open(peer)
+        if peer.identity.peer_id in certificate.outcome.next_roster and not peer.round.forgot:
+            peer.status = "active"
+        self.tell(peer)
+
+    def do(self, peer: Peer, instructions: list[rounds.Instruction]) -> None:
+        current = peer.round
+        assert current is not None
+        for instruction in instructions:
+            match instruction:
+                case Send(to, message):
+                    self.deliver(peer, to, lambda t, m=message: self.control(peer, t, current, m))
+                case Work(plan):
+                    self.work(peer, current, plan)
+                case Commit(certificate):
+                    self.commit(peer, certificate)
+                case CatchUp(peers):
+                    self.after(0.05, lambda p=peers: self.catch_up(peer, p))
+
+    def control(self, source: Peer, target: Peer, asked: Round, message: object) -> None:
+        sender = source.identity.peer_id
+        target.membership.on_contact(sender, self.now)
+        current = target.round
+        assert current is not None
+        if getattr(message, "round", current.place.round) != current.place.round:
+            return
+        try:
+            if isinstance(message, Prepare):
+                answer = current.on_prepare(sender, message, self.now)
+                self.deliver(target, sender, lambda t: self.reply(t, target, asked, answer))
+            else:
+                self.do(target, current.on_message(sender, message, self.now))  # type: ignore[arg-type]
+        except (RemoteProtocolError, RemoteRefused):
+            pass  # the driver counts these; here the sender just gets no answer
+
+    def reply(self, peer: Peer, source: Peer, asked: Round, answer: object) -> None:
+        if peer.round is asked:
+            self.do(peer, asked.on_message(source.identity.peer_id, answer, self.now))  # type: ignore[arg-type]
+
+    # --- the tensors
+
+    def work(self, peer: Peer, current: Round, plan: Plan) -> None:
+        me = peer.identity.peer_id
+        contributes = any(c.peer == me and c.active for c in plan.contributors)
+        for part in plan.parts:
+            if part.result is not None:
+                if part.result.digest:
+                    self.after(0.05, lambda r=part.result: self.fetch(peer, current, r, 0))
+                continue
+            key = (part.start, part.stop, part.owner, basis_of(plan.codec, plan.contributors))
+            if contributes:
+                self.deliver(peer, part.owner, lambda t, k=key: self.take(t, current, k, me))
+            if part.owner == me:
+                self.take(peer, current, key, None)
+                self.after(
+                    plan.patience_s,
+                    lambda k=key: self.merge(peer, current, plan, k, late=True),
+                )
+            self.after(2.5 * plan.patience_s, lambda k=key: self.miss(peer, current, plan, k))
+
+    def take(self, owner: Peer, current: Round, key: PartKey, who: PeerId | None) -> None:
+        if who is not None:
+            owner.slices.setdefault(key, set()).add(who)
+        mine = owner.round
+        if mine is not None and mine.agreement.plan is not None:
+            self.merge(owner, mine, mine.agreement.plan, key, late=False)
+
+    def merge(self, owner: Peer, current: Round, plan: Plan, key: PartKey, *, late: bool) -> None:
+        if owner.round is not current or key in owner.merged or not owner.alive or owner.frozen:
+            return
+        open_parts = {(p.start, p.stop, p.owner) for p in plan.parts if p.result is None}
+        if key[:3] not in open_parts or key[3] != basis_of(plan.codec, plan.contributors):
+            return
+        arrived = owner.slices.get(key, set())
+        wanted = {c.peer for c in plan.contributors if c.active}
+        if not late and wanted - arrived:
+            return
+        owner.merged.add(key)
+        included = tuple(
+            Included(i, key[1] - key[0])
+            for i, c in enumerate(plan.contributors)
+            if c.peer in arrived
+        )
+        content = repr((key, included)).encode()
+        result = sign_result(
+            owner.identity,
+            RUN,
+            PartResult(
+                0, plan.round, *key[:3], plan.codec, blake3(content).digest(), included, key[3], b""
+            ),
+        )
+        for other in plan.roster:
+            if other == owner.identity.peer_id:
+                self.hold(owner, result)
+            else:
+                self.deliver(owner, other, lambda t: self.hold(t, result))
+
+    def hold(self, peer: Peer, result: PartResult) -> None:
+        current = peer.round
+        if current is None or result.round != current.place.round:
+            return
+        peer.held[result.round, key_of(result)] = result
+        self.do(peer, current.on_held(result, self.now))
+
+    def fetch(self, peer: Peer, current: Round, result: PartResult, attempt: int) -> None:
+        if peer.round is not current or not peer.alive or peer.frozen:
+            return
+        if (result.round, key_of(result)) in peer.held:
+            self.do(peer, current.on_held(result, self.now))
+            return
+        for other in self.peers.values():
+            if (
+                other.alive
+                and not other.frozen
+                and (result.round, key_of(result)) in other.held
+                and frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut
+            ):
+                self.hold(peer, result)
+                return
+        if attempt < 2:
+            self.after(0.2, lambda: self.fetch(peer, current, result, attempt + 1))
+        else:
+            self.do(peer, current.on_lost(result, self.now))
+
+    def miss(self, peer: Peer, current: Round, plan: Plan, key: PartKey) -> None:
+        """The part did not come in time: ask around, else the owner is at fault."""
+        if peer.round is not current or not peer.alive or peer.frozen or current.finished:
+            return
+        if (plan.round, key) in peer.held or key[2] == peer.identity.peer_id:
+            return
+        for other in self.peers.values():
+            known = other.held.get((plan.round, key))
+            if (
+                known is not None
+                and other.alive
+                and not other.frozen
+                and (frozenset((peer.identity.peer_id, other.identity.peer_id)) not in self.cut)
+            ):
+                self.hold(peer, known)
+                return
+        self.do(peer, current.on_fault(key[2], self.now))

@@ -1,0 +1,258 @@
+"""Plans, promises and votes that are refused, and change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from gossip_kit import (
+    EVERYBODY,
+    PLACE,
+    RUN,
+    SHAPE,
+    adopt,
+    agreement_of,
+    decided,
+    leader,
+    plan_of,
+    result_of,
+    results_of,
+    roster_of,
+)
+
+from gossip.agreement import (
+    LEAP,
+    NONE,
+    VOTES_KEPT,
+    Decided,
+)
+from gossip.certificate import (
+    outcome_hash,
+    outcome_of,
+    sign_result,
+    sign_vote,
+)
+from gossip.validity import MAX_TOKENS, key_of
+from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
+from protocols.identity import Identity
+from protocols.messages import (
+    Certificate,
+    Contributor,
+    Included,
+    Part,
+    PartResult,
+    Plan,
+    Prepare,
+    Promise,
+    Vote,
+)
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+Message = Plan | Prepare | Promise | Vote | PartResult | Certificate
+
+
+def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
+    """Plans no honest leader makes."""
+    replace = dataclasses.replace
+    first, *others = plan.contributors
+    part, *parts = plan.parts
+    owner = next(i for i in members if i.peer_id == part.owner)
+    good = result_of(owner, plan, part.start, part.stop)
+
+    def with_result(**changes: Any) -> Plan:
+        bad = sign_result(owner, RUN, replace(good, **changes))
+        return replace(plan, parts=(replace(part, result=bad), *parts))
+
+    length = part.stop - part.start
+    return {
+        "no contributors": replace(plan, contributors=()),
+        "a contributor twice": replace(plan, contributors=(first, first, *others)),
+        "a negative weight": replace(plan, contributors=(replace(first, weight=-1.0), *others)),
+        "more weight than tokens": replace(
+            plan, contributors=(replace(first, weight=1e9), *others)
+        ),
+        "tokens beyond measure": replace(
+            plan, contributors=(replace(first, tokens=MAX_TOKENS + 1), *others)
+        ),
+        "a stranger contributes": replace(
+            plan, contributors=(Contributor(EVERYBODY[4].peer_id, 1.0, 1, True), *others)
+        ),
+        "no parts": replace(plan, parts=()),
+        "a gap": replace(plan, parts=tuple(parts)),
+        "a hole at the end": replace(plan, parts=plan.parts[:-1]),
+        "too long": replace(plan, parts=(*plan.parts, Part(SHAPE.size, 2**62, part.owner, None))),
+        "an empty part": replace(plan, parts=(Part(0, 0, part.owner, None), *plan.parts)),
+        "a stranger merges": replace(
+            plan, parts=(replace(part, owner=EVERYBODY[4].peer_id), *parts)
+        ),
+        "another codec": replace(plan, codec="fp32"),
+        "no next roster": replace(plan, next_roster=()),
+        "a doubled next roster": replace(plan, next_roster=plan.roster * 2),
+        "endless patience": replace(plan, patience_s=1e300),
+        "no patience": replace(plan, patience_s=0.0),
+        "negative time": replace(plan, expected_s=-1.0),
+        "endless time": replace(plan, expected_s=1e300),
+        "a result that is not signed": replace(
+            plan, parts=(replace(part, result=replace(good, signature=b"")), *parts)
+        ),
+        "a result of another round": with_result(round=4),
+        "a result for another range": with_result(stop=part.stop + 1024),
+        "a result in another codec": with_result(codec="fp32"),
+        "a result for other contributors": with_result(basis=b"x" * 32),
+        "a result with a short digest": with_result(digest=b"x"),
+        "nothing, with contributors": with_result(digest=b""),
+        "an unknown contributor": with_result(included=(Included(3, length),)),
+        "a contributor counted twice": with_result(
+            included=(Included(0, length), Included(0, length))
+        ),
+        "more elements than there are": with_result(included=(Included(0, length + 1),)),
+        "another state": replace(plan, state=b"x" * 32),
+        "another predecessor": replace(plan, previous=b"x" * 32),
+        "another round": replace(plan, round=4),
+        "another roster": replace(plan, roster=plan.roster[:2]),
+        "a roster of strangers": replace(
+            plan, epoch=1, roster=(*plan.roster, EVERYBODY[4].peer_id)
+        ),
+        "somebody else's ballot": replace(plan, ballot=1),
+        "a ballot out of reach": replace(plan, ballot=3 * LEAP),
+        "an epoch out of reach": replace(plan, epoch=2 * LEAP),
+    }
+
+
+BENT = bent(plan_of(leader(EVERYBODY[:3]), EVERYBODY[:3]), EVERYBODY[:3])
+
+
+@pytest.mark.parametrize("how", BENT)
+def test_a_bent_plan_is_refused_and_changes_nothing(how: str) -> None:
+    members = EVERYBODY[:3]
+    other = agreement_of(leader(members, 1), members)
+    with pytest.raises(RemoteProtocolError):
+        other.on_plan(BENT[how].leader, BENT[how])
+    assert (other.plan, other.promised) == (None, NONE)
+
+
+def test_a_plan_must_come_from_its_leader() -> None:
+    members = EVERYBODY[:3]
+    other = agreement_of(leader(members, 1), members)
+    with pytest.raises(Malformed):
+        other.on_plan(leader(members, 2).peer_id, plan_of(leader(members), members))
+
+
+@pytest.mark.parametrize("how", ["a gap", "a negative weight", "no next roster", "another state"])
+def test_a_bent_vote_in_a_promise_is_refused(how: str) -> None:
+    """A new leader would have to propose it again, and be refused by everybody."""
+    members = EVERYBODY[:3]
+    results = results_of(plan_of(leader(members), members), members)
+    candidate = agreement_of(leader(members, 1), members)
+    prepare = candidate.prepare(0, candidate.roster)
+    bad = outcome_of(BENT[how], results[-len(BENT[how].parts) :], PLACE.work)
+    for outcome in (bad, dataclasses.replace(bad, work=bad.work + 5)):
+        with pytest.raises(RemoteProtocolError):
+            candidate.on_promise(
+                leader(members).peer_id, Promise(0, prepare.ballot, 0, 0, outcome, ())
+            )
+
+
+def test_unsigned_or_foreign_results_in_a_promise_are_refused() -> None:
+    members = EVERYBODY[:3]
+    plan = plan_of(leader(members), members)
+    good = results_of(plan, members)[0]
+    owner = next(i for i in members if i.peer_id == good.owner)
+    stranger = result_of(EVERYBODY[4], plan, 0, 1024)
+    bad = [
+        dataclasses.replace(good, signature=b""),
+        dataclasses.replace(good, digest=b"x" * 32),
+        result_of(owner, plan, good.start, good.stop, round=9),
+        result_of(owner, plan, 0, 2**60),
+        stranger,
+    ]
+    candidate = agreement_of(leader(members, 1), members)
+    prepare = candidate.prepare(0, candidate.roster)
+    for result in bad:
+        with pytest.raises(RemoteProtocolError):
+            candidate.on_promise(
+                leader(members).peer_id, Promise(0, prepare.ballot, 0, 0, None, (good, result))
+            )
+    answer = Promise(0, prepare.ballot, 0, 0, None, (good,))
+    candidate.on_promise(leader(members).peer_id, answer)
+    remains = candidate.on_promise(leader(members, 2).peer_id, answer)
+    assert remains is not None
+    assert remains.held == {key_of(good): good}
+
+
+def test_a_vote_under_a_ballot_only_just_promised_is_refused() -> None:
+    members = EVERYBODY[:3]
+    outcome = decided(members).outcome
+    candidate = agreement_of(leader(members, 1), members)
+    ballot = candidate.prepare(0, candidate.roster).ballot
+    with pytest.raises(Malformed):
+        candidate.on_promise(leader(members).peer_id, Promise(0, ballot, 0, ballot, outcome, ()))
+
+
+def test_ballots_as_high_as_they_get_do_not_stop_anybody() -> None:
+    """Finding the next number of mine takes no longer for large numbers."""
+    members = EVERYBODY[:3]
+    other = agreement_of(leader(members, 1), members)
+    step = LEAP - LEAP % 3 - 1  # a number of the third in the order
+    reached = 0
+    for _ in range(5):
+        reached += step if reached == 0 else step - step % 3
+        assert isinstance(
+            other.on_prepare(
+                leader(members, 2).peer_id,
+                Prepare(0, 3, 0, reached, PLACE.previous, other.roster),
+            ),
+            Promise,
+        )
+    ballot = other.prepare(0, other.roster).ballot
+    assert reached < ballot <= reached + 3
+    assert ballot % 3 == 1
+    with pytest.raises(Malformed):
+        other.on_prepare(
+            leader(members, 2).peer_id,
+            Prepare(0, 3, 0, 3 * 2**61 + 2, PLACE.previous, other.roster),
+        )
+
+
+def test_one_voter_cannot_crowd_out_the_others() -> None:
+    members, plan, other = adopt()
+    liar, honest = (i for i in members if i.peer_id != other.me)
+    for number in range(300):
+        other.on_vote(sign_vote(liar, RUN, 0, 3, (0, number), bytes([number % 256]) * 32))
+    assert len(other._votes) <= VOTES_KEPT
+    results = results_of(plan, members)
+    for result in results:
+        other.on_held(result)
+    hash_ = outcome_hash(outcome_of(plan, results, PLACE.work))
+    events = other.on_vote(sign_vote(honest, RUN, 0, 3, (0, 0), hash_))
+    assert [type(event) for event in events] == [Decided]
+
+
+def test_votes_that_are_refused() -> None:
+    members, _, other = adopt()
+    voter = next(i for i in members if i.peer_id != other.me)
+    vote = sign_vote(voter, RUN, 0, 3, (0, 0), b"a" * 32)
+    other.on_vote(vote)
+    with pytest.raises(Malformed):  # two votes under one ballot
+        other.on_vote(sign_vote(voter, RUN, 0, 3, (0, 0), b"b" * 32))
+    with pytest.raises(BadSignature):
+        other.on_vote(dataclasses.replace(vote, ballot=1))
+    with pytest.raises(BadSignature):
+        other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, (0, 0), b"a" * 32))
+    with pytest.raises(BadSignature):  # nor under a ballot whose roster is not known
+        other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, (7, 0), b"a" * 32))
+    with pytest.raises(Stale):
+        other.on_vote(sign_vote(voter, RUN, 0, 4, (0, 0), b"a" * 32))
+
+
+def test_rosters_of_later_epochs_are_not_collected_for_ever() -> None:
+    members = EVERYBODY[:3]
+    other = agreement_of(members[0], members)
+    roster = roster_of(members[:2])
+    for epoch in range(1, 100):
+        number = agreement_of(members[1], members).prepare(epoch, roster).ballot
+        other.on_prepare(members[1].peer_id, Prepare(0, 3, epoch, number, PLACE.previous, roster))
+    assert len(other._rosters) <= 32
+    assert other.office == roster
