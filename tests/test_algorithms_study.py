@@ -76,7 +76,9 @@ def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
     assert len(rows) > 100
     for key, one in rows.items():
         share = one.sample if one.mode == "fedavg" else 1.0
-        assert one.rounds * one.inner_steps * share == 1200, key
+        if key.startswith("straggler, fewer"):
+            share = (3 + 1 / one.straggler_factor) / 4
+        assert one.rounds * one.inner_steps * share == pytest.approx(1200, rel=0.01), key
 
 
 def test_the_rate_of_data_parallelism_is_the_best_one_measured() -> None:
