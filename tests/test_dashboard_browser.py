@@ -126,6 +126,28 @@ async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
+async def test_a_reader_costs_the_node_less_than_a_hundredth_of_a_core(page: Page) -> None:
+    """All of this process: server, state, stream, and what drives the browser."""
+    swarm = Imagined(64, 10_000)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 1")
+        costs: dict[str, list[float]] = {"nothing new": [], "a round a second": []}
+        for mode, found in costs.items():
+            for _ in range(3):
+                began, busy = time.monotonic(), time.process_time()
+                for _ in range(4):
+                    if mode == "a round a second":
+                        swarm.step()
+                    await asyncio.sleep(1.0)
+                found.append((time.process_time() - busy) / (time.monotonic() - began))
+        told = "; ".join(
+            f"{m}: " + ", ".join(f"{1000 * c:.1f}" for c in f) for m, f in costs.items()
+        )
+        print(f"milliseconds of a core a second: {told}")  # noqa: T201 - figures for who runs it with -s
+        assert max(sorted(found)[1] for found in costs.values()) < 0.01
+
+
 async def test_updates_arrive_and_a_restart_of_the_node_is_survived(page: Page) -> None:
     swarm = Imagined(3, 20)
     async with served(swarm) as url:
