@@ -16,7 +16,20 @@ from node.trainer.layout import Layout
 from node.trainer.model import build, next_token_loss
 from node.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 
-SIZES = {"tiny": 1.1e5, "small": 9.5e6, "125m": 125e6, "1b": 1e9, "8b": 8e9}
+SIZES = {
+    "tiny": 1.1e5,
+    "tiny-streaming": 2.0e5,
+    "small": 9.5e6,
+    "125m": 125e6,
+    "350m": 331e6,
+    "1b": 1e9,
+    "3b": 2.82e9,
+    "8b": 8e9,
+    "70b": 70.55e9,
+    "moe-tiny": 1.89e5,
+    "moe-1b": 1.06e9,
+    "moe-8x7b": 46.7e9,
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -53,7 +66,7 @@ def test_wrong_changes_are_refused(changes):
 
 
 def test_an_unknown_preset_names_the_known():
-    with pytest.raises(ValueError, match="tiny, small, 125m, 1b, 8b"):
+    with pytest.raises(ValueError, match=r"tiny, tiny-streaming, small, .*8b, 70b, moe-tiny"):
         preset("huge")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from blake3 import blake3
 
 from bootstrap.manifest import Data, Manifest
@@ -145,7 +146,7 @@ def _with_model(manifest: Manifest, given: Given) -> Manifest:
 
         vector = torch.empty(Layout.of_config(model).size)
         import_hf(model, given.init_from, vector)
-        digest = blake3(memoryview(vector.numpy()).cast("B"), max_threads=blake3.AUTO).hexdigest()
+        digest = blake3(vector.numpy().view(np.uint8).data, max_threads=blake3.AUTO).hexdigest()
         model = model.model_copy(update={"initial": digest})
     if manifest.data.seq_len > model.max_seq_len:
         raise operator_error(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,8 +50,8 @@ class ForeignDecoder(Decoder):
     def blocks(self) -> list[nn.Module]:
         """The layers, whatever the family calls them: the longest list of modules of one class."""
         lists = [m for m in self.lm.modules() if isinstance(m, nn.ModuleList) and len(m)]
-        longest: Sequence[nn.Module] = max(lists, key=len, default=[])
-        return list(longest)
+        lengths = [len(one) for one in lists]
+        return list(lists[lengths.index(max(lengths))]) if lists else []
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """[B, T] tokens -> [B, T, V] logits."""
