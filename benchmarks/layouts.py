@@ -69,7 +69,8 @@ CASES = (
     Case("PP, four stages", _dims(pp=4)),
     Case("PP, head not tied", _dims(pp=2), model="untied"),
     Case("PP x FSDP", _dims(pp=2, dp_shard=2)),
-    Case("PP (ZBV) x FSDP", _dims(pp=2, dp_shard=2, schedule="zbv")),
+    Case("PP (interleaved) x FSDP", _dims(pp=2, dp_shard=2, schedule="interleaved")),
+    Case("PP (ZBV) x TP", _dims(pp=2, tp=2, schedule="zbv")),
     Case("PP x TP", _dims(pp=2, tp=2)),
     Case("PP x FSDP x TP", _dims(pp=2, dp_shard=2, tp=2)),
     Case("PP x CP", _dims(pp=2, cp=2)),
@@ -122,8 +123,12 @@ class Outcome:
     text: str = ""  # of what went wrong
 
 
-def run(case: Case, directory: Path) -> tuple[Outcome, Path]:
-    """Train a case; its outcome, and the file of its pseudo-gradient (fp32)."""
+def run(case: Case, directory: Path, *, resume: str = "", save: str = "") -> tuple[Outcome, Path]:
+    """Train a case; its outcome, and the file of its pseudo-gradient (fp32).
+
+    ``save``: an existing directory, into which it writes a checkpoint after half of the steps, and
+    ends. ``resume``: one to go on from.
+    """
     directory.mkdir(parents=True)
     text = bytes(random.Random(0).choices(b"abcdefgh ", k=20_000))
     (directory / "tokens").write_bytes(text[1000:])
@@ -133,7 +138,7 @@ def run(case: Case, directory: Path) -> tuple[Outcome, Path]:
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(environment)
     ranks = [
-        context.Process(target=_rank, args=(case, rank, directory), daemon=True)
+        context.Process(target=_rank, args=(case, rank, directory, resume, save), daemon=True)
         for rank in range(case.dims.size)
     ]
     for process in ranks:
@@ -159,13 +164,22 @@ def run(case: Case, directory: Path) -> tuple[Outcome, Path]:
     return Outcome(**found), directory / "delta"
 
 
-def _rank(case: Case, rank: int, directory: Path) -> None:
+def _rank(case: Case, rank: int, directory: Path, resume: str, save: str) -> None:
     """One rank, driven as a daemon drives it."""
     import logging
 
     import torch
 
-    from node.trainer.channel import Begin, Evaluated, Report, Snapshot, StepDone, Stop
+    from node.trainer.channel import (
+        Begin,
+        Checkpoint,
+        Evaluated,
+        Report,
+        Saved,
+        Snapshot,
+        StepDone,
+        Stop,
+    )
     from node.trainer.layout import Layout, initial_vector
     from node.trainer.leader import Leader
     from node.trainer.loop import Trainer
@@ -192,15 +206,17 @@ def _rank(case: Case, rank: int, directory: Path) -> None:
         if rank == 0:
             vectors = SharedVectors.create(Layout.of_config(manifest.model).size)
             initial_vector(manifest.model, manifest.seed, vectors.tensors()[0])
-            commands: list[Any] = [Begin(0, STEPS, 0, 1, 0, 0, "", False, True)]
+            commands: list[Any] = [Begin(0, STEPS, 0, 1, 0, 0, resume, False, True)]
 
             class Daemon:
-                """Begins, takes one snapshot, and ends."""
+                """Begins, takes one snapshot or writes a checkpoint, and ends."""
 
                 def send(self, report: Report) -> None:
                     reports.append(report)
-                    if isinstance(report, Snapshot):
+                    if isinstance(report, Snapshot | Saved):
                         commands.append(Stop())
+                    if save and isinstance(report, StepDone) and report.step == STEPS // 2:
+                        commands.append(Checkpoint(save))
 
                 def receive(self, timeout: float) -> Any:
                     return commands.pop(0) if commands else None
@@ -268,7 +284,7 @@ def compare(case: Case, directory: Path, alone: dict[str, tuple[Outcome, Path]])
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| layout | `--layout` | ranks | loss differs by | Δ differs by at most | of its norm |",
+        "| what | `--layout` | ranks | loss differs by | an element of Δ by | Δ by, of its norm |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -286,34 +302,36 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases, or those that ``--only`` names a part of; 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="result; with --only, other rows in it stay")
     parser.add_argument("--doc", type=Path, help="file whose table is replaced")
-    parser.add_argument("--only", default="", help="part of a name, or several with |")
-    parser.add_argument("--from-json", type=Path, help="no runs: read an earlier result")
+    parser.add_argument("--only", default="", help="part of a name, several with |, none with -")
     given = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = []
-    if given.from_json:
-        rows = json.loads(given.from_json.read_text())["layouts"]
-    else:
-        wanted = given.only.split("|")
-        directory = Path(tempfile.mkdtemp(prefix="layouts-"))
-        alone: dict[str, tuple[Outcome, Path]] = {}
-        try:
-            for case in CASES:
-                if any(part in case.name for part in wanted):
-                    rows.append(compare(case, directory, alone))
-                    row = {k: v for k, v in rows[-1].items() if k != "losses"}
-                    sys.stdout.write(json.dumps(row).replace("\\n", "\n") + "\n")
-                    sys.stdout.flush()
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-    if given.json:
-        given.json.write_text(json.dumps({"steps": STEPS, "layouts": rows}, indent=1) + "\n")
+    rows: dict[str, dict[str, Any]] = {}
+    if given.json and given.only and given.json.exists():
+        rows = {row["name"]: row for row in json.loads(given.json.read_text())["layouts"]}
+    wanted = given.only.split("|")
+    directory = Path(tempfile.mkdtemp(prefix="layouts-"))
+    alone: dict[str, tuple[Outcome, Path]] = {}
+    try:
+        for case in CASES:
+            if not any(part in case.name for part in wanted):
+                continue
+            row = compare(case, directory, alone)
+            rows[case.name] = {key: value for key, value in row.items() if key != "losses"}
+            sys.stdout.write(json.dumps(rows[case.name]).replace("\\n", "\n") + "\n")
+            sys.stdout.flush()
+            if given.json:  # what is done stays done
+                found = [rows[case.name] for case in CASES if case.name in rows]
+                text = json.dumps({"steps": STEPS, "layouts": found}, indent=1)
+                given.json.write_text(text + "\n")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    found = [rows[case.name] for case in CASES if case.name in rows]
     if given.doc:
         before, _, rest = given.doc.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
-        given.doc.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
-    return 0 if all(row["ok"] for row in rows) else 1
+        given.doc.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{after}")
+    return 0 if all(row["ok"] for row in found) else 1
 
 
 if __name__ == "__main__":

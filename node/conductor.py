@@ -344,9 +344,7 @@ class Conductor:
         self.joined = True  # its moments are gone
         changes = {}
         if died.code == "E401":
-            settings = self.island.settings
-            share = -(-self.manifest.data.batch_size // settings.layout.data)  # of one rank
-            changes["micro_batch"] = max(1, min(settings.micro_batch or share, share) // 2)
+            changes["micro_batch"] = self.island.settings.halved
         await self.island.restart(**changes)
 
     async def _reset_if_due(self) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from bootstrap.manifest import Data, Model
+from bootstrap.manifest import Data, Manifest, Model
+from node.config import resolve
 from node.island_settings import IslandSettings
 from node.trainer.context import positions
 from node.trainer.dims import ParallelDims, choose
 from node.trainer.model_moe import balance_loss
 from node.trainer.pipeline import rank_of_stage
+from node.trainer.settings import TrainerSettings
+from protocols.errors import OperatorError
 
 MODEL = Model(d_model=64, n_layers=4, n_heads=8, n_kv_heads=4, d_ff=176)
 MOE = Model(d_model=64, n_layers=4, n_heads=8, n_kv_heads=4, d_ff=176, experts=8)
@@ -27,6 +31,11 @@ GIB = 2**30
         ({"tp": 8}, MODEL, "--tp 8 does not divide n_kv_heads 4"),
         ({"pp": 8}, MODEL, "--pp 8 with --schedule 1f1b makes 8 stages, the model has 4 layers"),
         ({"pp": 4, "schedule": "zbv"}, MODEL, "makes 8 stages"),
+        (
+            {"pp": 2, "dp_shard": 2, "schedule": "zbv"},
+            MODEL,
+            "--schedule zbv does not go with pp=2",
+        ),
         ({"cp": 8}, MODEL, "--attention ulysses does not divide n_kv_heads 4; use --attention"),
         ({"cp": 3, "attention": "ring"}, MODEL, "--cp 3 does not divide seq_len 128 into 6"),
         ({"dp_shard": 16}, MODEL, "more than the 8 sequences of an inner step"),
@@ -100,6 +109,20 @@ def test_a_size_is_said_once() -> None:
         IslandSettings(layout="tp=2", pp=2)
 
 
+def test_the_section_of_a_file(tmp_path: Path) -> None:
+    """``[island]`` groups keys that are settings like all others."""
+    file = tmp_path / "node.toml"
+    file.write_text('name = "a"\n[island]\ntp = 2\nrecompute = "full"\n')
+    config = resolve({"tp": "4"}, {"ATOLL_PP": "2"}, file)
+    assert (config.tp, config.pp, config.recompute, config.name) == (4, 2, "full", "a")
+    assert (config.source("tp"), config.source("pp")) == ("--tp", "ATOLL_PP")
+    assert config.source("recompute") == str(file)
+    file.write_text("[island]\nrecompile = true\n")
+    with pytest.raises(OperatorError, match=r"unknown setting island\.recompile") as caught:
+        resolve({}, {}, file)
+    assert "did you mean compile?" in caught.value.why
+
+
 def test_the_rest_is_sharded() -> None:
     dims, _ = IslandSettings(tp=2, zero=2).dims(8, 1, GIB, 0, MODEL, DATA)
     assert (dims.tp, dims.dp_shard, dims.zero) == (2, 4, 2)
@@ -153,6 +176,30 @@ def test_stages_of_a_v() -> None:
     assert [rank_of_stage(ParallelDims(pp=3, schedule="interleaved"), s) for s in range(6)] == [
         0, 1, 2, 0, 1, 2,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dims", "micro_batch", "halved"),
+    [
+        (ParallelDims(), 0, 8),
+        (ParallelDims(dp_shard=4), 0, 2),
+        (ParallelDims(dp_shard=4), 16, 2),  # more than a rank has
+        (ParallelDims(dp_shard=4, tp=2), 2, 1),
+        (ParallelDims(dp_shard=16), 0, 1),
+        (None, 0, 4),  # two ranks, sharded
+    ],
+)
+def test_what_is_left_of_a_micro_batch_when_memory_runs_out(
+    dims: ParallelDims | None, micro_batch: int, halved: int
+) -> None:
+    settings = TrainerSettings(
+        manifest=Manifest(data=Data(batch_size=16)),
+        tokens="tokens",
+        ranks=2 if dims is None else dims.size,
+        dims=dims,
+        micro_batch=micro_batch,
+    )
+    assert settings.halved == halved
 
 
 def test_balance_is_one_where_all_experts_work_alike() -> None:

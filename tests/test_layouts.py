@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.layouts import CASES, Case, Outcome, compare
+from benchmarks.layouts import CASES, STEPS, Case, Outcome, compare, run
+from node.trainer.dims import ParallelDims
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -44,3 +45,21 @@ def test_a_layout_computes_what_one_process_does(
     assert row["validation_difference"] < 5e-5
     assert row["delta_largest"] < 1e-5
     assert row["losses"][-1] < row["losses"][0] - 0.5  # it learns at all
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_checkpoint_is_gone_on_from_in_another_layout(tmp_path: Path, optimizer: str) -> None:
+    """Written by a pipeline, read by shards of cut matrices: the losses are those of no break."""
+    inner = {"optimizer": optimizer}
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    whole, _ = run(Case("alone", inner=inner), tmp_path / "whole")
+    pipeline = Case("PP", ParallelDims(pp=2), inner=inner)
+    first, _ = run(pipeline, tmp_path / "first", save=str(checkpoint))
+    shards = Case("FSDP x TP", ParallelDims(dp_shard=2, tp=2), inner=inner)
+    rest, _ = run(shards, tmp_path / "rest", resume=str(checkpoint))
+    assert not whole.text + first.text + rest.text
+    half = STEPS // 2  # training goes on while a checkpoint is written
+    assert len(first.losses) >= half
+    assert first.losses[:half] + rest.losses == pytest.approx(whole.losses, abs=5e-5)

@@ -105,6 +105,11 @@ class ParallelDims(BaseModel):
                 f"--pp {self.pp} with --schedule {self.schedule} makes {self.stages} stages, "
                 f"the model has {model.n_layers} layers"
             )
+        if self.schedule == "zbv" and self.pp > 1 and self.reduced > 1:
+            raise ValueError(
+                f"--schedule zbv does not go with {self}: its backward is split, and FSDP's hooks "
+                "miss the second half; use --schedule interleaved"
+            )
         if self.data > data.batch_size:
             raise ValueError(
                 f"--dp-replicate {self.dp_replicate} times --dp-shard {self.dp_shard} is more "

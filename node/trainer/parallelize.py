@@ -184,7 +184,7 @@ def _recompute(block: nn.Module, how: Recompute) -> None:
     given: dict[str, Any] = {}
     if how == "selective":
         given["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    block.forward = partial(  # type: ignore[method-assign]
+    block.forward = partial(
         checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **given
     )
 

@@ -47,3 +47,9 @@ class TrainerSettings(BaseModel):
     def layout(self) -> ParallelDims:
         """How the model is laid out over the ranks."""
         return self.dims or ParallelDims(dp_shard=self.ranks)
+
+    @property
+    def halved(self) -> int:
+        """A micro-batch of half of what a rank takes at once now, in sequences."""
+        share = -(-self.manifest.data.batch_size // self.layout.data)
+        return max(1, min(self.micro_batch or share, share) // 2)

@@ -1,0 +1,129 @@
+"""What a lane asks of its socket: a handshake, bytes, what the kernel still holds, who has left.
+
+The socket does not block. What it raises is told from what feeds and drains raise by
+:class:`SocketError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import selectors
+import socket
+import ssl
+import struct
+import termios
+
+from protocols.errors import LocalProtocolError, Unreachable, Why
+from protocols.identity import PeerId
+from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
+
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+_CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
+
+
+class SocketError(Exception):
+    """The socket failed: told from what a feed or drain raises."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def wrapped(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> ssl.SSLSocket:
+    """The socket with TLS on it, no hands shaken yet; a server's without ``server_name``."""
+    return context.wrap_socket(
+        sock,
+        server_side=server_name is None,
+        server_hostname=server_name,
+        do_handshake_on_connect=False,
+    )
+
+
+def shake(sock: socket.socket) -> PeerId | int:
+    """Go on with the handshake: who was proven, or what to wait for (selector events).
+
+    Raises OSError, or ValueError where the peer was gone before.
+    """
+    assert isinstance(sock, PeerSSLSocket)
+    try:
+        sock.do_handshake()
+    except ssl.SSLWantReadError:
+        return selectors.EVENT_READ
+    except ssl.SSLWantWriteError:
+        return selectors.EVENT_WRITE
+    return sock.peer_id
+
+
+def silent(sock: socket.socket) -> bool:
+    """Whether neither bytes nor the end have come; takes them. Raises :class:`SocketError`."""
+    try:
+        sock.recv(1)
+    except WOULD_BLOCK:
+        return True
+    except OSError as error:
+        raise SocketError(error) from error
+    return False
+
+
+def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, bool]:
+    """Read as much of ``room`` as there is; also whether the socket has no more.
+
+    Bytes that came before the other end closed or broke are handed over first; then, and if there
+    are none, raises :class:`SocketError`.
+    """
+    if not room:
+        raise LocalProtocolError("a drain gave room of no bytes")
+    at = 0
+    try:
+        while at < len(room):
+            count = sock.recv_into(room[at:] if at else room)
+            if count == 0:
+                if at:
+                    break
+                raise SocketError(ConnectionResetError("closed by the other end"))
+            at += count
+            if not secure and at < len(room):
+                return at, True
+    except WOULD_BLOCK:
+        return at, True
+    except OSError as error:
+        if not at:
+            raise SocketError(error) from error
+    return at, False
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes that the kernel holds because they were not sent or not acknowledged."""
+    try:
+        raw = fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0")
+    except OSError:
+        return 0
+    size: int = struct.unpack("i", raw)[0]
+    return size
+
+
+def other_end_left(sock: socket.socket) -> bool:
+    """Whether the other end has closed, as far as that shows without reading."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None:
+        return False
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, option, 1)[0] in (_CLOSE_WAIT, _CLOSED)
+    except OSError:
+        return True
+
+
+def throw_away_unsent(sock: socket.socket) -> None:
+    """Let closing throw away what the kernel still has, and tell the other end."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def broken(error: OSError, who: str) -> Unreachable:
+    """What a failed socket is called."""
+    if isinstance(error, ssl.SSLError) and is_refusal(error):
+        return Unreachable(who, Why.TLS, tls_reason(error))
+    return Unreachable(who, Why.RESET)
