@@ -7,7 +7,6 @@ between two of its inner steps.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from gossip.driver import Swarm
 from gossip.sketch import sketch
 from node.island import Island, TrainerDied
 from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
+from node.pace import Pace, Usual, inner_steps
 from node.replica import OuterReplica
 from node.trainer.channel import (
     Applied,
@@ -29,6 +29,7 @@ from node.trainer.channel import (
     Ready,
     Saved,
     Snapshot,
+    Staged,
     StepDone,
     Stopped,
 )
@@ -40,45 +41,6 @@ from protocols.identity import PeerId
 
 MAX_RESTARTS = 3  # of the trainer, without a round in between
 RAMP = (0.25, 0.5, 0.75, 1.0)  # a newcomer's weight in its first rounds
-SAME_SPEED = 0.9  # islands this close to the fastest take as many inner steps as it does
-
-
-def inner_steps(target: int, mine: float, speeds: list[float]) -> int:
-    """H of this island, so that all arrive together: ⌊H · v / v_max⌋ (2401.09135, section 5).
-
-    ``mine`` and ``speeds`` are inner steps a second, zero while unknown.
-    """
-    fastest = max([mine, *speeds], default=0.0)
-    if mine <= 0 or fastest <= 0 or mine >= SAME_SPEED * fastest:
-        return target
-    return max(1, math.floor(target * mine / fastest))
-
-
-@dataclass
-class Pace:
-    """How fast this island trains, and how it spends its time."""
-
-    steps_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    loss: float = 0.0
-    grad_norm: float | None = None
-    step: int = 0
-    tokens: int = 0
-    busy_s: float = 0.0  # in inner steps, since the last round
-    total_busy_s: float = 0.0
-
-    def add(self, done: StepDone) -> None:
-        """Count an inner step."""
-        self.step, self.tokens = done.step, self.tokens + done.tokens
-        self.busy_s += done.seconds
-        self.total_busy_s += done.seconds
-        if done.loss is not None:
-            self.loss = done.loss
-        self.grad_norm = done.grad_norm
-        if done.seconds > 0:
-            rate = 0.1 if self.steps_per_second else 1.0
-            self.steps_per_second += rate * (1 / done.seconds - self.steps_per_second)
-            self.tokens_per_second += rate * (done.tokens / done.seconds - self.tokens_per_second)
 
 
 @dataclass
@@ -107,7 +69,8 @@ class Conductor:
     _restarts: int = 0
     _target: int = 0
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
-    _transfer_s: float = 0.0  # a fragment's usual time from plan to commit
+    _transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
+    _staged: asyncio.Future[None] | None = None
     _saved: asyncio.Future[Saved] | None = None
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
@@ -178,6 +141,9 @@ class Conductor:
                     self._restarts = 0
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
+                case Staged():
+                    if self._staged is not None and not self._staged.done():
+                        self._staged.set_result(None)
                 case Saved() as saved:
                     if self._saved is not None and not self._saved.done():
                         self._saved.set_result(saved)
@@ -199,11 +165,16 @@ class Conductor:
         """Whether there is a trainer at work, whose state belongs into a checkpoint."""
         return self._begun and self.island.alive
 
-    async def save(self, directory: Path) -> Saved:
-        """Have the trainer write its files into ``directory``."""
-        self._saved = asyncio.get_running_loop().create_future()
+    async def save(self, directory: Path) -> asyncio.Future[Saved]:
+        """Have the trainer write its files into ``directory``.
+
+        Returns when it has copied them; the future is done when they are written.
+        """
+        loop = asyncio.get_running_loop()
+        self._staged, self._saved = loop.create_future(), loop.create_future()
         await self.island.send(Checkpoint(str(directory)))
-        return await self._saved
+        await self._staged
+        return self._saved
 
     async def begin_if_due(self) -> None:
         """Begin training as soon as the trainer is up and this island is in office."""
@@ -325,8 +296,10 @@ class Conductor:
     async def _on_death(self, died: TrainerDied) -> None:
         self._restarts += 1
         self._begun, self.ready, self.resume_dir = False, None, None
-        if self._saved is not None and not self._saved.done():
-            self._saved.set_exception(ChannelClosedError("the trainer died meanwhile"))
+        for waiting in (self._staged, self._saved):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ChannelClosedError("the trainer died meanwhile"))
+                waiting.exception()  # nobody may be waiting: that is no error of its own
         self._turns.free()
         fatal = self._restarts > MAX_RESTARTS or (died.code not in ("", "E401", "E405", "E406"))
         problem = OperatorError(
@@ -371,13 +344,13 @@ class Conductor:
             return rounds.overlap_steps
         if rounds.tau or speed <= 0:
             return rounds.tau or 1
-        return delay_for(self._transfer_s, 1 / speed, rounds.inner_steps)
+        return delay_for(self._transfer.most, 1 / speed, rounds.inner_steps)
 
     def _time_transfer(self, fragment: int) -> None:
-        """A round of a fragment has committed: how long did it take, from the plan on?"""
-        if self.swarm is not None and (since := self.swarm.chains[fragment].planned_at):
-            took = self.swarm.now() - since
-            self._transfer_s += (0.3 if self._transfer_s else 1.0) * (took - self._transfer_s)
+        """A round of a fragment has committed: how long did it take, from the snapshot on?"""
+        taken = self.snapshot_at[fragment]
+        if self.swarm is not None and taken and self.swarm.chains[fragment].exchange.plan:
+            self._transfer.add(asyncio.get_running_loop().time() - taken)
 
     def _next_target(self) -> int:
         swarm = self.swarm

@@ -78,6 +78,23 @@ def test_a_row_is_what_the_round_was() -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_a_round_in_fragments_is_one_row_with_the_bytes_of_all() -> None:
+    kit = Kit()
+    for number in range(2):
+        for fragment in (1, 2, 0):
+            kit.rounds(
+                number,
+                fragment=fragment,
+                fragments=3,
+                sent_bytes=10 ** (fragment + 1),
+                validation_loss=2.0 if fragment == 0 else None,
+            )
+    rows = kit.history.columns()["columns"]
+    assert rows["round"] == [0, 1]
+    assert rows["sent_bytes"] == [1110, 1110]
+    assert rows["validation_loss"] == [2.0, 2.0]
+
+
 @given(st.integers(0, 300), st.integers(2, 80))
 def test_downsampling_keeps_means_ends_and_the_worst(rows: int, points: int) -> None:
     kit = Kit(max_rows=512)

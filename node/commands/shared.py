@@ -18,5 +18,6 @@ ConfigFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Preset = Annotated[
-    str, typer.Option(metavar="NAME", help="Create a run from a preset: tiny, small, 125m, 1b, 8b.")
+    str,
+    typer.Option(metavar="NAME", help="Create a run: tiny, tiny-streaming, small, 125m, 1b or 8b."),
 ]

@@ -17,7 +17,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ MAX_ROWS = 16_384
 MAX_ISLANDS = 64  # with a loss curve of their own
 MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
+MAX_PARTS = 64  # rounds of other fragments that count to one of fragment 0
 OUTCOMES = ("committed", "degraded", "skipped")
 PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
 # of a round: see RoundDone; "failed" counts the attempts before it that came to nothing
@@ -84,6 +87,8 @@ class History:
             (_START_ROWS, MAX_ISLANDS), np.nan, dtype=np.float32
         )
         self._failed = 0
+        # of other fragments since fragment 0's last round
+        self._parts: deque[RoundDone] = deque(maxlen=MAX_PARTS)
         self._step: Step | None = None
 
     def __len__(self) -> int:
@@ -107,10 +112,22 @@ class History:
                 self._step = step
             case RoundFailed():
                 self._failed += 1
+            case RoundDone() as done if done.fragment:
+                self._parts.append(done)
             case RoundDone() as done:
-                self._on_round(record.time, done)
+                self._on_round(record.time, self._with_parts(done))
             case _:
                 pass
+
+    def _with_parts(self, done: RoundDone) -> RoundDone:
+        """Fragment 0's round, with the bytes of the other fragments' before it: a whole model's."""
+        parts = [done, *self._parts]
+        self._parts.clear()
+        sums = {
+            name: sum(getattr(part, name) for part in parts)
+            for name in ("sent_bytes", "received_bytes", "raw_bytes")
+        }
+        return replace(done, **sums)
 
     def _on_round(self, when: float, done: RoundDone) -> None:
         step = self._step

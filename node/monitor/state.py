@@ -153,7 +153,7 @@ class NodeState:
         now = self._clock()
         views = self.peers()
         reasons = self.unhealthy()
-        last = self.rounds[-1][1] if self.rounds else None
+        last = self._last_whole()
         return {
             "schema": SCHEMA,
             "time": now,
@@ -195,6 +195,11 @@ class NodeState:
         """What an operator should look at, worst first."""
         rounds = list(self.rounds)[-ALARM_ROUNDS:]
         return raised(views, rounds, self._clock(), training=self.status == "active")
+
+    def _last_whole(self) -> RoundDone | None:
+        """The newest round, in fragments that of fragment 0: what is said of all comes with it."""
+        done = [done for _, done in self.rounds]
+        return next((one for one in reversed(done) if not one.fragment), done[-1] if done else None)
 
     def _round_done(self, when: float, done: RoundDone) -> None:
         self.rounds.append((when, done))

@@ -1,0 +1,69 @@
+"""How fast an island trains and merges, and how many inner steps it takes to arrive with others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from node.trainer.channel import StepDone
+
+SAME_SPEED = 0.9  # islands this close to the fastest take as many inner steps as it does
+
+
+def inner_steps(target: int, mine: float, speeds: list[float]) -> int:
+    """H of this island, so that all arrive together: ⌊H · v / v_max⌋ (2401.09135, section 5).
+
+    ``mine`` and ``speeds`` are inner steps a second, zero while unknown.
+    """
+    fastest = max([mine, *speeds], default=0.0)
+    if mine <= 0 or fastest <= 0 or mine >= SAME_SPEED * fastest:
+        return target
+    return max(1, math.floor(target * mine / fastest))
+
+
+@dataclass
+class Usual:
+    """What a duration usually is, and how much it varies (as round trips in RFC 6298)."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        if not self.mean:
+            self.mean = seconds
+            return
+        self.deviation += 0.25 * (abs(seconds - self.mean) - self.deviation)
+        self.mean += 0.25 * (seconds - self.mean)
+
+    @property
+    def most(self) -> float:
+        """What it seldom exceeds."""
+        return self.mean + 2 * self.deviation
+
+
+@dataclass
+class Pace:
+    """How fast this island trains, and how it spends its time."""
+
+    steps_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    loss: float = 0.0
+    grad_norm: float | None = None
+    step: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0  # in inner steps, since the last round
+    total_busy_s: float = 0.0
+
+    def add(self, done: StepDone) -> None:
+        """Count an inner step."""
+        self.step, self.tokens = done.step, self.tokens + done.tokens
+        self.busy_s += done.seconds
+        self.total_busy_s += done.seconds
+        if done.loss is not None:
+            self.loss = done.loss
+        self.grad_norm = done.grad_norm
+        if done.seconds > 0:
+            rate = 0.1 if self.steps_per_second else 1.0
+            self.steps_per_second += rate * (1 / done.seconds - self.steps_per_second)
+            self.tokens_per_second += rate * (done.tokens / done.seconds - self.tokens_per_second)
