@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 PREFIX = "atoll"  # of the namespaces' names: atoll-PID-COUNTER-NAME
@@ -57,12 +56,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

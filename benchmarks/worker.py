@@ -27,6 +27,11 @@ def say(event: str, **facts: Any) -> None:
     sys.stdout.flush()
 
 
+def use_gloo_on(address: str) -> None:
+    """Let gloo use the interface that has this address."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if address.startswith("127.") else "eth0"
+
+
 def wait_for_turn() -> None:
     """Return when it is this worker's turn; end the process when there will be none."""
     if not sys.stdin.readline():

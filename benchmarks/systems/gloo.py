@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.worker import SIZE, options, say, wait_for_turn
+from benchmarks.worker import SIZE, options, say, use_gloo_on, wait_for_turn
 
 
 def main() -> None:
@@ -19,7 +18,7 @@ def main() -> None:
     place = given["rendezvous"] or tempfile.mkdtemp(prefix="gloo-")
     if given["rank"] == 0:
         say("opened", rendezvous=place)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if given["address"].startswith("127.") else "eth0"
+    use_gloo_on(given["address"])
     store = dist.FileStore(str(Path(place) / "store"), given["count"])
     dist.init_process_group("gloo", store=store, rank=given["rank"], world_size=given["count"])
     vector = torch.empty(given.get("size", SIZE))

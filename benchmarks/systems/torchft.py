@@ -5,7 +5,6 @@ All time-outs are its defaults. The lighthouse lives in the first worker.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -14,14 +13,14 @@ from torch.distributed import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
-from benchmarks.worker import SIZE, options, say, wait_for_turn
+from benchmarks.worker import SIZE, options, say, use_gloo_on, wait_for_turn
 
 
 def main() -> None:
     """Take a step each turn, until killed."""
     given = options()
     address, count = given["address"], given["count"]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if address.startswith("127.") else "eth0"
+    use_gloo_on(address)
     lighthouse_address = given["rendezvous"]
     if given["rank"] == 0:
         # the last turn of the survivors has fewer replicas
