@@ -32,6 +32,7 @@ INDEX = "checkpoint.json"
 MAX_INDEX_BYTES = 1024 * 1024
 DRAFT_PREFIX = ".draft-"
 _NAME = re.compile(r"ckpt-(\d{8,})")
+_FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -113,7 +114,7 @@ class CheckpointStore:
 
     def preflight(self, checkpoint_bytes: int) -> None:
         """Raise E402 unless those to keep, and the one being written beside them, have room."""
-        held = sum(f.stat().st_size for p in self.paths() for f in p.iterdir() if f.is_file())
+        held = sum(f.stat().st_size for p in self.paths() for f in _files_in(p))
         needed = checkpoint_bytes * (self.keep + 1) - held
         free = shutil.disk_usage(self.directory).free
         if free < needed:
@@ -148,10 +149,11 @@ class CheckpointStore:
         Reads every file once for its hash; run it off the event loop.
         """
         with _disk_errors(draft):
-            files = {f.name: _fingerprint(f) for f in sorted(draft.iterdir())}
+            found = _files_in(draft)
+            files = {f.relative_to(draft).as_posix(): _fingerprint(f) for f in found}
             index = Index(**facts.model_dump(), format=1, created=time.time(), files=files)
             (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
-            for path in (*draft.iterdir(), draft):
+            for path in (*draft.rglob("*"), draft):
                 _sync(path)
             target = self.directory / f"ckpt-{facts.round:08d}"
             if target.exists():  # of an earlier life at the same round; a rename cannot replace it
@@ -188,7 +190,7 @@ def verify(path: Path) -> Index:
     except ValidationError as error:
         raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
     for name, expected in index.files.items():
-        if Path(name).name != name:
+        if not _FILE.fullmatch(name):
             raise ValueError(f"{INDEX} names a file outside of the checkpoint")
         if not (path / name).is_file():
             raise ValueError(f"{name} is missing")
@@ -238,6 +240,10 @@ def _fingerprint(path: Path) -> File:
     hasher = blake3(max_threads=blake3.AUTO)
     hasher.update_mmap(path)
     return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
+
+
+def _files_in(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 
 def _sync(path: Path) -> None:

@@ -257,6 +257,9 @@ class NodeConfig(IslandSettings):
     keep_checkpoints: int = Field(
         default=2, ge=1, le=1000, description="How many checkpoints to keep."
     )
+    checkpoint_copy: str = Field(
+        default="", max_length=1024, description="Path or URL (fsspec) for a second copy of them."
+    )
     resume: bool = Field(
         default=False, description="Go on from the newest checkpoint in the state directory."
     )

@@ -172,6 +172,13 @@ _ROWS = (
         "see the log of the rank that is named; on a GPU, dmesg shows whether the device failed",
     ),
     Kind(
+        "E406",
+        "the copy of checkpoints cannot be used",
+        "the place that --checkpoint-copy names cannot be reached, or refuses; training and the "
+        "checkpoints on this machine's disk go on",
+        "check the URL and its credentials; object stores need their fsspec library (s3fs, gcsfs)",
+    ),
+    Kind(
         "E501",
         "no peers",
         "none of the given or cached peers could be joined; each is listed with its own reason",

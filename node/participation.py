@@ -15,6 +15,7 @@ from gossip.hooks import Hooks
 from gossip.membership import Liveness
 from node.assembly import make_conductor, make_replicas, make_swarm
 from node.checkpoint import CheckpointStore
+from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
 from node.errors import operator_error
@@ -73,7 +74,7 @@ class Participation:
             self._hardware()
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = (
-            await self.node.offload(lambda: restore(store, self.events))
+            await self.node.offload(lambda: restore(store, self.events, self._copy))
             if (self.config.resume)
             else None
         )
@@ -126,6 +127,7 @@ class Participation:
             self.swarm.still,
             self.node.offload,
             lambda: [chain.lineage for chain in self.swarm.chains],
+            self._copy,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -181,6 +183,11 @@ class Participation:
         tokens = await self.entrance.tokens(run, kept)
         note.write_text(tokens, encoding="utf-8")
         return tokens
+
+    @property
+    def _copy(self) -> CheckpointCopy | None:
+        url, keep = self.config.checkpoint_copy, self.config.keep_checkpoints
+        return CheckpointCopy(url, keep) if url else None
 
     # --- the parts -------------------------------------------------------------------------------
 
@@ -321,7 +328,7 @@ class Participation:
     async def leave(self) -> None:
         """Final checkpoint, stop the trainer, let others finish, say farewell."""
         if self.config.checkpoint_every and self.island is not None:
-            await self.keeper.save()
+            await self.keeper.save(wait=True)
         if self.island is not None:
             await self.island.stop()
         if self.finishing:

@@ -1,8 +1,8 @@
 """Checkpoints of a running node: the outer state, the place in the chain, and the trainer's files.
 
 Both halves go into one draft (:mod:`node.checkpoint`), so a checkpoint is one consistent moment or
-it does not exist. While it is written the swarm moves on to no other round here; the trainer
-trains on as soon as its own files are written.
+it does not exist. Trainer and daemon each copy their part while no round is applied; from then on
+training and rounds go on, and the copies are written beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,26 @@ from gossip.agreement import Place
 from gossip.certificate import outcome_hash
 from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
+from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog, Problem
 from node.outer_files import OuterFiles, read_outer, write_outer
 from node.replica import OuterReplica, OuterState
-from node.trainer.channel import ChannelClosedError
-from protocols.errors import ProtocolError
+from node.trainer.channel import ChannelClosedError, Saved
+from protocols.errors import OperatorError, ProtocolError
 from protocols.messages import Certificate
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
-TRAINER_TIMEOUT_S = 120.0
+TRAINER_TIMEOUT_S = 120.0  # for its copy
+WRITING_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class _Outer:
+    """A copy of the outer state, with the certificate and the lineage of each fragment."""
+
+    files: OuterFiles
+    standing: list[tuple[Certificate | None, Lineage]]
 
 
 @dataclass
@@ -47,21 +57,30 @@ class Keeper:
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     lineages: Callable[[], Sequence[Lineage]]
-    _busy: bool = False
+    copy: CheckpointCopy | None = None  # a second place for them
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
 
-    async def save(self) -> bool:
-        """Write a checkpoint of this moment; False (and an event) where it could not be done."""
-        if self._busy:
+    async def save(self, *, wait: bool = False) -> bool:
+        """Write a checkpoint of this moment; False (and an event) where it could not be done.
+
+        While another one is being written nothing is done, or with ``wait`` this one comes after.
+        """
+        if self._lock.locked() and not wait:
             return False
-        self._busy = True
+        async with self._lock:
+            return await self._save()
+
+    async def _save(self) -> bool:
         started = time.monotonic()
         try:
-            async with self.still():
-                with self.store.draft() as draft:
-                    await self._fill(draft)
-                    facts = self._facts()
-                    saved = await self.offload(lambda: self.store.commit(draft, facts))
+            with self.store.draft() as draft:
+                async with self.still():
+                    trainer = await self._stage(draft)
+                    outer, facts = await self._outer(), self._facts()
+                await self.offload(lambda: self._write(draft, outer))
+                await self._trainer_done(draft, trainer)
+                saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
                 self.events.emit(
@@ -69,9 +88,13 @@ class Keeper:
                 )
             self._full = isinstance(error, DiskFullError)
             return False
-        finally:
-            self._busy = False
         self._full = False
+        if self.copy is not None:
+            second, path = self.copy, saved.path
+            try:
+                await self.offload(lambda: second.put(path))
+            except OperatorError as error:
+                self.events.emit(Problem.of(error))
         self.events.emit(
             CheckpointSaved(
                 round=facts.round,
@@ -82,29 +105,47 @@ class Keeper:
         )
         return True
 
-    async def _fill(self, draft: Path) -> None:
-        if self.conductor is not None and self.conductor.training:
-            async with asyncio.timeout(TRAINER_TIMEOUT_S):
-                saved = await self.conductor.save(draft)
-            if saved.full:
-                raise DiskFullError(draft, saved.problem)
-            if saved.problem:
-                raise CheckpointError(draft, saved.problem, "see the log")
-        residuals = [r.residual.values for r in self.replicas if r.residual is not None]
+    async def _stage(self, draft: Path) -> asyncio.Future[Saved] | None:
+        """Have the trainer copy its part; it is written when the future is done."""
+        if self.conductor is None or not self.conductor.training:
+            return None
+        async with asyncio.timeout(TRAINER_TIMEOUT_S):
+            return await self.conductor.save(draft)
 
-        def write() -> None:
-            momentum = torch.cat([replica.momentum for replica in self.replicas])
+    async def _outer(self) -> _Outer:
+        """A copy of the outer state and of where it stands, on which rounds have no effect."""
+        replicas = self.replicas
+        residuals = [r.residual.values for r in replicas if r.residual is not None]
+        standing = [
+            (replica.certificate, lineage)
+            for replica, lineage in zip(replicas, self.lineages(), strict=True)
+        ]
+
+        def copy() -> OuterFiles:
+            momentum = torch.cat([replica.momentum for replica in replicas])
             residual = torch.cat(residuals) if residuals else None
-            write_outer(draft, OuterFiles(self.base, momentum, self.signed, residual))
+            return OuterFiles(self.base.clone(), momentum, self.signed, residual)
 
-        await self.offload(write)
-        for fragment, (replica, lineage) in enumerate(
-            zip(self.replicas, self.lineages(), strict=True)
-        ):
-            if replica.certificate is not None:
-                certificate, way = _files(draft, fragment)
-                certificate.write_bytes(replica.certificate.encode())
+        return _Outer(await self.offload(copy), standing)
+
+    def _write(self, draft: Path, outer: _Outer) -> None:
+        write_outer(draft, outer.files)
+        for fragment, (certificate, lineage) in enumerate(outer.standing):
+            if certificate is not None:
+                made, way = _files(draft, fragment)
+                made.write_bytes(certificate.encode())
                 way.write_bytes(lineage.encode())
+
+    async def _trainer_done(self, draft: Path, writing: asyncio.Future[Saved] | None) -> None:
+        """Wait for the trainer's files; raises what kept it from writing them."""
+        if writing is None:
+            return
+        async with asyncio.timeout(WRITING_TIMEOUT_S):
+            saved = await writing
+        if saved.full:
+            raise DiskFullError(draft, saved.problem)
+        if saved.problem:
+            raise CheckpointError(draft, saved.problem, "see the log")
 
     def _facts(self) -> Facts:
         place = self.replicas[0].place
@@ -132,11 +173,16 @@ class Restored:
     residual: torch.Tensor | None = None  # of this island's contributions
 
 
-def restore(store: CheckpointStore, events: EventLog) -> Restored | None:
+def restore(
+    store: CheckpointStore, events: EventLog, copy: CheckpointCopy | None = None
+) -> Restored | None:
     """The newest checkpoint that is whole; damaged ones are reported and passed over.
 
-    Raises :class:`CheckpointError` when there are checkpoints and none is usable.
+    Where there is none it is fetched from ``copy``. Raises :class:`CheckpointError` when there are
+    checkpoints and none is usable, and OperatorError E406 for a copy that cannot be read.
     """
+    if copy is not None and not store.paths():
+        copy.get_newest(store)
     found = store.latest()
     for damage in found.damaged:
         events.emit(Problem.of(damage))

@@ -57,6 +57,7 @@ bootstrap_app = typer.Typer(
         "init_from",
         "checkpoint_every",
         "keep_checkpoints",
+        "checkpoint_copy",
         "resume",
         "rounds",
     )

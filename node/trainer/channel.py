@@ -89,7 +89,10 @@ class Apply(Message, kind=101):
 
 
 class Checkpoint(Message, kind=102):
-    """Write the trainer's files into an existing directory; answered by :class:`Saved`."""
+    """Write the trainer's files into an existing directory.
+
+    Answered by :class:`Staged` when they have been copied, and by :class:`Saved` when written.
+    """
 
     directory: Location
 
@@ -162,8 +165,14 @@ class Applied(Message, kind=113):
     fragment: int | None = 0  # None: all of them, as :class:`Begin` asked
 
 
+class Staged(Message, kind=122):
+    """First answer to :class:`Checkpoint`: what happens from now on does not get into the files."""
+
+    directory: Location
+
+
 class Saved(Message, kind=114):
-    """Answer to :class:`Checkpoint`; ``problem`` is empty when the files are complete."""
+    """Second answer to :class:`Checkpoint`; ``problem`` is empty when the files are complete."""
 
     directory: Location
     problem: Text
@@ -197,10 +206,23 @@ class Leaving(Message, kind=121):
 
 
 Command = Begin | Apply | Checkpoint | Stop | Terms | Ended
-Report = Ready | StepDone | Snapshot | Applied | Saved | Evaluated | Failed | Stopped | Leaving
+Report = (
+    Ready | StepDone | Snapshot | Applied | Staged | Saved | Evaluated | Failed | Stopped | Leaving
+)
 
 COMMANDS = (Begin, Apply, Checkpoint, Stop, Terms, Ended)
-REPORTS = (Ready, StepDone, Snapshot, Applied, Saved, Evaluated, Failed, Stopped, Leaving)
+REPORTS = (
+    Ready,
+    StepDone,
+    Snapshot,
+    Applied,
+    Staged,
+    Saved,
+    Evaluated,
+    Failed,
+    Stopped,
+    Leaving,
+)
 
 
 class ChannelClosedError(AtollError):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Rank 0 waits for the daemon only in pieces of this many seconds, far below the time after which
 # the other ranks give a collective call up.
 LONGEST_WAIT_S = 5.0
+WRITING_POLL_S = 0.05  # in which it looks after a checkpoint that is being written
 
 
 class Step(Message, kind=118):
@@ -59,7 +60,9 @@ class Leader:
         left = 0.0 if self.wait_until is None else self.wait_until - self.clock()
         if not trainer.begun:
             left = LONGEST_WAIT_S
-        command = self.channel.receive(min(max(left, 0.0), LONGEST_WAIT_S))
+        trainer.look_after_writing()
+        longest = WRITING_POLL_S if trainer.writing else LONGEST_WAIT_S
+        command = self.channel.receive(min(max(left, 0.0), longest))
         if command is not None:
             return command
         if left > 0:

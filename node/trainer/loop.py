@@ -110,6 +110,7 @@ class Trainer(Progress):
                 case Checkpoint() as command:
                     self.checkpoint(command)
                 case Stop():
+                    self.finish_writing()
                     self.report(Stopped(self.step, self.tokens))
                     return
 

@@ -23,12 +23,22 @@ from node.trainer.channel import (
     Report,
     Saved,
     Snapshot,
+    Staged,
 )
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
 from node.trainer.pieces import Piece, due
-from node.trainer.resume import Share, Standing, Work, load, optimizer_steps, sanitise, save
+from node.trainer.resume import (
+    Share,
+    Standing,
+    Work,
+    Writing,
+    load,
+    optimizer_steps,
+    sanitise,
+    save,
+)
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
@@ -66,6 +76,8 @@ class Progress:
         self.step = self.tokens = 0
         self.rewarm_from: int | None = None
         self.bad_steps = 0  # in a row
+        self._writing: Writing | None = None
+        self._written_to = ""
 
     @property
     def round(self) -> int:
@@ -224,7 +236,7 @@ class Progress:
             self.overlap = command.tau
 
     def checkpoint(self, command: Checkpoint) -> None:
-        """Write the trainer's files; a disk that is full or broken is reported, no more."""
+        """Copy θ and moments, and begin to write them: training goes on meanwhile."""
         standing = Standing(
             fragments=tuple(piece.share() for piece in self.pieces),
             round_step=self.round_step,
@@ -233,12 +245,37 @@ class Progress:
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
         )
-        problem, full = "", False
+        self.finish_writing()
+        failure: OSError | None = None
         try:
-            save(Path(command.directory), self.weights, self.optimizer, standing)
+            self._writing = save(Path(command.directory), self.weights, self.optimizer, standing)
         except OSError as error:
-            problem, full = str(error), error.errno in FULL_DISK
-        self.report(Saved(command.directory, problem, full))
+            failure = error
+        self._written_to = command.directory
+        self.report(Staged(command.directory))
+        if self._writing is None:
+            self._tell_saved(failure)
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._writing is not None
+
+    def look_after_writing(self) -> None:
+        """Tell the daemon of a checkpoint that is complete; without waiting for one."""
+        if self._writing is not None and self._writing.done:
+            self.finish_writing()
+
+    def finish_writing(self) -> None:
+        """Wait for a checkpoint that is on its way; a disk that is full or broken is told of."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._tell_saved(writing.finish())
+
+    def _tell_saved(self, failure: OSError | None) -> None:
+        problem = "" if failure is None else str(failure) or type(failure).__name__
+        full = failure is not None and failure.errno in FULL_DISK
+        self.report(Saved(self._written_to, problem[:2000], full))
 
     def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
         """Tell the daemon that nothing is left to read in the vectors, None: in all fragments."""

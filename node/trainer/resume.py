@@ -1,26 +1,42 @@
 """The trainer's share of a checkpoint: θ, the optimizer's moments, and where the island stands.
 
-Tensors are written whole, whatever the number of ranks, so that an island may come back with
-another one. The learning rate and the windows to read follow from counters; there is no other
-state.
+Every rank writes the shards that it holds into the folder ``trainer`` of a checkpoint, as
+safetensors with their places in the header (torch.distributed.checkpoint), so that an island may
+come back with another number of ranks and another layout: see :func:`load`. It is written from a
+copy while training goes on. The learning rate and the windows to read follow from counters; there
+is no other state, and nothing is pickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from node.checkpoint import read_tensors, write_tensors
-from node.trainer.weights import Pick, Weights, local
+from node.trainer.weights import Weights, local
 from protocols.errors import OperatorError
 
-TENSORS = "trainer.safetensors"
+# said for every checkpoint of a single rank, in a thread where no narrower filter reaches
+warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+
+FOLDER = "trainer"
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -69,74 +85,129 @@ class Standing(BaseModel):
     optimizer_steps: int = Field(ge=0)  # 0: there are no moments
 
 
+class Writing:
+    """A checkpoint on its way to the disk, while training goes on; of one rank."""
+
+    def __init__(self, future: Future[object], state: Path | None, standing: Standing) -> None:
+        """``state``: where rank 0 notes the standing at the end."""
+        self._future, self._state, self._standing = future, state, standing
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have written, or failed to."""
+        return self._future.done()
+
+    def finish(self) -> OSError | None:
+        """Wait for the end; what went wrong on any rank's disk, if something did."""
+        try:
+            self._future.result()
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values()]
+            found = next((cause for cause in causes if isinstance(cause, OSError)), None)
+            return found or OSError(f"{type(causes[0]).__name__}: {causes[0]}")
+        try:
+            if self._state is not None:
+                self._state.write_text(self._standing.model_dump_json(indent=1), encoding="utf-8")
+        except OSError as error:
+            return error
+        return None
+
+
 @torch.no_grad()
 def save(
     directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, standing: Standing
-) -> None:
-    """Write tensors and standing; every rank must call it, rank 0 writes (and raises OSError)."""
+) -> Writing:
+    """Copy tensors and standing, and begin to write them; every rank must call it.
+
+    Returns when the copies are made: what happens to the tensors from then on does not matter.
+    Each rank writes what it holds, by torch.distributed.checkpoint. Raises OSError.
+    """
+    folder, failure = directory / FOLDER, None
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        failure = error
+    if not weights.ranks.all_true(failure is None):  # else the others would wait for this one
+        raise failure or OSError(f"not every rank can write to {directory}")
     tensors: dict[str, Tensor] = {}
-    held = {
-        name: [moment for moment in MOMENTS if moment in optimizer.state[parts[0]]]
-        for name, parts in weights.parts.items()
-        if standing.optimizer_steps
-    }
-    moments = {name: found for rank in weights.everywhere(held) for name, found in rank.items()}
-    for name in weights.names:
-        wholes = {PARAMETER + name: weights.gather(name)}
-        for moment in moments.get(name, ()):
-            wholes[f"{moment}/{name}"] = weights.gather(name, _of_state(optimizer, moment))
-        if weights.ranks.leads:
-            tensors |= {k: t.cpu().contiguous() for k, t in wholes.items() if t is not None}
-    if weights.ranks.leads:
-        write_tensors(directory / TENSORS, {key: t.numpy() for key, t in tensors.items()})
-        (directory / STATE).write_text(standing.model_dump_json(indent=1), encoding="utf-8")
+    for name, parts in weights.parts.items():
+        tensors[PARAMETER + name] = parts[0].detach()
+        if standing.optimizer_steps:
+            state = optimizer.state[parts[0]]
+            tensors |= {f"{m}/{name}": state[m] for m in MOMENTS if m in state}
+    future = async_save(
+        tensors,
+        storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+        process_group=weights.ranks.background(),
+        no_dist=weights.ranks.size == 1,
+    )
+    state = folder / STATE if weights.ranks.leads else None
+    return Writing(cast("Future[object]", future), state, standing)
 
 
 @torch.no_grad()
 def load(directory: Path, weights: Weights, optimizer: torch.optim.Optimizer) -> Standing:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
 
-    Raises E404 (on rank 0) when files are missing, damaged, or of another model.
+    It may have been written by another number of ranks in another layout: each rank reads the
+    elements that it holds now. Raises E404 when files are missing, damaged, or of another model.
     """
-    tensors: dict[str, Tensor] = {}
-    raw = b""
+    folder, problem, raw = directory / FOLDER, "", b""
+    found: dict[str, torch.Size] = {}
     if weights.ranks.leads:
         try:
-            raw = (directory / STATE).read_bytes()
-            tensors = {k: torch.from_numpy(v) for k, v in read_tensors(directory / TENSORS).items()}
-            _check(Standing.model_validate_json(raw), tensors, weights)
-        except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
-            raise OperatorError(
-                "E404", f"cannot resume from {directory}", str(error), "start without --resume"
-            ) from error
-    standing = Standing.model_validate_json(weights.ranks.broadcast(raw))
-    keys: set[str] = set(json.loads(weights.ranks.broadcast(json.dumps(list(tensors)).encode())))
-    for name in weights.names:
-        weights.set(name, tensors.get(PARAMETER + name))
-        for parameter in weights.parts.get(name, ()) if standing.optimizer_steps else ():
-            device = local(parameter).device
-            count = torch.tensor(float(standing.optimizer_steps), device=device)
-            optimizer.state[parameter] = {"step": count}
-        for moment in MOMENTS:
-            key = f"{moment}/{name}"
-            if key not in keys:
-                continue
-            for parameter in weights.parts.get(name, ()):
-                optimizer.state[parameter][moment] = torch.zeros_like(parameter)
-            weights.set(name, tensors.get(key), _of_state(optimizer, moment))
+            raw = (folder / STATE).read_bytes()
+            found = _contents(folder)
+            _check(Standing.model_validate_json(raw), found, weights)
+        except (OSError, ValueError, SafetensorError) as error:  # pydantic's are ValueErrors
+            problem = str(error) or type(error).__name__
+    told = json.dumps([problem, raw.decode(errors="replace"), list(found)])
+    problem, text, keys = json.loads(weights.ranks.broadcast(told.encode()))
+    if problem:
+        raise OperatorError(
+            "E404", f"cannot resume from {directory}", problem, "start without --resume"
+        )
+    standing, there = Standing.model_validate_json(text), set(keys)
+    tensors: dict[str, Tensor] = {}
+    for name, parts in weights.parts.items():
+        tensors[PARAMETER + name] = parts[0].detach()
+        moments = [m for m in MOMENTS if f"{m}/{name}" in there] if standing.optimizer_steps else []
+        for parameter in parts if standing.optimizer_steps else ():
+            count = torch.tensor(float(standing.optimizer_steps), device=local(parameter).device)
+            zeros = {moment: torch.zeros_like(parameter) for moment in moments}
+            optimizer.state[parameter] = {"step": count, **zeros}
+        tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in moments}
+    load_sharded(
+        tensors,
+        storage_reader=HuggingFaceStorageReader(str(folder)),
+        process_group=weights.ranks.background(),
+        no_dist=weights.ranks.size == 1,
+    )
+    for parts in weights.parts.values():  # those that are tied, and two tensors here
+        for twin in parts[1:]:
+            local(twin).copy_(local(parts[0]))
+            for moment, value in optimizer.state.get(parts[0], {}).items():
+                local(optimizer.state[twin][moment]).copy_(local(value))
     return standing
 
 
-def _of_state(optimizer: torch.optim.Optimizer, moment: str) -> Pick:
-    return lambda parameter: optimizer.state[parameter][moment]
+def _contents(folder: Path) -> dict[str, torch.Size]:
+    """Names and shapes of the tensors in all files of a folder; pieces must make a whole."""
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+    found = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        assert isinstance(stored, TensorStorageMetadata)
+        if sum(chunk.sizes.numel() for chunk in stored.chunks) < stored.size.numel():
+            raise ValueError(f"{name} lacks a part: every rank must write to the same disk")
+        found[name] = stored.size
+    return found
 
 
-def _check(standing: Standing, tensors: Mapping[str, Tensor], weights: Weights) -> None:
+def _check(standing: Standing, found: Mapping[str, torch.Size], weights: Weights) -> None:
+    groups = [PARAMETER, f"{MOMENTS[0]}/"] if standing.optimizer_steps else [PARAMETER]
     for name, shape in weights.shapes.items():
-        groups = [PARAMETER, f"{MOMENTS[0]}/"] if standing.optimizer_steps else [PARAMETER]
         for group in groups:
-            tensor = tensors.get(group + name)
-            if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
+            if found.get(group + name) != shape:
                 raise ValueError(f"{group}{name} is missing or has another shape")
 
 

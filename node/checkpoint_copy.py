@@ -1,0 +1,101 @@
+"""A second copy of checkpoints, anywhere that fsspec reaches: ``--checkpoint-copy URL``.
+
+A checkpoint is copied file by file, its index last, so that one without an index is none. Whoever
+has lost the disk and starts with ``--resume`` and the same URL gets the newest one back; it is
+checked like any other, against the hashes in its index.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from node.checkpoint import INDEX, MAX_INDEX_BYTES, CheckpointStore, Index, verify
+from node.errors import operator_error
+from protocols.errors import OperatorError
+
+_NAME = re.compile(r"ckpt-\d{8,}")
+
+
+class CheckpointCopy:
+    """The copies at one URL, of which ``keep`` are kept. Methods block: call them off the loop.
+
+    All raise OperatorError E406 where the place cannot be reached, read or written.
+    """
+
+    def __init__(self, url: str, keep: int) -> None:
+        self.url, self.keep = url.rstrip("/"), keep
+
+    def put(self, checkpoint: Path) -> None:
+        """Copy a checkpoint there, and remove the oldest of those there."""
+        try:
+            files, root = self._open()
+            names = [p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*")]
+            names = sorted(n for n in names if (checkpoint / n).is_file() and n != INDEX)
+            target = f"{root}/{checkpoint.name}"
+            if files.exists(target):  # of an earlier life
+                files.rm(target, recursive=True)
+            for name in [*names, INDEX]:
+                files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
+                files.put_file(str(checkpoint / name), f"{target}/{name}")
+            for old in self._there(files, root)[self.keep :]:
+                files.rm(f"{root}/{old}", recursive=True)
+        except Exception as error:
+            raise self._failed("write", error) from error
+
+    def get_newest(self, store: CheckpointStore) -> Path | None:
+        """Bring the newest whole one into ``store``; None where there is none."""
+        try:
+            files, root = self._open()
+            for name in self._there(files, root):
+                with store.draft() as draft:
+                    self._fetch(files, f"{root}/{name}", draft)
+                    verify(draft)
+                    target = store.directory / name
+                    draft.rename(target)
+                    return target
+        except OperatorError:
+            raise
+        except Exception as error:
+            raise self._failed("read", error) from error
+        return None
+
+    def _fetch(self, files: Any, source: str, draft: Path) -> None:
+        """Only what the index names, and never more of it than it says."""
+        with files.open(f"{source}/{INDEX}", "rb") as file:
+            raw = file.read(MAX_INDEX_BYTES + 1)
+        (draft / INDEX).write_bytes(raw)
+        for name, expected in Index.model_validate_json(raw).files.items():
+            path = (draft / name).resolve()
+            if not path.is_relative_to(draft.resolve()):
+                raise ValueError(f"{INDEX} names a file outside of the checkpoint")
+            path.parent.mkdir(exist_ok=True)
+            with files.open(f"{source}/{name}", "rb") as file, path.open("wb") as out:
+                left = expected.bytes + 1
+                while left > 0 and (piece := file.read(min(left, 1 << 22))):
+                    out.write(piece)
+                    left -= len(piece)
+
+    def _there(self, files: Any, root: str) -> list[str]:
+        """Names of the whole ones, the newest first."""
+        if not files.exists(root):
+            return []
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
+        found = [name for name in names if _NAME.fullmatch(name)]
+        whole = [name for name in found if files.exists(f"{root}/{name}/{INDEX}")]
+        return sorted(whole, key=lambda name: int(name[5:]), reverse=True)
+
+    def _open(self) -> tuple[Any, str]:
+        import fsspec
+
+        files, root = fsspec.core.url_to_fs(self.url)
+        files.invalidate_cache()
+        return files, str(root).rstrip("/")
+
+    def _failed(self, what: str, error: Exception) -> OperatorError:
+        return operator_error(
+            "E406",
+            f"cannot {what} the copy of checkpoints at {self.url}",
+            why=f"{type(error).__name__}: {error}"[:500],
+        )

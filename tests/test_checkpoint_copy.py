@@ -1,0 +1,81 @@
+"""Second copies of checkpoints: kept, brought back, and never half there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_checkpoint import make
+
+from node.checkpoint import INDEX, CheckpointStore, verify
+from node.checkpoint_copy import CheckpointCopy
+from protocols.errors import OperatorError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def there(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+def test_the_newest_are_kept_and_one_comes_back(store: CheckpointStore, tmp_path: Path):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)
+    for round in range(4):
+        copy.put(make(store, round).path)
+    assert there(tmp_path / "copy") == ["ckpt-00000002", "ckpt-00000003"]
+    copy.put(make(store, 3).path)  # again, of another life
+    other = CheckpointStore(tmp_path / "other")
+    found = copy.get_newest(other)
+    assert found == tmp_path / "other" / "ckpt-00000003"
+    assert verify(found) == verify(tmp_path / "checkpoints" / "ckpt-00000003")
+    assert other.latest().checkpoint is not None
+
+
+def test_a_url_of_fsspec(store: CheckpointStore):
+    copy = CheckpointCopy("memory://bucket/run", keep=1)
+    assert copy.get_newest(store) is None
+    copy.put(make(store, 7).path)
+    other = CheckpointStore(store.directory.parent / "other")
+    assert copy.get_newest(other) is not None
+
+
+def test_one_without_an_index_is_none(store: CheckpointStore, tmp_path: Path):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=3)
+    for round in range(2):
+        copy.put(make(store, round).path)
+    (tmp_path / "copy" / "ckpt-00000001" / INDEX).unlink()  # broken off
+    other = CheckpointStore(tmp_path / "other")
+    assert copy.get_newest(other) == tmp_path / "other" / "ckpt-00000000"
+
+
+@pytest.mark.parametrize("damage", ["flip", "outside", "index"])
+def test_damage_is_refused_and_leaves_nothing(store: CheckpointStore, tmp_path: Path, damage: str):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    copy.put(make(store, 1).path)
+    place = tmp_path / "copy" / "ckpt-00000001"
+    if damage == "flip":
+        data = bytearray((place / "outer.safetensors").read_bytes())
+        data[-1] ^= 1
+        (place / "outer.safetensors").write_bytes(data)
+    elif damage == "outside":
+        text = (place / INDEX).read_text().replace("trainer.json", "../../evil")
+        (place / INDEX).write_text(text)
+    else:
+        (place / INDEX).write_text("{}")
+    other = CheckpointStore(tmp_path / "other")
+    with pytest.raises(OperatorError, match="cannot read") as caught:
+        copy.get_newest(other)
+    assert caught.value.code == "E406"
+    assert there(other.directory) == []
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_place_that_refuses_is_named(store: CheckpointStore, tmp_path: Path):
+    (tmp_path / "file").touch()
+    for url in (str(tmp_path / "file" / "below"), "nosuch://bucket"):
+        with pytest.raises(OperatorError) as caught:
+            CheckpointCopy(url, keep=1).put(make(store, 1).path)
+        assert (caught.value.code, url in caught.value.what) == ("E406", True)

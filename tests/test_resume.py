@@ -1,0 +1,135 @@
+"""The trainer's share of a checkpoint: copied at once, written beside training, read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_kit import tiny_manifest
+
+from node.trainer import resume
+from node.trainer.layout import Layout
+from node.trainer.model import build, next_token_loss
+from node.trainer.optim import make_optimizer
+from node.trainer.parallel import Ranks
+from node.trainer.resume import FOLDER, Share, Standing, load, save
+from node.trainer.weights import Weights
+from protocols.errors import OperatorError
+
+CPU = torch.device("cpu")
+STANDING = Standing(
+    fragments=(Share(round=3),), round_step=2, step=5, tokens=99, rewarm_from=None,
+    optimizer_steps=5,
+)  # fmt: skip
+
+
+class One:
+    """A tiny model and its optimizer in this process."""
+
+    def __init__(self, seed: int = 0, steps: int = 0, **inner: object) -> None:
+        manifest = tiny_manifest()
+        manifest = manifest.model_copy(update={"inner": manifest.inner.model_copy(update=inner)})
+        self.model = build(manifest.model, seed)
+        self.optimizer = make_optimizer(self.model, manifest.inner)
+        layout = Layout.of_module(self.model)
+        self.weights = Weights.of(dict(self.model.named_parameters()), layout, Ranks.alone(CPU))
+        for step in range(steps):
+            self.step(step)
+
+    def step(self, number: int) -> float:
+        tokens = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(number))
+        loss = next_token_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.detach())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, parameter in self.model.named_parameters():
+            found[name] = parameter.detach().clone()
+            for key, value in self.optimizer.state[parameter].items():
+                found[f"{key}/{name}"] = value.clone()
+        return found
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_comes_back_is_what_was_there_when_it_was_copied(tmp_path: Path, optimizer: str):
+    one = One(steps=5, optimizer=optimizer)
+    expected = one.tensors()
+    writing = save(tmp_path, one.weights, one.optimizer, STANDING)
+    following = [one.step(n) for n in range(5, 8)]  # while it is written
+    assert writing.finish() is None
+    assert writing.done
+    other = One(seed=9, steps=1, optimizer=optimizer)
+    assert load(tmp_path, other.weights, other.optimizer) == STANDING
+    found = other.tensors()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert [other.step(n) for n in range(5, 8)] == following  # to the last bit
+
+
+def test_nothing_in_it_is_pickled(tmp_path: Path):
+    one = One(steps=1)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    names = sorted(file.name for file in (tmp_path / FOLDER).iterdir())
+    assert names == ["shard-00001-model-00001-of-00001.safetensors", "trainer.json"]
+
+
+def test_training_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk stands still until training has gone on."""
+    import threading
+
+    went_on, stood = threading.Event(), threading.Event()
+    write = resume.HuggingFaceStorageWriter.write_data
+
+    def slow(*arguments):
+        stood.set()
+        assert went_on.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(resume.HuggingFaceStorageWriter, "write_data", slow)
+    one = One(steps=5)
+    expected = one.tensors()
+    writing = save(tmp_path, one.weights, one.optimizer, STANDING)
+    assert stood.wait(60)
+    one.step(5)
+    assert not writing.done
+    went_on.set()
+    assert writing.finish() is None
+    other = One()
+    load(tmp_path, other.weights, other.optimizer)
+    found = other.tensors()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_full_disk_is_told_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resume.HuggingFaceStorageWriter, "write_data", full)
+    one = One(steps=1)
+    failure = save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    assert failure is not None
+    assert failure.errno == 28
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "standing", "another model"])
+def test_damage_is_told(tmp_path: Path, damage: str):
+    one = One(steps=1)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    (file,) = (tmp_path / FOLDER).glob("*.safetensors")
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "standing":
+        (tmp_path / FOLDER / "trainer.json").write_text("{}")
+    else:
+        from safetensors.torch import save_file
+
+        save_file({"parameter/x": torch.zeros(3)}, file)
+    with pytest.raises(OperatorError, match="cannot resume") as caught:
+        load(tmp_path, one.weights, one.optimizer)
+    assert caught.value.code == "E404"

@@ -1,0 +1,116 @@
+"""Models and data of others in a real swarm: transformers, tokenizers, token folders, imports."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_kit import folder, serving, tokenizer_bytes
+from swarm_kit import islands, node, settings
+from test_hf import GPT2, QWEN
+
+from node.data.tokenizer import FileTokenizer
+from node.outer_files import read_checkpoint
+from node.trainer.layout import Layout
+from node.trainer.model import build
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+
+ROUNDS = 4
+TINY: dict[str, Any] = {
+    "inner_steps": 8,
+    "total_rounds": ROUNDS,
+    "min_grace_s": 60,
+    "inner__total_steps": 8 * ROUNDS,
+    "data__seq_len": 32,
+}
+
+
+def states(*all_islands: Any) -> list[dict[int, str]]:
+    return [{r: e["state"] for r, e in island.rounds().items()} for island in all_islands]
+
+
+@pytest.mark.parametrize("plain", [GPT2, QWEN], ids=["gpt2", "qwen2"])
+def test_two_islands_train_a_model_of_transformers(tmp_path: Path, plain: dict[str, Any]):
+    """One of them in two ranks; then it is exported, and another run starts from the export."""
+    transformers = pytest.importorskip("transformers")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(plain | {"vocab_size": 600}))
+    tokens = folder(tmp_path / "tokens", bpe=True)
+    with islands(tmp_path) as made:
+        first = made.new("--hf-config", str(config), "--data", str(tokens), *settings(**TINY))
+        address = first.await_up()
+        second = made.new("--peers", address, "--data", str(tokens), "--nproc", "2")
+        assert first.await_end(200) == 0, first.tail()
+        assert second.await_end(60) == 0, second.tail()
+        ours, theirs = states(first, second)
+        assert theirs
+        assert {r: ours[r] for r in theirs} == theirs
+        assert (second.dir / "tokenizer.json").read_bytes() == tokenizer_bytes()
+        losses = first.losses()
+        assert losses[max(losses)][0] < losses[1][0]
+        done = node("export", str(tmp_path / "out"), "--from", str(first.dir))
+        assert done.returncode == 0, done.stderr
+        outer = read_checkpoint(first.dir)
+        manifest = outer.signed.manifest
+        assert (manifest.model.kind, manifest.model.vocab_size) == ("hf", 600)
+        model = build(manifest.model, 0)
+        Layout.of_module(model).load_from(outer.base, model)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+        assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer_bytes()
+        ids = torch.arange(24).view(1, -1)
+        with torch.no_grad():
+            assert torch.equal(model(ids), loaded(ids).logits)
+        again = made.new(
+            "--init-from", str(tmp_path / "out"), "--data", str(tokens), *settings(**TINY)
+        )
+        again.await_round(0, 120)
+        validated = [e["validation_loss"] for e in again.events("validation")]
+        last = [e["validation_loss"] for e in first.events("round") if e["validation_loss"]][-1]
+        assert validated[0] == pytest.approx(last, abs=1e-4)  # it begins where that one ended
+
+
+def test_a_tokenizer_reaches_joiners_and_a_folder_on_the_web_feeds_them(tmp_path: Path):
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_bytes())
+    folder(tmp_path / "www" / "tokens", bpe=True)
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"A line of its own, number {i}, and so on." for i in range(5000)))
+    with serving(tmp_path / "www") as server, islands(tmp_path) as made:
+        first = made.new(
+            "--tokenizer", str(tokenizer), "--data", f"{server.url}/tokens",
+            *settings(**TINY, model__attention="document", data__pool_windows=64),
+        )  # fmt: skip
+        address = first.await_up()
+        second = made.new("--peers", address, "--data", str(text))
+        assert first.await_end(200) == 0, first.tail()
+        assert second.await_end(60) == 0, second.tail()
+        ours, theirs = states(first, second)
+        assert {r: ours[r] for r in theirs} == theirs
+        assert theirs
+        manifest = read_checkpoint(first.dir).signed.manifest
+        assert manifest.data.tokenizer == FileTokenizer(tokenizer_bytes()).digest
+        assert manifest.model.vocab_size == 600
+        assert any((first.dir / "data-cache").iterdir())
+
+
+def test_a_restart_reads_on_where_it_was(tmp_path: Path):
+    """Documents apart, a token folder, pools: with a kill and without, the same bits."""
+    tokens = folder(tmp_path / "tokens")
+    words = (
+        "--data", str(tokens),
+        *settings(**TINY, seed=3, model__attention="document", data__pool_windows=64),
+    )  # fmt: skip
+    with islands(tmp_path) as made:
+        reference, killed = made.new(*words), made.new(*words)
+        killed.await_round(1, 120)
+        killed.signal(signal.SIGKILL)
+        killed.await_end(30)
+        killed.start("--resume")
+        assert killed.await_end(120) == 0, killed.tail()
+        assert reference.await_end(120) == 0, reference.tail()
+        assert states(reference)[0] == states(killed)[0]
