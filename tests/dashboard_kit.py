@@ -97,6 +97,7 @@ class Imagined:
                 "tokens": tokens,
                 "distance": round(abs(noise(0.05, 0.008)), 5),
                 "apart": round(abs(noise(0.07, 0.008)), 5),
+                "scale": 0.42 if index == 3 else 1.0,
             }
         self.log.emit(
             RoundDone(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -121,6 +122,8 @@ async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
         assert await page.evaluate("document.querySelectorAll('canvas.matrix').length") == 1
         for panel in PANELS:
             assert len(await page.evaluate(text(f"#{panel} .body"))) > 20, panel
+        weights = await page.evaluate(text("#waits .weights"))
+        assert re.fullmatch(r"isle-03: 42\s?% of its share", weights), weights
         drawn = await page.evaluate("document.querySelectorAll('.uplot canvas').length")
         assert drawn == 3
     assert [error for error in page.errors if "ERR_" not in error] == []

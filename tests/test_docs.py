@@ -16,11 +16,12 @@ from node.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PLACEHOLDERS = {
     "HOST:PORT/ID": "192.0.2.7:4390",
     "HOST:PORT": "192.0.2.7:4390",
     "SECRET": "secret",
+    "NAME": "systemd",
     "DIR": "folder",
 }
 PATH = re.compile(
@@ -30,9 +31,9 @@ PATH = re.compile(
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(language: str = "") -> list[str]:
-    """The fenced blocks of the README that are marked with ``language``."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(language: str = "", page: Path = README) -> list[str]:
+    """The fenced blocks of a page that are marked with ``language``."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     return [text for marked, text in found if marked == language]
 
 
@@ -43,10 +44,13 @@ def spans(text: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every line or span of the README that begins with ``node``."""
-    lines = [line.strip() for block in blocks() for line in block.splitlines()]
-    said = [c for c in [*lines, *spans(README.read_text())] if c.startswith("node ")]
-    return sorted({command for command in said if "…" not in command})
+    """Every line or span that begins with ``node``, in the README and the operators' pages."""
+    said: list[str] = []
+    for page in (README, *sorted((ROOT / "docs" / "operators").glob("*.md"))):
+        said += [line.strip() for block in blocks(page=page) for line in block.splitlines()]
+        said += spans(page.read_text())
+    whole = {c.partition(" > ")[0] for c in said if c.startswith("node ") and "…" not in c}
+    return sorted(whole)
 
 
 def links(text: str) -> list[str]:

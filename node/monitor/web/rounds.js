@@ -103,8 +103,19 @@ export class Rounds {
       dropped.length
         ? el("div", {}, el("h3", {}, "Dropped"), el("ul", { class: "dropped" }, ...dropped.map(([peer, why]) => el("li", {}, el("span", { class: "mark", "aria-hidden": "true" }, "✕ "), `${this.store.names.of(peer)}: ${why}`))))
         : el("p", { class: "quiet" }, "Nobody was dropped."),
+      this.weights(round),
       this.habit(),
     );
+  }
+
+  /** Whose work counts for less than announced, by the run's merge rule. */
+  weights(round) {
+    const less = Object.entries(round.islands)
+      .filter(([, item]) => known(item.scale) && item.scale < 0.995)
+      .sort((a, b) => a[1].scale - b[1].scale);
+    if (!less.length) return null;
+    const more = less.length > 8 ? [el("li", { class: "more" }, `… ${less.length - 8} more`)] : [];
+    return el("div", {}, el("h3", {}, "Counted for less, by the merge rule"), el("ul", { class: "dropped weights" }, ...less.slice(0, 8).map(([peer, item]) => el("li", {}, `${this.store.names.of(peer)}: ${percent(item.scale)} of its share`)), ...more));
   }
 
   /** Who was the last one most often, in the rounds that are shown. */

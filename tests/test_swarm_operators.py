@@ -1,0 +1,150 @@
+"""Every command of docs/operators, in order, against a real swarm: what is written there works."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_process import nodes, wait_until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+
+PAGES = sorted((Path(__file__).resolve().parent.parent / "docs" / "operators").glob("*.md"))
+# what pip would fetch is not this test's business
+NOT_RUN = {"pip install --upgrade atoll": [sys.executable, "-m", "pip", "--version"]}
+STAYS = ("start", "bootstrap")  # until it is stopped
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of the page's fenced blocks."""
+    blocks = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A seed and an island; the address for newcomers."""
+    with nodes(tmp_path_factory.mktemp("swarm")) as make:
+        seed = make("seed").start("bootstrap")
+        address = seed.address()
+        first = make("first").start(
+            "start", "--peers", address, "--set", "rounds.total_rounds=5000",
+            "--set", "rounds.inner_steps=20", "--checkpoint-every", "0",
+        )  # fmt: skip
+        first.wait_round(1)
+        yield address
+
+
+class Terminal:
+    """A user's shell: a home of its own, and one node that may run in it."""
+
+    def __init__(self, home: Path, address: str) -> None:
+        self.home, self.address = home, address
+        self.node: subprocess.Popen[bytes] | None = None
+        self.out = home / "out"
+        home.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
+        self.environment = {
+            **kept, "HOME": str(home), "OMP_NUM_THREADS": "1", "ATOLL_DEVICE": "cpu",
+            "ATOLL_THREADS": "1", "ATOLL_LISTEN": "127.0.0.1:0", "ATOLL_API": "127.0.0.1:0",
+            "XDG_STATE_HOME": str(home / "state"), "XDG_CACHE_HOME": str(home / "cache"),
+        }  # fmt: skip
+
+    def run(self, line: str) -> None:
+        """Type one line; what stays is waited for until it is up, all else must succeed."""
+        words = shlex.split(line.replace("HOST:PORT/ID", self.address))
+        if words[0] == "node":
+            words = [sys.executable, "-m", *words]
+        stays = words[3:4] and words[3] in STAYS and "template" not in words
+        if stays:
+            self.leave()
+            with self.out.open("wb") as out:
+                self.node = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                    env=self.environment, cwd=self.home,
+                )  # fmt: skip
+            wait_until(self.up, f"{line} to be up")
+            return
+        words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, "printed")
+        words = [word.replace("~", str(self.home), 1) for word in words]
+        with (self.home / target).open("wb") as out:
+            done = subprocess.run(
+                NOT_RUN.get(line, words), check=False, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.PIPE, env=self.environment, cwd=self.home, timeout=100,
+            )  # fmt: skip
+        told = (self.home / target).read_text() + done.stderr.decode()
+        assert done.returncode == 0, f"{line}\n{told}"
+        if " stop" in line:
+            assert self.node is not None
+            assert self.node.wait(30) in (0, 130)
+            self.node = None
+
+    def up(self) -> bool:
+        """The node trains, or waits for a run."""
+        assert self.node is not None
+        text = self.out.read_text(errors="replace")
+        assert self.node.poll() is None, text
+        begun = re.search(r"^round \d+ ", text, re.MULTILINE)
+        return bool(begun) or "waiting for the first island" in text
+
+    def leave(self) -> None:
+        """Ctrl-C, where a node runs."""
+        if self.node is not None:
+            self.node.terminate()
+            self.node.wait(60)
+            self.node = None
+
+
+@contextlib.contextmanager
+def terminal(home: Path, address: str) -> Iterator[Terminal]:
+    made = Terminal(home, address)
+    try:
+        yield made
+    finally:
+        if made.node is not None:
+            made.node.kill()
+            made.node.wait()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_works(page: Path, swarm: str, tmp_path: Path) -> None:
+    lines = commands(page)
+    assert lines
+    with terminal(tmp_path / "home", swarm) as user:
+        if page.stem in ("recover", "upgrade"):  # there has been a node, and it made a checkpoint
+            user.run("node start --peers HOST:PORT/ID --checkpoint-every 1")
+        for line in lines:
+            if line.startswith("node export"):
+                user.leave()
+            user.run(line)
+
+
+def test_a_swarm_does_not_count_who_only_looks(swarm: str, tmp_path: Path) -> None:
+    """An observer comes and goes: nobody lists it, and there are no more islands than before."""
+    with terminal(tmp_path / "home", swarm) as user, nodes(tmp_path) as make:
+        second = make("second").start("start", "--peers", swarm)
+        second.wait_for(lambda: len(second.rounds()) > 1, "two rounds")
+        before = {peer["peer"] for peer in second.state()["peers"]}
+        most = max(event["live"] for event in second.events("round"))
+        rounds = len(second.events("round"))
+        for _ in range(3):
+            user.run("node monitor --peers HOST:PORT/ID --once > picture.json")
+        second.wait_for(lambda: len(second.rounds()) > rounds + 1, "two more rounds")
+        state = second.state()
+        assert {peer["peer"] for peer in state["peers"]} <= before
+        assert max(event["live"] for event in second.events("round")[rounds:]) <= most
+        picture = json.loads((user.home / "picture.json").read_text())["state"]
+        assert picture["node"]["peer"] not in before
+        assert picture["run"]["id"] == state["run"]["id"]
+        active = {p["peer"]: p["role"] for p in picture["peers"] if p["status"] == "active"}
+        assert set(active.values()) == {"island", "seed"}
+        assert set(active) <= before
+        assert second.events("started")[0]["peer"] in active
