@@ -372,6 +372,7 @@ class Reporter:
                     total_tokens=announce.total_tokens,
                     link="self" if mine else "direct",
                     rtt_s=measured.round_trip if measured else None,
+                    own_rtt_s=announce.round_trip or None,
                     upload=announce.upload,
                     download=announce.download,
                     agrees=True if mine else self._agrees(announce),

@@ -32,7 +32,9 @@ SETTINGS = Settings(members=3, size=200_000, codec="fp32", rounds=2, listen="127
 Passed = list[tuple[Stage, int]]
 
 
-async def take_rounds(settings: Settings) -> tuple[list[list[Taken]], list[Passed]]:
+async def take_rounds(
+    settings: Settings, regions: tuple[str, ...] = ("",)
+) -> tuple[list[list[Taken]], list[Passed]]:
     """What each of the members reports, and the stages that it passed."""
     taken: list[list[Taken]] = [[] for _ in range(settings.members)]
     passed: list[Passed] = [[] for _ in range(settings.members)]
@@ -40,7 +42,12 @@ async def take_rounds(settings: Settings) -> tuple[list[list[Taken]], list[Passe
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         first = ""
         for seed in range(settings.members):
-            own = replace(settings, seed=seed, peers=(first,) if first else ())
+            own = replace(
+                settings,
+                seed=seed,
+                peers=(first,) if first else (),
+                region=regions[seed % len(regions)],
+            )
             member = Member(
                 own,
                 opened=lambda peer, address: addresses.put_nowait(f"{address}/{peer}"),
@@ -175,3 +182,13 @@ def test_a_codec_that_there_is_not() -> None:
     assert isinstance(result.exception, OperatorError)
     assert result.exception.code == "E204"
     assert "int4" in str(result.exception)
+
+
+async def test_members_at_two_sites_end_with_the_mean_over_real_connections() -> None:
+    """Two by two, over mutual TLS: each part has a relay at the other site."""
+    settings = replace(SETTINGS, members=4, groups="region", size=300_000)
+    taken, _ = await take_rounds(settings, regions=("north", "south"))
+    for round_ in range(2):
+        ours = [member[round_] for member in taken]
+        assert len({one.digest for one in ours}) == 1
+        assert {(one.contributors, one.merged) for one in ours} == {(4, 1.0)}

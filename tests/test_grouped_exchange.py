@@ -239,7 +239,9 @@ def test_a_relay_that_dies_costs_its_group_nothing_but_time(when: float, how: st
                     sum(key[2] != dead.me for key in p.exchange.parts) == wanted for p in others
                 )
             )
-            assert end < max(here.plan.expected_s, when) + 6.0  # of this: 2.5 P + E until dropped
+            # without a leader who hears of it: until members find their relay overdue, and P more
+            expected, patience = here.plan.expected_s, here.plan.patience_s
+            assert end < 2 * (2 * patience + expected) + expected + patience
             for peer in others:
                 assert truthful(here, peer)
                 held = counted(here, peer)
@@ -317,7 +319,7 @@ def test_a_sum_that_does_not_decode_is_refused_and_its_group_comes_by_itself() -
             for peer in here.peers:
                 assert truthful(here, peer)
                 assert counted(here, peer) == {other.me: {0} for other in here.peers}
-                assert set(peer.faults) == set()
+                assert peer.faults == [] or peer is relay
             refusals = [r for p in here.peers for r in p.refusals]
             assert {who for who, _ in refusals} == {relay.me}
 
@@ -328,7 +330,7 @@ def test_a_member_whose_link_to_its_relay_breaks_goes_to_the_owner() -> None:
     async def scene() -> None:
         async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
             cut_off, relay = here.peers[0], here.peers[1]
-            here.network.set_link(cut_off.me, relay.me, Link(loss=1.0))
+            here.network.set_link(cut_off.me, relay.me, Link(latency=1e4))
             here.work()
             own = {part.start for part in here.plan.parts if part.owner in (relay.me, cut_off.me)}
 

@@ -113,13 +113,14 @@ def demo(
     raise typer.Exit(main(seconds=seconds, islands=islands, seed=seed, as_json=as_json))
 
 
-@with_settings("listen", "peers", "public_addr")
+@with_settings("listen", "peers", "public_addr", "region")
 def bench(
     flags: dict[str, Any],
     members: Annotated[int, typer.Option(min=2, max=256, help="How many there are.")] = 2,
     size: Annotated[int, typer.Option(min=1, help="Parameters.")] = 25_000_000,
     codec: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8, int4, …")] = "int4",
     rounds: Annotated[int, typer.Option(min=1, help="How often to average.")] = 5,
+    groups: Annotated[str, typer.Option(help="none, region or grid: see the protocol.")] = "none",
     tls: Annotated[bool, typer.Option(help="Without it: in the clear, at home only.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -130,6 +131,10 @@ def bench(
 
     if codec not in NAMES:
         raise bad_config(f"no codec {codec!r}", "there are " + ", ".join(NAMES), "give one of them")
+    if groups not in ("none", "region", "grid"):
+        raise bad_config(
+            f"no groups {groups!r}", "there are none, region, grid", "give one of them"
+        )
     config = resolve(flags, os.environ)
     settings = Settings(
         members=members,
@@ -137,6 +142,8 @@ def bench(
         codec=codec,
         rounds=rounds,
         tls=tls,
+        groups=groups,  # type: ignore[arg-type]  # looked at above
+        region=config.region,
         listen=config.listen,
         advertise=config.public_addr,
         peers=config.peers,

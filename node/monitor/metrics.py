@@ -115,6 +115,11 @@ class SwarmCollector(Collector):
         yield _gauge("swarm_round_sync_seconds", "Snapshot to application", done.sync_s)
         yield _gauge("swarm_round_wait_seconds", "The trainer stood still", done.wait_s)
         yield _gauge("swarm_round_tokens", "Merged in the last round", done.tokens)
+        scales = [item["scale"] for item in done.islands.values() if "scale" in item]
+        if scales:  # by name they stand in the round's event and in the API
+            yield _gauge("swarm_least_scale_ratio", "Least that was left of a share", min(scales))
+            discounted = sum(scale < 1 for scale in scales)
+            yield _gauge("swarm_discounted_islands", "By the merge rule, last round", discounted)
         for name, text, value in (
             ("swarm_validation_loss_nats", "On the shared shard", done.validation_loss),
             ("swarm_consensus_distance_ratio", "To the mean, before the merge", done.consensus),
