@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import math
 import statistics
@@ -142,18 +143,19 @@ def best_rate(rows: dict[str, Row]) -> float:
     return min(DP_RATES, key=lambda lr: rows.get(f"rate {lr:g}/4/0", {}).get("loss", math.inf))
 
 
-def run_for(seconds: float, path: Path, part: int = 0) -> None:
+def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> None:
     """Add rows until the time is over; the one under way is finished.
 
-    Where several processes share the work, each leaves ``part`` missing rows to the others.
+    Where several processes share the work, each makes every ``parts``-th row.
     """
     end = time.monotonic() + seconds
     while True:
         rows = read(path)
-        missing = [(key, one) for key, one in wanted(rows) if key not in rows]
-        if not missing:
+        mine = itertools.islice(wanted(rows), part, None, parts)
+        row = next(((key, one) for key, one in mine if key not in rows), None)
+        if row is None:
             return
-        key, scenario = missing[part % len(missing)]
+        key, scenario = row
         plain = scenario.model_dump(mode="json")
         same = (row for row in rows.values() if row.get("scenario") == plain)
         try:
@@ -256,7 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, required=True, help="rows are read and added there")
     parser.add_argument("--seconds", type=float, default=math.inf, help="make rows for so long")
-    parser.add_argument("--part", type=int, default=0, help="of several processes, from 0")
+    parser.add_argument("--part", default="0/1", help="as in 0/3: the first of three processes")
     parser.add_argument("--docs", type=Path, help="write the tables there, make no rows")
     parser.add_argument("--plot", type=Path, help="draw loss against bytes there, make no rows")
     options = parser.parse_args()
@@ -270,7 +272,8 @@ def main() -> None:
             options.docs.write_text(report.document(rows), encoding="utf-8")
         return
     try:
-        run_for(options.seconds, options.json, part=options.part)
+        part, parts = (int(number) for number in options.part.split("/"))
+        run_for(options.seconds, options.json, part=part, parts=parts)
     except KeyboardInterrupt:
         sys.exit(130)
 

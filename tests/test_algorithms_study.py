@@ -66,8 +66,9 @@ def test_rows_are_added_one_by_one_and_not_made_twice(
     file = tmp_path / "rows.json"
     algorithms.run_for(1e-9, file)
     assert list(algorithms.read(file)) == ["rate 0.0015/4/0"]
-    algorithms.run_for(1e-9, file, part=1)
-    assert list(algorithms.read(file)) == ["rate 0.0015/4/0", "rate 0.006/4/0"]
+    algorithms.run_for(1e-9, file, part=1, parts=2)
+    algorithms.run_for(1e-9, file)
+    assert list(algorithms.read(file)) == [f"rate {x}/4/0" for x in ("0.0015", "0.003", "0.006")]
     assert json.loads(file.read_text())["keys"]["churn_loss_pct"] is None
 
 
