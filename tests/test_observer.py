@@ -1,0 +1,158 @@
+"""Watching a swarm from outside: what an observer sees, and that nobody sees it."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from bootstrap.handshake import Gate, admission, shared_token
+from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.state import BlobServer
+from node.monitor.observer import Observer
+from protocols.addresses import parse_address
+from protocols.envelope import seal
+from protocols.errors import OperatorError
+from protocols.http import HttpTransport
+from protocols.identity import Identity
+from protocols.messages import Announce, Known
+from protocols.whereabouts import Whereabouts
+
+
+async def first_picture(observer):
+    stream = observer.pictures()
+    try:
+        return await anext(stream)
+    finally:
+        await stream.aclose()
+
+
+class Swarm:
+    """One node that answers for several islands, as far as an observer can ask."""
+
+    def __init__(self, invitation=""):
+        self.identity = Identity.generate()
+        self.transport = HttpTransport(self.identity, listen="127.0.0.1:0")
+        self.islands = [self.identity, Identity.generate(), Identity.generate()]
+        self.signed = SignedManifest.create(Manifest(), self.identity)
+        self.run = self.signed.run_id
+        self.invitation = invitation
+        self.said = {}
+        self.asked = []
+        self._sequence = 0
+        for n in range(len(self.islands)):
+            self.say(n, round=3, state=b"s" * 32, work=3000, loss=3.0 + n)
+        self.gate = Gate(
+            self.transport,
+            Whereabouts(self.transport, self.identity, self.transport.book),
+            software="0.1.0",
+            run=lambda: self.run,
+            admits=shared_token(invitation) if invitation else lambda peer, given: True,
+            announces=lambda: list(self.said.values()),
+        )
+        self.transport.on_call("known", self._known)
+        self.transport.on_call("announce", self._announce)
+        BlobServer(self.transport, self.run, manifest=self.signed.data, blobs=[])
+
+    def say(self, number, *, proof=None, **values):
+        one = self.islands[number]
+        self._sequence += 1
+        given = {
+            "peer": one.peer_id, "role": "island", "status": "active", "incarnation": 1,
+            "addresses": (), "version": "0.1.0", "region": "", "head": b"h" * 32,
+            "admission": proof
+            if proof is not None
+            else admission(self.invitation, self.run, one.peer_id),
+        }  # fmt: skip
+        self.said[one.peer_id] = seal(
+            one, Announce(**(given | values)), purpose="announce", run=self.run,
+            expires=time.time() + 60, sequence=self._sequence,
+        )  # fmt: skip
+
+    async def _known(self, peer, body):
+        self.asked.append("known")
+        return Known(tuple(self.said.values())).encode()
+
+    async def _announce(self, peer, body):
+        self.asked.append("announce")
+        return b""
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.transport.listening[1]}/{self.identity.peer_id}"
+
+    async def __aenter__(self):
+        await self.transport.start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.transport.aclose()
+
+
+def sketches(round_, count):
+    rng = np.random.default_rng(round_)
+    centre = rng.normal(size=251)
+    return [(centre + rng.normal(size=251) * 0.1).astype("<f4").tobytes() for _ in range(count)]
+
+
+async def test_an_observer_sees_rounds_and_is_no_peer_of_anybody():
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        first = await anext(stream)
+        assert {peer["peer"] for peer in first["state"]["peers"]} == {
+            one.peer_id for one in swarm.islands
+        }
+        assert first["state"]["node"]["role"] == "observer"
+        assert first["history"]["rounds"] == 0
+        apart = sketches(3, 3)
+        for n in range(3):
+            swarm.say(
+                n, round=4, state=b"t" * 32, work=4000, loss=2.0 + n, validation_loss=2.5,
+                sketch_round=3, sketch=apart[n],
+            )  # fmt: skip
+        async with asyncio.timeout(30):
+            while (picture := await anext(stream))["history"]["rounds"] == 0:
+                pass
+        row = {name: values[-1] for name, values in picture["history"]["columns"].items()}
+        assert (row["round"], row["live"], row["agreeing"], row["tokens"]) == (3, 3, 3, 1000)
+        assert row["loss"] == pytest.approx(3.0)
+        assert row["validation_loss"] == 2.5
+        assert row["consensus"] == pytest.approx(0.1 * (2 / 3) ** 0.5, rel=0.3)
+        assert {peer["agrees"] for peer in picture["state"]["peers"]} == {True}
+        await stream.aclose()
+    # it has no port, and said nothing of itself that could be taken for a trainer
+    assert observer.transport.listening is None
+    assert set(swarm.asked) == {"known"}
+
+
+async def test_an_observer_sees_a_split():
+    async with Swarm() as swarm:
+        observer = Observer([parse_address(swarm.address)], interval_s=0.0)
+        stream = observer.pictures()
+        await anext(stream)
+        swarm.say(2, round=3, state=b"x" * 32, work=2000)
+        async with asyncio.timeout(30):
+            while not (alarms := (await anext(stream))["state"]["alarms"]):
+                pass
+        assert alarms[0]["kind"] == "split"
+        await stream.aclose()
+
+
+async def test_an_observer_needs_the_invitation_and_asks_for_proof_of_it():
+    async with Swarm("open sesame") as swarm:
+        swarm.say(2, round=3, state=b"s" * 32, work=3000, proof=b"forged")
+        with pytest.raises(OperatorError) as error:
+            await first_picture(Observer([parse_address(swarm.address)], interval_s=0.0))
+        assert error.value.code == "E203"
+        observer = Observer([parse_address(swarm.address)], "open sesame", interval_s=0.0)
+        picture = await first_picture(observer)
+        assert len(picture["state"]["peers"]) == 2
+
+
+async def test_nobody_to_observe_is_told():
+    async with Swarm() as swarm:
+        address = swarm.address
+    with pytest.raises(OperatorError) as error:
+        await first_picture(Observer([parse_address(address)]))
+    assert error.value.code == "E101"
