@@ -96,6 +96,8 @@ def turns(entries: list[Entry], count: int, scale: Scale, mbit: float | None = N
             fleet.meet()
         for turn in range(scale.turns + 1):
             for name, fleet in fleets:
+                for _, other in fleets:
+                    other.settle()  # what it prepares would slow this one down
                 taken = _fact(fleet.turn())
                 without = "" if taken["whole"] else ", not all of it merged"
                 print(f"  {name}: {taken['seconds']:.3f} s{without}", flush=True)
@@ -140,6 +142,8 @@ def _dark(entry: Entry, count: int, events: int) -> list[Fact]:
             usual = min(_fact(fleet.turn(among))["seconds"] for _ in range(2))
             victim = among[-1]
             workers = [fleet.workers[i] for i in among]
+            for worker in workers:
+                worker.settle()
             for worker in workers:
                 worker.go()
             while workers[-1].hear("stage", within=60)["stage"] != "sending":

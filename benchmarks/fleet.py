@@ -71,11 +71,20 @@ class Worker:
             start_new_session=True,  # some start processes of their own
         )
         self._facts: queue.Queue[Fact | None] = queue.Queue()
+        self._waiting = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    def settle(self) -> None:
+        """Wait until it has prepared its next turn."""
+        if not self._waiting:
+            self.hear("waiting", within=TURN_S)
+            self._waiting = True
+
     def go(self) -> None:
         """It is this worker's turn."""
+        self.settle()
+        self._waiting = False
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -148,8 +157,15 @@ class Fleet:
         """Let all, or those of these ranks, average once."""
         workers = [self.workers[i] for i in among] if among else self.workers
         for worker in workers:
+            worker.settle()
+        for worker in workers:
             worker.go()
         return Turn([worker.hear("took", within=within) for worker in workers])
+
+    def settle(self) -> None:
+        """Wait until all have prepared their next turn."""
+        for worker in self.workers:
+            worker.settle()
 
     def _start(self, rank: int, rendezvous: str) -> None:
         name = self.net.names[rank] if self.net else f"{self.system} {rank}"

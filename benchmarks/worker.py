@@ -33,6 +33,10 @@ def use_gloo_on(address: str) -> None:
 
 
 def wait_for_turn() -> None:
-    """Return when it is this worker's turn; end the process when there will be none."""
+    """Return when it is this worker's turn; end the process when there will be none.
+
+    It says before that it waits: whatever it prepares must not take the time of another's turn.
+    """
+    say("waiting")
     if not sys.stdin.readline():
         os._exit(0)
