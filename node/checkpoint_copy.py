@@ -21,7 +21,7 @@ _NAME = re.compile(r"ckpt-\d{8,}")
 class CheckpointCopy:
     """The copies at one URL, of which ``keep`` are kept. Methods block: call them off the loop.
 
-    All raise OperatorError E406 where the place cannot be reached, read or written.
+    All raise OperatorError E407 where the place cannot be reached, read or written.
     """
 
     def __init__(self, url: str, keep: int) -> None:
@@ -95,7 +95,7 @@ class CheckpointCopy:
 
     def _failed(self, what: str, error: Exception) -> OperatorError:
         return operator_error(
-            "E406",
+            "E407",
             f"cannot {what} the copy of checkpoints at {self.url}",
             why=f"{type(error).__name__}: {error}"[:500],
         )

@@ -172,7 +172,7 @@ _ROWS = (
         "see the log of the rank that is named; on a GPU, dmesg shows whether the device failed",
     ),
     Kind(
-        "E406",
+        "E407",
         "the copy of checkpoints cannot be used",
         "the place that --checkpoint-copy names cannot be reached, or refuses; training and the "
         "checkpoints on this machine's disk go on",

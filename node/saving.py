@@ -179,7 +179,7 @@ def restore(
     """The newest checkpoint that is whole; damaged ones are reported and passed over.
 
     Where there is none it is fetched from ``copy``. Raises :class:`CheckpointError` when there are
-    checkpoints and none is usable, and OperatorError E406 for a copy that cannot be read.
+    checkpoints and none is usable, and OperatorError E407 for a copy that cannot be read.
     """
     if copy is not None and not store.paths():
         copy.get_newest(store)

@@ -68,7 +68,7 @@ def test_damage_is_refused_and_leaves_nothing(store: CheckpointStore, tmp_path: 
     other = CheckpointStore(tmp_path / "other")
     with pytest.raises(OperatorError, match="cannot read") as caught:
         copy.get_newest(other)
-    assert caught.value.code == "E406"
+    assert caught.value.code == "E407"
     assert there(other.directory) == []
     assert not (tmp_path / "evil").exists()
 
@@ -78,4 +78,4 @@ def test_a_place_that_refuses_is_named(store: CheckpointStore, tmp_path: Path):
     for url in (str(tmp_path / "file" / "below"), "nosuch://bucket"):
         with pytest.raises(OperatorError) as caught:
             CheckpointCopy(url, keep=1).put(make(store, 1).path)
-        assert (caught.value.code, url in caught.value.what) == ("E406", True)
+        assert (caught.value.code, url in caught.value.what) == ("E407", True)
