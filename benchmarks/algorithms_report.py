@@ -76,14 +76,16 @@ def _seeds(rows: dict[str, Row], name: str, islands: int) -> int:
 
 
 def _missing(rows: dict[str, Row]) -> str:
-    lacking = [
-        f"K = {count}: {', '.join(names)}"
-        for count in (4, 8, 16)
-        if (names := [n for n in MAIN if not _seeds(rows, n, count)])
-    ]
     few = sum(0 < _seeds(rows, name, 4) < len(SEEDS) for name in MAIN)
     text = f"Of the rows with K = 4, {few} have fewer than {len(SEEDS)} seeds so far."
-    return text + ("" if not lacking else " **Not measured yet:** " + "; ".join(lacking) + ".")
+    absent = [name for name in MAIN if not _seeds(rows, name, 4)]
+    absent += [name for name, (count, _) in SPECIAL.items() if not _seeds(rows, name, count)]
+    if absent:
+        text += " **Not measured yet:** " + "; ".join(absent) + "."
+    for count in (8, 16):
+        if not any(_seeds(rows, name, count) for name in MAIN):
+            text += f" No mode has been compared at K = {count} yet."
+    return text
 
 
 def _table(rows: dict[str, Row], count: int) -> str:

@@ -52,7 +52,8 @@ def test_the_page_says_what_is_missing_and_what_diverged() -> None:
     rows = ROWS | {"eager, int4/4/0": {"failed": "nan"}}
     page = report.document(rows)
     assert "| DiLoCo, int2 | 24.0 | 300x | 2.0500 | +2.50 % | 1 |" in page
-    assert "K = 16: data parallel, fp32" in page
+    assert "**Not measured yet:** DiLoCo, H 60, int2; " in page
+    assert "No mode has been compared at K = 16 yet." in page
     assert "| `churn_loss_pct` | not measured |" in page
     assert "Diverged: eager, int4." in page
 
