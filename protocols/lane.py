@@ -13,44 +13,41 @@ ourselves had no room does not count. A sender gives up when nothing goes for ``
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import selectors
 import socket
 import ssl
-import struct
-import termios
 import time
 from collections.abc import Callable
 
 from protocols.errors import (
     AtollError,
-    LocalProtocolError,
     TransferStalled,
     Unreachable,
     Why,
 )
 from protocols.identity import PeerId
 from protocols.lane_moves import Done, Receiving, Sending
+from protocols.lane_socket import (
+    WOULD_BLOCK,
+    SocketError,
+    broken,
+    fill,
+    other_end_left,
+    shake,
+    silent,
+    throw_away_unsent,
+    unacknowledged,
+    wrapped,
+)
 from protocols.lane_wire import Frame
 from protocols.reactor import Reactor
-from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
 _PLAIN_PIECE = 1 << 20
 _TLS_PIECE = 1 << 16  # OpenSSL takes all of a piece or says nothing of how much it took
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
-_CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-
-class _SocketError(Exception):
-    """The socket failed: told from what a feed or drain raises."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class Lane:
@@ -94,12 +91,7 @@ class Lane:
             return
         self._watch(0)
         try:
-            self._sock = context.wrap_socket(
-                self._sock,
-                server_side=server_name is None,
-                server_hostname=server_name,
-                do_handshake_on_connect=False,
-            )
+            self._sock = wrapped(self._sock, context, server_name)
         except (OSError, ValueError) as error:
             self.cut()
             done(None, error)
@@ -175,8 +167,7 @@ class Lane:
         self._watch(0)
         self._reactor.remove(self)
         if self._sending is not None:  # what the kernel still has must not hold up the bad news
-            with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            throw_away_unsent(self._sock)
         self._sock.close()
         failure = error or self._reset()
         if self._shaking is not None:
@@ -212,7 +203,7 @@ class Lane:
         if now >= self._rest_until:
             self.cut()
             return math.inf
-        if self._blinded() and self._left():
+        if self._blinded() and other_end_left(self._sock):
             self.cut()
             return math.inf
         until = self._deadline()
@@ -243,30 +234,11 @@ class Lane:
 
     def _moved(self) -> bool:
         """Whether the peer has acknowledged some of what the kernel had still to send."""
-        before, self._unacknowledged = self._unacknowledged, self._queue()
+        before, self._unacknowledged = self._unacknowledged, unacknowledged(self._sock)
         return self._unacknowledged < before
-
-    def _queue(self) -> int:
-        """Bytes that the kernel holds because they were not sent or not acknowledged."""
-        try:
-            raw = fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0")
-        except OSError:
-            return 0
-        size: int = struct.unpack("i", raw)[0]
-        return size
 
     def _blinded(self) -> bool:
         return self.blind and self._watchful and self._receiving is None
-
-    def _left(self) -> bool:
-        """Whether the other end has closed, as far as that shows without reading."""
-        option = getattr(socket, "TCP_INFO", None)
-        if option is None:
-            return False
-        try:
-            return self._sock.getsockopt(socket.IPPROTO_TCP, option, 1)[0] in (_CLOSE_WAIT, _CLOSED)
-        except OSError:
-            return True
 
     # --- the turn of a lane -------------------------------------------------------------------
 
@@ -281,7 +253,7 @@ class Lane:
     def _guard(self, move: Callable[[], None], end: Done) -> None:
         try:
             move()
-        except _SocketError as failed:
+        except SocketError as failed:
             self._broken(failed.error)
         except Exception as error:  # noqa: BLE001  # of a feed or drain: its owner gets it
             end(error)
@@ -290,7 +262,7 @@ class Lane:
         """The socket failed; what has come before that is still read."""
         receiving = self._receiving
         if receiving is not None and isinstance(receiving.drain, Frame) and not self._secure:
-            with contextlib.suppress(_SocketError, AtollError):
+            with contextlib.suppress(SocketError, AtollError):
                 self._receive_some()
         self.cut(broken(error, self.who))
 
@@ -356,18 +328,18 @@ class Lane:
                 sending.view = sending.view[allowed:]
             try:
                 count = self._sock.send(sending.piece)
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            except WOULD_BLOCK:
                 sending.blocked = True
-                self._unacknowledged = self._queue()
+                self._unacknowledged = unacknowledged(self._sock)
                 return
             except OSError as error:
-                raise _SocketError(error) from error
+                raise SocketError(error) from error
             budget -= count
             sending.moved += count
             sending.piece = sending.piece[count:]
             self._progress = time.monotonic()
         if not sending.starved:
-            self._unacknowledged = self._queue()
+            self._unacknowledged = unacknowledged(self._sock)
             self._sent(None)
 
     def _sent(self, error: BaseException | None) -> None:
@@ -394,7 +366,7 @@ class Lane:
             if room is None:
                 receiving.paused, receiving.since = True, time.monotonic()
                 return
-            count, dry = self._read(room[: receiving.left])
+            count, dry = fill(self._sock, room[: receiving.left], secure=self._secure)
             if count:
                 budget -= count
                 receiving.room = None
@@ -407,28 +379,6 @@ class Lane:
                 return
         self._received(None)
 
-    def _read(self, room: memoryview) -> tuple[int, bool]:
-        """Fill as much of ``room`` as there is; also whether the socket has no more."""
-        if not room:
-            raise LocalProtocolError("a drain gave room of no bytes")
-        at = 0
-        try:
-            while at < len(room):
-                count = self._sock.recv_into(room[at:] if at else room)
-                if count == 0:
-                    if at:
-                        break  # what came before the end is handed over first
-                    raise _SocketError(ConnectionResetError("closed by the other end"))
-                at += count
-                if not self._secure and at < len(room):
-                    return at, True
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return at, True
-        except OSError as error:
-            if not at:
-                raise _SocketError(error) from error
-        return at, False
-
     def _received(self, error: BaseException | None) -> None:
         if self._receiving is not None:
             receiving, self._receiving = self._receiving, None
@@ -439,39 +389,27 @@ class Lane:
     def _listen(self) -> None:
         """Nothing is to come here: bytes are a breach, and the end is the end."""
         try:
-            self._sock.recv(1)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return
-        except OSError as error:
-            self.cut(broken(error, self.who))
-            return
-        self.cut()
+            if not silent(self._sock):
+                self.cut()
+        except SocketError as failed:
+            self.cut(broken(failed.error, self.who))
 
     # --- the handshake ------------------------------------------------------------------------
 
     def _shake(self) -> None:
-        done, sock = self._shaking, self._sock
+        done = self._shaking
         assert done is not None
-        assert isinstance(sock, PeerSSLSocket)
         try:
-            sock.do_handshake()
-        except ssl.SSLWantReadError:
-            self._watch(_READ)
-        except ssl.SSLWantWriteError:
-            self._watch(_WRITE)
+            found = shake(self._sock)
         except (OSError, ValueError) as error:  # a ValueError: the peer was gone before
             self.cut(error)
+            return
+        if isinstance(found, int):
+            self._watch(found)
         else:
             self._shaking = None
             self._wish()
-            done(sock.peer_id, None)
+            done(found, None)
 
     def _reset(self) -> Unreachable:
         return Unreachable(self.who, Why.RESET)
-
-
-def broken(error: OSError, who: str) -> Unreachable:
-    """What a failed socket is called."""
-    if isinstance(error, ssl.SSLError) and is_refusal(error):
-        return Unreachable(who, Why.TLS, tls_reason(error))
-    return Unreachable(who, Why.RESET)
