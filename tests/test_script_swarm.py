@@ -32,6 +32,15 @@ def committed(node: NodeProcess, members: int) -> list[dict[str, Any]]:
     return [e for e in node.events("round") if e["members"] == members]
 
 
+def check_together(one: NodeProcess, other: NodeProcess) -> None:
+    """Work of both was merged, and whatever round both have applied left them equal."""
+    assert committed(other, 2), other.text()
+    theirs = one.rounds()
+    common = {round_: state for round_, state in other.rounds().items() if round_ in theirs}
+    assert len(common) >= 3
+    assert all(theirs[round_] == state for round_, state in common.items())
+
+
 def readme_example() -> str:
     """The README's block of Python."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
@@ -52,10 +61,7 @@ def test_two_scripts_train_one_model(make: Callable[..., NodeProcess], example: 
     where = first.address()
     second = make("second", ATOLL_ROUNDS="8").start_script(script, where)
     assert second.wait(200) == 0, second.text()
-    together = {e["round"]: e["state"] for e in committed(second, 2)}
-    assert len(together) >= 2, second.text()
-    theirs = {e["round"]: e["state"] for e in first.events("round")}
-    assert all(theirs[round_] == state for round_, state in together.items())
+    check_together(first, second)
     assert first.running
     assert not second.left_over()
 
@@ -69,10 +75,7 @@ def test_several_ranks_are_one_island(make: Callable[..., NodeProcess], kind: st
         EXAMPLES / "several_ranks.py", kind, where, runner=torchrun
     )
     assert second.wait(200) == 0, second.text()
-    together = {e["round"]: e["state"] for e in committed(second, 2)}
-    assert len(together) >= 2, second.text()
-    theirs = {e["round"]: e["state"] for e in first.events("round")}
-    assert all(theirs[round_] == state for round_, state in together.items())
+    check_together(first, second)
 
 
 def test_a_script_that_is_killed_comes_back_where_it_was(make: Callable[..., NodeProcess]) -> None:
