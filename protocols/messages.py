@@ -18,7 +18,7 @@ from protocols.wire import Max, Message, Struct
 
 PROTOCOL_VERSION = 1
 MAX_PEERS = 512  # members of one round, and islands one island keeps track of
-MAX_FRAGMENTS = 16  # of one run: where an island stands with each is in its announcements
+MAX_FRAGMENTS = 12  # of one run: where an island stands with each is in its announcements
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
@@ -114,6 +114,7 @@ class Announce(Message, kind=3):
     name: Name = ""  # given by the operator, for people
     norm: float = 0.0  # L2 norm of its contribution to the next round
     others: Annotated[tuple[Standing, ...], Max(MAX_FRAGMENTS - 1)] = ()
+    round_trip: float = 0.0  # seconds to the peers it calls, the median; 0: not measured
 
 
 class Hello(Message, kind=4):

@@ -17,7 +17,7 @@ from gossip.validity import Place
 from protocols import virtual_time
 from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import Identity
-from protocols.messages import CertificateRequest, Standing
+from protocols.messages import MAX_FRAGMENTS, CertificateRequest, Standing
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -178,5 +178,28 @@ def test_an_announcement_seen_from_a_fragment() -> None:
             assert isinstance(moved.others[1], Standing)
             assert (moved.others[1].round, moved.others[1].tokens) == (4, 7)
             assert isinstance(place, Place)
+
+    virtual_time.run(main())
+
+
+def test_the_largest_announcement_can_be_passed_on() -> None:
+    """Known holds envelopes of up to 4096 bytes: with all fragments and many addresses too."""
+
+    async def main() -> None:
+        async with simulated_swarm(1, size=5_000, fragments=MAX_FRAGMENTS) as swarm:
+            [member] = swarm.members.values()
+            presence, prefix = member.swarm.presence, "2001:0db8:85a3:0000:0000:8a2e:0370"
+            for chain in member.swarm.chains:
+                chain.note(ready=True, tokens=2**40, steps=10**6, weight=1e12, eta=0.25, norm=1.5)
+            presence.note(
+                addresses=tuple(f"[{prefix}:000{n}]:65535" for n in range(8)),
+                sketch=bytes(1024),
+                admission=bytes(32),
+                name="n" * 64,
+                total_tokens=2**50,
+            )
+            known = presence.known()
+            assert len(known.encode()) < 4096
+            assert fragments(member.swarm.status) == MAX_FRAGMENTS
 
     virtual_time.run(main())
