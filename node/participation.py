@@ -240,7 +240,11 @@ class Participation:
         upload, limit = stats.upload.read() or 0.0, self.config.max_upload
         if limit:
             upload = min(upload or limit, limit)
-        self.swarm.presence.note(upload=upload, download=stats.download.read() or 0.0)
+        self.swarm.presence.note(
+            upload=upload,
+            download=stats.download.read() or 0.0,
+            round_trip=stats.round_trip or 0.0,
+        )
         self.reporter.on_committed(certificate, exchange)  # type: ignore[arg-type]
         if self.conductor is None:
             self._check_end()

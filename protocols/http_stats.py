@@ -102,6 +102,12 @@ class TransportStats:
             del self.by_peer[next(iter(self.by_peer))]
         return found
 
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds to a peer and back, the median over peers; None before any was measured."""
+        known = sorted(p.round_trip for p in self.by_peer.values() if p.round_trip is not None)
+        return known[len(known) // 2] if known else None
+
     def received(self, peer: PeerId, name: str, count: int) -> None:
         """``count`` bytes of a body came in."""
         self.in_by_name[name] += count

@@ -131,6 +131,8 @@ def test_no_more_is_announced_than_the_limit(
     said: dict[str, float] = {}
     if measured is not None:
         stats.upload.note(1.0, 1.0, int(measured))
+    for index, seconds in enumerate((0.2, 0.01, 0.03)):
+        stats.measured_call(PeerId(f"peer {index}"), seconds)
     node = SimpleNamespace(
         node=SimpleNamespace(transport=SimpleNamespace(stats=stats)),
         config=NodeConfig(max_upload=limit),
@@ -139,7 +141,7 @@ def test_no_more_is_announced_than_the_limit(
         conductor=object(),
     )
     Participation._on_committed(node, None, None)  # type: ignore[arg-type]
-    assert said == {"upload": announced, "download": 0.0}
+    assert said == {"upload": announced, "download": 0.0, "round_trip": 0.03}
 
 
 @pytest.mark.parametrize(

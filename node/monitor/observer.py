@@ -307,6 +307,7 @@ class Observer:
                     link="direct" if measured and measured.round_trip else "none",
                     rtt_s=measured.round_trip if measured else None,
                     distance=self._distances.get(peer),
+                    own_rtt_s=said.round_trip or None,
                     upload=said.upload,
                     download=said.download,
                     agrees=said.state == usual

@@ -52,7 +52,8 @@ class PeerView:
     total_tokens: int = 0
     link: Literal["self", "direct", "relay", "none"] = "none"
     address: str = ""  # the kind of its best address: "public IPv4", "loopback", "name", …
-    rtt_s: float | None = None
+    rtt_s: float | None = None  # from this node to it
+    own_rtt_s: float | None = None  # from it to its peers, the median, as it measured itself
     upload: float = 0.0  # bytes a second, as it measured itself
     download: float = 0.0
     agrees: bool | None = None  # its outer state is ours bit for bit; None: at another round
