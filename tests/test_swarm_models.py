@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from data_kit import folder, serving, tokenizer_bytes
-from swarm_kit import islands, node, settings
+from swarm_kit import Island, Islands, islands, node, settings
 from test_hf import GPT2, QWEN
 
 from node.data.tokenizer import FileTokenizer
@@ -30,6 +30,23 @@ TINY: dict[str, Any] = {
 }
 
 
+LONG = TINY | {"total_rounds": 2000, "inner__total_steps": 16_000}
+
+
+def leave_together(made: Islands, first: Island, second: Island) -> None:
+    """Wait until both have trained together, end them, and compare all states."""
+    made.await_office(first, 2, 200)
+    first.await_round(max(first.rounds()) + 3, 100)
+    for island in (second, first):
+        island.signal(signal.SIGINT)
+        assert island.await_end(60) == 0, island.tail()
+    ours, theirs = states(first, second)
+    both = ours.keys() & theirs.keys()
+    assert len(both) >= 3
+    assert {r: ours[r] for r in both} == {r: theirs[r] for r in both}
+    assert second.events("step")
+
+
 def states(*all_islands: Any) -> list[dict[int, str]]:
     return [{r: e["state"] for r, e in island.rounds().items()} for island in all_islands]
 
@@ -42,14 +59,10 @@ def test_two_islands_train_a_model_of_transformers(tmp_path: Path, plain: dict[s
     config.write_text(json.dumps(plain | {"vocab_size": 600}))
     tokens = folder(tmp_path / "tokens", bpe=True)
     with islands(tmp_path) as made:
-        first = made.new("--hf-config", str(config), "--data", str(tokens), *settings(**TINY))
+        first = made.new("--hf-config", str(config), "--data", str(tokens), *settings(**LONG))
         address = first.await_up()
         second = made.new("--peers", address, "--data", str(tokens), "--nproc", "2")
-        assert first.await_end(200) == 0, first.tail()
-        assert second.await_end(60) == 0, second.tail()
-        ours, theirs = states(first, second)
-        assert theirs
-        assert {r: ours[r] for r in theirs} == theirs
+        leave_together(made, first, second)
         assert (second.dir / "tokenizer.json").read_bytes() == tokenizer_bytes()
         losses = first.losses()
         assert losses[max(losses)][0] < losses[1][0]
@@ -70,7 +83,7 @@ def test_two_islands_train_a_model_of_transformers(tmp_path: Path, plain: dict[s
         )
         again.await_round(0, 120)
         validated = [e["validation_loss"] for e in again.events("validation")]
-        last = [e["validation_loss"] for e in first.events("round") if e["validation_loss"]][-1]
+        last = first.events("round")[-1]["validation_loss"]
         assert validated[0] == pytest.approx(last, abs=1e-4)  # it begins where that one ended
 
 
@@ -83,15 +96,11 @@ def test_a_tokenizer_reaches_joiners_and_a_folder_on_the_web_feeds_them(tmp_path
     with serving(tmp_path / "www") as server, islands(tmp_path) as made:
         first = made.new(
             "--tokenizer", str(tokenizer), "--data", f"{server.url}/tokens",
-            *settings(**TINY, model__attention="document", data__pool_windows=64),
+            *settings(**LONG, model__attention="document", data__pool_windows=64),
         )  # fmt: skip
         address = first.await_up()
         second = made.new("--peers", address, "--data", str(text))
-        assert first.await_end(200) == 0, first.tail()
-        assert second.await_end(60) == 0, second.tail()
-        ours, theirs = states(first, second)
-        assert {r: ours[r] for r in theirs} == theirs
-        assert theirs
+        leave_together(made, first, second)
         manifest = read_checkpoint(first.dir).signed.manifest
         assert manifest.data.tokenizer == FileTokenizer(tokenizer_bytes()).digest
         assert manifest.model.vocab_size == 600
