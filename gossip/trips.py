@@ -15,6 +15,7 @@ FORGIVEN = 3.0  # time-outs: the first, and the doubled second
 MOST_S = 5.0  # nobody can make the others wait for longer by answering late
 GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4  # RFC 6298, section 2
 DEVIATIONS = 4.0
+TRUSTED = 8  # measurements: before, one that met a burst would count for all
 
 
 @dataclass
@@ -23,6 +24,7 @@ class RoundTrip:
 
     mean: float
     deviation: float
+    count: int = 1
 
     @classmethod
     def first(cls, seconds: float) -> RoundTrip:
@@ -33,6 +35,7 @@ class RoundTrip:
         """Another measurement."""
         self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
         self.mean += GAIN * (seconds - self.mean)
+        self.count += 1
 
     @property
     def longest(self) -> float:
@@ -41,9 +44,13 @@ class RoundTrip:
 
 
 def stillness_s(trips: Iterable[RoundTrip], unknown: float) -> float:
-    """For how long a transfer between any two of these may stand still; ``unknown`` without any.
+    """For how long a transfer between any two of these may stand still.
 
-    The way from one peer to another is no longer than that by way of whoever has measured both.
+    ``unknown`` before there are measurements. The way from one peer to another is no longer than
+    by way of whoever has measured both; what queues at that one's own link counts once.
     """
-    longest = sorted((trip.longest for trip in trips), reverse=True)[:2]
-    return min(FORGIVEN * max(LEAST_S, sum(longest)), MOST_S) if longest else unknown
+    known = sorted((t for t in trips if t.count >= TRUSTED), key=lambda t: t.longest, reverse=True)
+    if not known:
+        return unknown
+    longest = known[0].longest + (known[1].mean if len(known) > 1 else 0.0)
+    return min(FORGIVEN * max(LEAST_S, longest), MOST_S)
