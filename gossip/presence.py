@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,10 +35,12 @@ from protocols.messages import Announce, Known
 LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
 TRIES = 3  # of an announcement whose connection breaks
+AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, and only the newest
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 JUMP_S = 1.0  # the loop stood still for so long: this process was stopped
 MAX_ENVELOPE_BYTES = 4096
+THERE = (Liveness.ALIVE, Liveness.SUSPECT)
 
 
 def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
@@ -68,6 +71,9 @@ class Presence:
     _sequence: int = 0
     _forgiven: float = 0.0  # time up to which nobody's silence counts any more
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
+    _newest: bytes = b""
+    _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
+    _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
 
     def __post_init__(self) -> None:
         self.status = with_places(self.status, self.places())
@@ -94,11 +100,27 @@ class Presence:
         )
 
     def tell(self) -> None:
-        """Announce to everybody who may be there."""
-        envelope, now = self.envelope(), self.wiring.now()
+        """Announce to everybody who may be there.
+
+        Who is slow to take what is on its way gets the newest announcement after it, and none of
+        those in between: where everybody has much to say that is what keeps up.
+        """
+        self._newest, now = self.envelope(), self.wiring.now()
         for peer in self.membership.islands:
-            if self.membership.liveness(peer, now) in (Liveness.ALIVE, Liveness.SUSPECT):
-                self.wiring.spawn(self._tell(peer, envelope))
+            if self._telling[peer] < AT_ONCE and self.membership.liveness(peer, now) in THERE:
+                self._telling[peer] += 1
+                self.wiring.spawn(self._keep_telling(peer))
+
+    async def _keep_telling(self, peer: PeerId) -> None:
+        try:
+            while self._told.get(peer) is not self._newest:
+                self._told[peer] = self._newest
+                await self._tell(peer, self._newest)
+        finally:
+            self._telling[peer] -= 1
+            if not self._telling[peer]:
+                del self._telling[peer]
+                self._told.pop(peer, None)
 
     async def leave(self) -> None:
         """Say farewell to everybody who is there."""
@@ -179,7 +201,10 @@ class Presence:
             reply = await self.wiring.transport.call(
                 peer, "known", b"", timeout=CALL_TIMEOUT_S, max_reply=Known.MAX_BYTES
             )
+            held = {island.envelope for island in self.membership.islands.values()}
             for envelope in Known.decode(reply).announces:
+                if envelope in held:
+                    continue  # nothing new: its signature need not be looked at once more
                 try:
                     self.learn(envelope)
                 except Stale:

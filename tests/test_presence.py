@@ -1,0 +1,52 @@
+"""What a node says of itself, and how often: on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from exchange_kit import until
+from simulated_swarm import simulated_swarm
+
+from gossip.presence import AT_ONCE, Presence
+from protocols import virtual_time
+from protocols.identity import PeerId
+from protocols.memory import Link
+from protocols.messages import Announce
+
+
+def test_who_is_slow_to_listen_hears_the_newest_and_not_all_before_it() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, link=Link(latency=0.5), think=(90.0, 90.0)) as swarm:
+            speaker, listener = swarm.members.values()
+            await asyncio.sleep(3.0)
+            answered = listener.swarm.wiring.transport.stats.requests_by_name
+            before = answered["announce"]
+            for steps in range(100):
+                speaker.swarm.chains[0].update(steps=steps)
+            heard = listener.swarm.membership
+            await until(lambda: heard.islands[speaker.peer].announce.steps == 99, 3.0)
+            await asyncio.sleep(1.0)
+            # one that was on its way, those that may be at once, the newest, and heartbeats
+            assert answered["announce"] - before <= 2 * AT_ONCE + 4
+
+    virtual_time.run(main())
+
+
+def test_what_is_known_already_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with simulated_swarm(8, think=(90.0, 90.0)) as swarm:
+            await asyncio.sleep(5.5)
+            one, other, *_ = swarm.members.values()
+            presence, learnt = one.swarm.presence, []
+
+            def learn(envelope: bytes, sender: PeerId | None = None) -> Announce:
+                if sender is None:  # from what somebody knows
+                    learnt.append(envelope)
+                return Presence.learn(presence, envelope, sender)
+
+            monkeypatch.setattr(presence, "learn", learn)
+            await presence.ask(other.peer)
+            assert 1 <= len(learnt) <= 3  # of eight: it says of itself what is new
+
+    virtual_time.run(main())
