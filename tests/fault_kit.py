@@ -135,8 +135,9 @@ class Cell(Crew):
         )
 
     def plan(self) -> dict[str, Any]:
-        """The first plan of the round that a survivor has seen: in force then, or right after."""
+        """The first plan of the round that a survivor has seen; none yet: the victim's own."""
         plans = [f for one in self.others for f in one.of("plan", self.round)]
+        plans = plans or self.victim.of("plan", self.round)
         return min(plans, key=lambda f: (f["ballot"], f["time"]))
 
     def bound(self) -> float:
