@@ -19,7 +19,6 @@ from gossip.grouping import Grouping, lay_out, traffic
 from gossip.partition import Link as Speed
 from gossip.validity import Shape
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link
 from protocols.messages import Contributor, Part, Plan
 
 SIZE = 300_000
@@ -322,28 +321,5 @@ def test_a_sum_that_does_not_decode_is_refused_and_its_group_comes_by_itself() -
                 assert peer.faults == [] or peer is relay
             refusals = [r for p in here.peers for r in p.refusals]
             assert {who for who, _ in refusals} == {relay.me}
-
-    run(scene)
-
-
-def test_a_member_whose_link_to_its_relay_breaks_goes_to_the_owner() -> None:
-    async def scene() -> None:
-        async with grouped(6, codec="fp32", size=BIG, upload=4e6) as here:
-            cut_off, relay = here.peers[0], here.peers[1]
-            here.network.set_link(cut_off.me, relay.me, Link(latency=1e4))
-            here.work()
-            own = {part.start for part in here.plan.parts if part.owner in (relay.me, cut_off.me)}
-
-            def all_but_theirs() -> bool:
-                return all(
-                    len({key[0] for key in peer.exchange.parts} - own) == 4 for peer in here.peers
-                )
-
-            await until(all_but_theirs)
-            assert all(truthful(here, peer) for peer in here.peers)
-            relayed = [result for result, _ in here.peers[3].exchange.parts.values()]
-            members = len(here.plan.contributors)
-            whole = {r.start for r in relayed if len(r.included) == members}
-            assert whole >= {part.start for part in here.plan.parts} - own
 
     run(scene)
