@@ -105,7 +105,7 @@ def fresh_plan(
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = _codec(parts, layout.groups, links, rules, round_s, previous_codec)
-    expected = _expected_seconds(parts, layout.groups, links, rules, codec)
+    expected = rules.sharing * _expected_seconds(parts, layout.groups, links, rules, codec)
     return Plan(
         place.fragment,
         place.round,
