@@ -91,7 +91,8 @@ def test_nothing_heavy_is_imported_for_help():
 
 COMMANDS = (
     [], ["start"], ["bootstrap"], ["demo"], ["bench"], ["status"], ["keygen"], ["export"],
-    ["bootstrap", "template"], ["version"], ["doctor"], ["runs"], ["stop"], ["monitor"], ["config"], ["config", "show"],
+    ["bootstrap", "template"], ["version"], ["doctor"], ["runs"], ["stop"], ["monitor"],
+    ["config"], ["config", "show"],
 )  # fmt: skip
 
 

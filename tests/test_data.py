@@ -18,7 +18,9 @@ def test_a_lone_surrogate_does_not_stop_encoding():
     assert encode("a\ud800b") == b"a?b"
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(256, np.uint8), (257, "<u2"), (65_536, "<u2"), (65_537, "<u4")])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(256, np.uint8), (257, "<u2"), (65_536, "<u2"), (65_537, "<u4")]
+)
 def test_open_tokens(tmp_path, vocab_size, dtype):
     ids = np.arange(1000) % vocab_size
     path = tmp_path / "tokens.bin"
