@@ -123,7 +123,8 @@ def parameters(model: Model) -> int:
     """Parameters of a model, by its shapes: what ``node.trainer.layout`` counts with torch."""
     d, layers, kv = model.d_model, model.n_layers, model.d_model // model.n_heads * model.n_kv_heads
     embeddings = model.vocab_size * d * (1 if model.tied_embeddings else 2)
-    return embeddings + layers * (2 * d * d + 2 * d * kv + 3 * d * model.d_ff + 2 * d) + d
+    feed_forward = 3 * d * model.d_ff * max(1, model.experts) + d * model.experts  # and a router
+    return embeddings + layers * (2 * d * d + 2 * d * kv + feed_forward + 2 * d) + d
 
 
 def disk(config: NodeConfig, manifest: Manifest) -> Finding:
