@@ -24,6 +24,7 @@ from node.trainer.channel import (
     Report,
     Saved,
     Snapshot,
+    Staged,
     StepDone,
     Stop,
     Stopped,
@@ -199,7 +200,8 @@ def test_leaving_writes_the_last_checkpoint_first(tmp_path: Path) -> None:
     played = Played(answer)
     with played.joined:
         played.train(2)
-    assert [type(r) for r in played.script.reports[-3:]] == [Leaving, Saved, Stopped]
+    assert [type(r) for r in played.script.reports[-4:]] == [Leaving, Staged, Saved, Stopped]
+    assert played.script.waited == 0  # nobody polls for what is being written
     assert list(tmp_path.iterdir())
 
 

@@ -187,7 +187,7 @@ class Joined:
         """Write a last checkpoint, tell the peers, end the daemon. Every rank must call it."""
         if not self._over:
             self._progress.report(Leaving())
-            self._follow(until=Stop, decide=_commands_only)
+            self._follow(until=Stop, decide=self._last_commands)
         self._over = True
         if self._daemon is not None:
             try:
@@ -240,6 +240,11 @@ class Joined:
             if isinstance(action, until):
                 return
 
+    def _last_commands(self, leader: Leader) -> Action:
+        """What the daemon commands once nothing is trained any more: no need to write beside it."""
+        self._progress.finish_writing()
+        return leader.channel.receive(LONGEST_WAIT_S) or Idle()
+
     def _agree(self, decide: Decide | None) -> Action:
         """Rank 0's decision, on every rank."""
         progress = self._progress
@@ -254,10 +259,6 @@ class Joined:
             return action
         agreed: Action = decode_any(progress.ranks.broadcast(action.encode()), *ACTIONS)
         return agreed
-
-
-def _commands_only(leader: Leader) -> Action:
-    return leader.channel.receive(LONGEST_WAIT_S) or Idle()
 
 
 def _until_readable(leader: Leader) -> Action:
