@@ -1,0 +1,132 @@
+"""Whole rounds with groups: sites, grids, and members that die in them, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+
+from gossip.grouping import Grouping
+from protocols import virtual_time
+
+REGION = Grouping("region")
+
+
+async def until_round(swarm: SimulatedSwarm, number: int, seconds: float = 120.0) -> float:
+    """Wait in virtual time until all living members have committed so many rounds."""
+    clock = asyncio.get_running_loop().time
+    end = clock() + seconds
+    while not all(m.replica.place.round >= number for m in swarm.living()):
+        assert clock() < end, [m.replica.place.round for m in swarm.living()]
+        await asyncio.sleep(0.02)
+    return clock()
+
+
+async def until_planned(swarm: SimulatedSwarm, seconds: float = 60.0) -> None:
+    """Wait until all living members work by a plan."""
+    async with asyncio.timeout(seconds):
+        for member in swarm.living():
+            while member.swarm.chains[0].exchange.plan is None:  # noqa: ASYNC110 (virtual time)
+                await asyncio.sleep(0.02)
+
+
+def weighted_mean(swarm: SimulatedSwarm, member: Member, number: int) -> torch.Tensor:
+    """What a round of ``member`` should have come to, from what its certificate counts."""
+    outcome = member.replica.certificates[number].outcome
+    total, weight = torch.zeros(swarm.size), torch.zeros(swarm.size)
+    for result in outcome.parts:
+        for included in result.included:
+            contributor = outcome.contributors[included.contributor]
+            span = slice(result.start, result.start + included.elements)
+            total[span] += contributor.weight * progress(swarm, contributor.peer, number)[span]
+            weight[span] += contributor.weight
+    return total / weight.clamp_(min=1.0)
+
+
+def progress(swarm: SimulatedSwarm, peer: str, number: int) -> torch.Tensor:
+    """What a member had learnt in a round, as :meth:`ToyReplica.train` makes it."""
+    generator = torch.Generator().manual_seed(hash((peer, 0, number)) % 2**31)
+    return torch.randn(swarm.size, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("count", "sites", "how"),
+    [(6, 2, REGION), (7, 3, REGION), (9, 1, Grouping("grid", 4))],
+    ids=["2 sites", "3 uneven sites", "a grid"],
+)
+def test_rounds_with_groups_are_the_mean_of_what_their_certificates_count(
+    count: int, sites: int, how: Grouping
+) -> None:
+    async def scene() -> None:
+        size = 200_000
+        async with simulated_swarm(
+            count, size=size, codec="fp32", grouping=how, sites=sites, seed=count
+        ) as swarm:
+            await until_round(swarm, 3)
+            swarm.agree()
+            members = swarm.living()
+            plans = [member.swarm.chains[0].exchange.plan for member in members]
+            assert all(len(plan.groups) > 1 for plan in plans if plan is not None)
+            first = members[0]
+            for certificate in first.replica.certificates[:3]:
+                outcome = certificate.outcome
+                assert len(outcome.contributors) > count // 2
+                for result in outcome.parts:  # all of everybody who was ready
+                    assert [i.elements for i in result.included] == [
+                        result.stop - result.start for _ in outcome.contributors
+                    ]
+            wanted = weighted_mean(swarm, first, 0)
+            torch.testing.assert_close(first.replica.means[0], wanted, rtol=1e-4, atol=1e-5)
+            assert not any(member.rejected for member in members)
+
+    virtual_time.run(scene())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_dies_in_a_round_with_groups_the_others_go_on_and_agree(seed: int) -> None:
+    """Any member at any moment: relays, owners and leaders are among them."""
+
+    async def scene() -> None:
+        rng = random.Random(seed)
+        grid = seed % 2
+        how = Grouping("grid", 4) if grid else REGION
+        async with simulated_swarm(
+            9 if grid else 6, size=400_000, codec="int8", grouping=how, sites=2, seed=seed,
+            uploads=[2e6] * 9,
+        ) as swarm:  # fmt: skip
+            at = await until_round(swarm, 1)
+            for _ in range(2):
+                member = rng.choice(swarm.living())
+                await until_planned(swarm)
+                await asyncio.sleep(rng.uniform(0.0, 0.6))
+                at = asyncio.get_running_loop().time()
+                before = max(m.replica.place.round for m in swarm.living())
+                if rng.random() < 0.5:
+                    await swarm.kill(member)
+                else:
+                    swarm.network.freeze(member.peer)
+                    swarm.stopped.add(member.peer)
+                end = await until_round(swarm, before + 2)
+                assert end - at < 25.0
+            swarm.agree()
+
+    virtual_time.run(scene())
+
+
+@pytest.mark.slow
+def test_a_swarm_of_64_in_a_grid() -> None:
+    async def scene() -> None:
+        async with simulated_swarm(
+            64, size=64 * 17_000, codec="int4", grouping=Grouping("grid", 16), think=(2.0, 3.0)
+        ) as swarm:
+            await until_round(swarm, 1, 300.0)
+            swarm.agree()
+            outcome = swarm.living()[0].replica.certificates[0].outcome
+            assert len(outcome.parts) == 64
+            assert len(outcome.contributors) >= 32
+            assert all(len(r.included) == len(outcome.contributors) for r in outcome.parts)
+
+    virtual_time.run(scene())
