@@ -198,7 +198,7 @@ def make_conductor(
         tuple(replicas),
         layout,
         node.events,
-        restored.path if restored else None,
+        restored.trained if restored else None,
         on_applied,
         joined=joined,
         swarm=swarm,

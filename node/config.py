@@ -295,6 +295,14 @@ class NodeConfig(IslandSettings):
         """Where a value came from: ``--listen``, ``ATOLL_LISTEN``, a file's path, ``default``."""
         return self._sources.get(key, "default")
 
+    @property
+    def named_api(self) -> str:
+        """Where the operator says the API is; empty where the state directory knows better.
+
+        Port 0 leaves it to the node, which notes there what it took.
+        """
+        return "" if self.is_default("api") or host_port(self.api)[1] == 0 else self.api
+
     def is_default(self, key: str) -> bool:
         """Whether nobody set this key: then a port in use may be replaced by a free one."""
         return key not in self._sources

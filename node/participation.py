@@ -141,7 +141,8 @@ class Participation:
                 self._hardware(),
                 restored,
                 self._on_applied,
-                joined=self.fetcher.joined_under_way and restored is None,
+                joined=self.fetcher.joined_under_way
+                and (restored is None or restored.trained is None),
             )
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor

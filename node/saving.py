@@ -28,6 +28,7 @@ from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog, Pr
 from node.outer_files import OuterFiles, read_outer, write_outer
 from node.replica import OuterReplica, OuterState
 from node.trainer.channel import ChannelClosedError, Saved
+from node.trainer.resume import FOLDER, STATE
 from protocols.errors import OperatorError, ProtocolError
 from protocols.messages import Certificate
 
@@ -171,6 +172,11 @@ class Restored:
     states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
     facts: Facts
     residual: torch.Tensor | None = None  # of this island's contributions
+
+    @property
+    def trained(self) -> Path | None:
+        """Where the trainer finds its files; None: it was not up when the checkpoint was made."""
+        return self.path if (self.path / FOLDER / STATE).exists() else None
 
 
 def restore(

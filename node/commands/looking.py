@@ -32,7 +32,7 @@ def status(
     from node.status import fetch, render, watch_it
 
     config = resolve(flags, os.environ)
-    api = "" if config.is_default("api") else config.api
+    api = config.named_api
 
     def look() -> dict[str, Any]:
         return fetch(config.dir, api=api, key=config.api_key)

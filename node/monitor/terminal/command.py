@@ -38,7 +38,7 @@ def choose(config: NodeConfig, replay: Path | None, speed: float) -> Source:
         from node.monitor.observer import Observer
 
         return Observer(parse_peers(config.peers), config.invitation)
-    api = "" if config.is_default("api") else config.api
+    api = config.named_api
     return AttachedSource(*find(config.dir, api=api, key=config.api_key))
 
 
