@@ -275,6 +275,8 @@ class Conductor:
             return
         if self.swarm is None or snapshot.round != replica.place.round:
             return  # the swarm has moved on: its Apply is under way and gives this work back
+        if snapshot.round >= self.manifest.rounds.total_rounds:
+            return  # the run is over: the last checkpoint is being written
         round_ = snapshot.round
         norm = await replica.offload(replica.norm)
         if fragment == 0:  # it stands for all of θ
