@@ -29,6 +29,7 @@ from protocols.messages import (
 
 UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100 Mbit/s
 ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
+STARVED_S = 2.0  # the longest that a full link may starve one of its connections
 MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
 MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 
@@ -279,9 +280,13 @@ def _expected_seconds(
 
 
 def _stillness(expected_s: float, parts: Sequence[Part]) -> float:
-    """How long a transfer at the expected speed may seem to stand still: some chunks' time."""
+    """How long a transfer at the expected speed may seem to stand still.
+
+    Some chunks' time; and a third of the round's, since of several connections that fill a link
+    one may get next to nothing for a while, but not for more than ``STARVED_S``.
+    """
     largest = max(part.stop - part.start for part in parts)
-    return min(expected_s / 2, 4 * step_s(expected_s, largest))
+    return max(min(expected_s / 2, 4 * step_s(expected_s, largest)), min(expected_s / 3, STARVED_S))
 
 
 def _empty(identity: Identity, place: Place, codec: str, basis: bytes, part: Part) -> PartResult:
