@@ -53,7 +53,7 @@ def gradients(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tenso
     loss = next_token_loss(model(inputs), targets)
     loss.backward()
     clip_gradients(model.parameters(), MANIFEST.inner.clip_norm)
-    return float(loss)
+    return float(loss.detach())
 
 
 def report(steps: list[float], elapsed: float) -> None:
