@@ -41,7 +41,7 @@ class CheckpointCopy:
                 files.put_file(str(checkpoint / name), f"{target}/{name}")
             for old in self._there(files, root)[self.keep :]:
                 files.rm(f"{root}/{old}", recursive=True)
-        except Exception as error:
+        except Exception as error:  # each file system has errors of its own
             raise self._failed("write", error) from error
 
     def get_newest(self, store: CheckpointStore) -> Path | None:
@@ -57,7 +57,7 @@ class CheckpointCopy:
                     return target
         except OperatorError:
             raise
-        except Exception as error:
+        except Exception as error:  # each file system has errors of its own
             raise self._failed("read", error) from error
         return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from trainer_kit import Script, apply, begin, merge
+from trainer_kit import Script, apply, begin, merge, tiny_manifest
 
+from node.script.attached import Attached
+from node.script.attached import Script as Parent
 from node.script.joining import named_parameters
 from node.script.session import Joined, ScriptProgress
 from node.trainer.channel import (
     Applied,
+    Channel,
     Checkpoint,
     Command,
     Ended,
@@ -255,3 +260,15 @@ def test_frozen_parameters_take_no_part() -> None:
     with pytest.raises(OperatorError) as caught:
         named_parameters(model)
     assert caught.value.code == "E204"
+
+
+async def test_a_script_is_told_how_long_its_run_waits(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    manifest = tiny_manifest(overlap_steps=3)
+    vectors = SharedVectors.create(4)
+    attached = Attached(Parent(ours, vectors, ""), manifest, tmp_path, 7.5, lambda reason: None)
+    await attached.start()
+    told = await asyncio.to_thread(Channel(theirs).receive, 10.0)
+    assert told == Terms(manifest.label, 3, 7.5)
+    theirs.close()
+    await attached.stop()

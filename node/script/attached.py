@@ -35,9 +35,8 @@ class Attached(Island):
         wait_s: float,
         on_gone: Callable[[str], None],
     ) -> None:
-        super().__init__(
-            TrainerSettings(manifest=manifest, tokens=Path()), script.vectors, directory
-        )
+        settings = TrainerSettings(manifest=manifest, tokens=Path(), wait_s=wait_s)
+        super().__init__(settings, script.vectors, directory)
         self.script, self.on_gone = script, on_gone
 
     async def start(self) -> None:
