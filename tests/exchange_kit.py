@@ -28,6 +28,12 @@ from protocols.transport import Feed, Incoming
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
 LEADER = leader(MEMBERS)
 
+# of the usual exchange
+SIZE = 120_000
+SHAPE = Shape(SIZE, ("int8",))
+CODEC = RangeCodec("int8", dense=SIZE - 1000)
+PLAN = plan_of(LEADER, MEMBERS, shape=SHAPE)
+
 
 @dataclass
 class Peer:
@@ -229,3 +235,9 @@ def header_of(plan: Plan, part: Part, **changes: Any) -> Transfer:
     basis = basis_of(plan.codec, plan.contributors)
     header = Transfer(RUN, 0, 3, part.start, part.stop, plan.codec, basis, 0)
     return dataclasses.replace(header, **changes)
+
+
+def result_of(peer: Peer, part: Part) -> PartResult:
+    """What was merged for a part of the usual plan."""
+    key = (part.start, part.stop, part.owner, basis_of(PLAN.codec, PLAN.contributors))
+    return peer.exchange.parts[key][0]

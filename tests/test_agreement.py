@@ -30,17 +30,11 @@ from gossip.certificate import (
 )
 from protocols.errors import RemoteProtocolError, Stale
 from protocols.messages import (
-    Certificate,
-    PartResult,
-    Plan,
     Prepare,
     Promise,
-    Vote,
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
-
-Message = Plan | Prepare | Promise | Vote | PartResult | Certificate
 
 
 def test_a_member_votes_when_it_holds_every_part_and_once_only() -> None:

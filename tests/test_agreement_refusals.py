@@ -37,20 +37,15 @@ from gossip.validity import MAX_TOKENS, key_of
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import Identity
 from protocols.messages import (
-    Certificate,
     Contributor,
     Included,
     Part,
-    PartResult,
     Plan,
     Prepare,
     Promise,
-    Vote,
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
-
-Message = Plan | Prepare | Promise | Vote | PartResult | Certificate
 
 
 def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:

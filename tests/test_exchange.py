@@ -12,7 +12,20 @@ from dataclasses import dataclass
 import exchange_kit
 import pytest
 import torch
-from exchange_kit import LEADER, MEMBERS, Peer, header_of, run, same_bytes, until
+from exchange_kit import (
+    CODEC,
+    LEADER,
+    MEMBERS,
+    PLAN,
+    SHAPE,
+    SIZE,
+    Peer,
+    header_of,
+    result_of,
+    run,
+    same_bytes,
+    until,
+)
 from gossip_kit import RUN, plan_of
 
 from gossip.bodies import as_bytes, trailer_of
@@ -21,25 +34,14 @@ from gossip.certificate import basis_of, sign_result
 from gossip.exchange import PLAN_WAIT_S
 from gossip.receiving import pull_part
 from gossip.slicing import OwnContribution
-from gossip.validity import Shape, key_of
+from gossip.validity import key_of
 from protocols.bodies import BufferFeed
-from protocols.codecs import RangeCodec
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 from protocols.memory import Link
 from protocols.messages import Part, PartResult
 
-SIZE = 120_000
-SHAPE = Shape(SIZE, ("int8",))
-CODEC = RangeCodec("int8", dense=SIZE - 1000)
-PLAN = plan_of(LEADER, MEMBERS, shape=SHAPE)
 world = functools.partial(exchange_kit.world, SHAPE)
-
-
-def result_of(peer: Peer, part: Part) -> PartResult:
-    """What was merged for a part of the usual plan."""
-    key = (part.start, part.stop, part.owner, basis_of(PLAN.codec, PLAN.contributors))
-    return peer.exchange.parts[key][0]
 
 
 def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
