@@ -14,7 +14,11 @@ from typing import Any
 
 from bootstrap.manifest import Manifest
 
-_LARGE_ROUNDS = {"inner_steps": 100, "overlap_steps": 5, "total_rounds": 500, "eval_every": 1}
+_LARGE: dict[str, Any] = {
+    "outer": {"warmup_rounds": 30},
+    "rounds": {"inner_steps": 100, "overlap_steps": 5, "total_rounds": 500, "eval_every": 1},
+    "evaluation": {"sequences": 128},
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -50,9 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 1024, "batch_size": 64},
         "inner": {"lr": 6e-4, "warmup_steps": 500, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "350m": {  # 331 M
         "name": "text-350m",
@@ -66,9 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 2048, "batch_size": 64},
         "inner": {"lr": 5e-4, "warmup_steps": 1000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "1b": {  # 0.97 G
         "name": "text-1b",
@@ -83,9 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 4096, "batch_size": 128},
         "inner": {"lr": 4e-4, "warmup_steps": 1000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "3b": {  # 2.8 G
         "name": "text-3b",
@@ -100,9 +98,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 4096, "batch_size": 128},
         "inner": {"lr": 3e-4, "warmup_steps": 2000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "8b": {  # 7.9 G
         "name": "text-8b",
@@ -118,9 +114,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 8192, "batch_size": 128},
         "inner": {"lr": 3e-4, "warmup_steps": 2000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "70b": {  # 70.6 G
         "name": "text-70b",
@@ -137,9 +131,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 8192, "batch_size": 256},
         "inner": {"lr": 1.5e-4, "warmup_steps": 2000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "moe-tiny": {  # 0.19 M, of which a token passes two of four experts
         "name": "moe-tiny",
@@ -160,9 +152,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 4096, "batch_size": 128},
         "inner": {"lr": 4e-4, "warmup_steps": 1000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
     "moe-8x7b": {  # 46.7 G
         "name": "moe-8x7b",
@@ -181,9 +171,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "data": {"recipe": "text", "seq_len": 8192, "batch_size": 128},
         "inner": {"lr": 3e-4, "warmup_steps": 2000, "total_steps": 50_000},
-        "outer": {"warmup_rounds": 30},
-        "rounds": _LARGE_ROUNDS,
-        "evaluation": {"sequences": 128},
+        **_LARGE,
     },
 }
 
