@@ -33,6 +33,15 @@ def test_one_that_varies_is_given_time_and_loses_it_again() -> None:
     assert trip.longest < 0.12
 
 
+def test_an_outage_is_no_round_trip_and_a_longer_link_is_believed_after_a_few() -> None:
+    trip = steady(0.01)
+    trip.add(4.5)  # dark for so long
+    assert stillness_s([trip], 9.0) < 1.0
+    for _ in range(6):
+        trip.add(0.6)  # by way of a satellite from now on
+    assert trip.longest > 0.6
+
+
 def test_stillness_follows_from_the_longest_way_between_two() -> None:
     assert stillness_s([], 1.5) == 1.5
     assert stillness_s([RoundTrip.first(0.3)], 1.5) == 1.5
