@@ -122,6 +122,7 @@ class Agreement:
     _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
     _voted_hash: bytes = b""  # of the outcome voted for: it is long, and every vote is compared
+    _complete: int = 0  # so many of the plan's first parts are held: looked at once
 
     @property
     def me(self) -> PeerId:
@@ -131,6 +132,14 @@ class Agreement:
     def office(self) -> tuple[PeerId, ...]:
         """Who decides under the ballot promised last."""
         return self._roster_of(self.promised) or self.roster
+
+    @property
+    def formed(self) -> tuple[PeerId, ...]:
+        """The newest roster that has come about, as far as is known here: it has a plan.
+
+        What is promised to a candidate may be promised by nobody else.
+        """
+        return self.roster if self.plan is None else self.plan.roster
 
     def owner_of(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> PeerId:
         """Who may propose under a ballot."""
@@ -225,6 +234,7 @@ class Agreement:
         check_plan(plan, self.place, self.shape, self.roster, self._known)
         self._promise(ballot, plan.roster)
         self.plan, self.basis = plan, cert.basis_of(plan.codec, plan.contributors)
+        self._complete = 0
         return [Adopted(plan), *self._vote_if_complete()]
 
     def on_held(self, result: PartResult) -> list[Event]:
@@ -263,7 +273,7 @@ class Agreement:
             return []
         return [
             (part.start, part.stop, part.owner, part.result)
-            for part in self.plan.parts
+            for part in self.plan.parts[self._complete :]
             if self._result_for(part) is None
         ]
 
@@ -330,9 +340,11 @@ class Agreement:
             return []
         if self.voted is not None and self.voted[0] == self._ballot():
             return []
+        while self._complete < len(plan.parts):
+            if self._result_for(plan.parts[self._complete]) is None:
+                return []
+            self._complete += 1
         results = [result for part in plan.parts if (result := self._result_for(part)) is not None]
-        if len(results) < len(plan.parts):
-            return []
         outcome = cert.outcome_of(plan, results, self.place.work)
         self.voted = (self._ballot(), outcome)
         self._voted_hash = cert.outcome_hash(outcome)

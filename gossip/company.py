@@ -91,8 +91,8 @@ class Company:
         return len(self.here(now)) == len(self.agreement.office)
 
     def left(self, now: float) -> list[PeerId]:
-        """Those in office who have said farewell."""
-        return [p for p in self.agreement.office if self.liveness(p, now) is Liveness.LEFT]
+        """Those of the roster that has come about who have said farewell."""
+        return [p for p in self.agreement.formed if self.liveness(p, now) is Liveness.LEFT]
 
     def members(self, now: float) -> list[Announce]:
         """Announcements of the live members who stand at this place of the chain, mine included."""

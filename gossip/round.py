@@ -389,8 +389,8 @@ class Round:
         if self._lost_since is None:
             self._lost_since = now
         lost_for = now - self._lost_since
-        office = self.agreement.office
-        staying = len(office) - len(self.company.left(now))
+        # not of a roster that was only asked for: who loses the others one by one is not half of it
+        staying = len(self.agreement.formed) - len(self.company.left(now))
         alive = self.company.able(now)
         enough = len(alive) >= self.rules.quorum * staying
         if not enough and len(self.company.here(now)) >= self.rules.quorum * staying:
@@ -400,9 +400,8 @@ class Round:
         if self.agreement.plan is None and not self.company.ready_and_late(now)[0]:
             return []  # nobody has anything to contribute yet
         # those who abstain have their turn as well: two must not go on alone at once
-        turn = [p for p in self.agreement.order(office) if self.company.alive(p, now)].index(
-            self.me
-        )
+        order = self.agreement.order(self.agreement.office)
+        turn = [peer for peer in order if self.company.alive(peer, now)].index(self.me)
         if now < self._lost_since + (1 + turn) * self._patience():
             return []
         if self._stood_at is not None and now < self._stood_at + 2 * self._patience():

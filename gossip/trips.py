@@ -32,7 +32,13 @@ class RoundTrip:
         return cls(seconds, seconds / 2)
 
     def add(self, seconds: float) -> None:
-        """Another measurement."""
+        """Another measurement.
+
+        Longer than twice the longest so far, it tells of an outage rather than of the link (RFC
+        6298 leaves such out as well, section 3). It counts as that much, so that a link that has
+        become longer is believed after a few.
+        """
+        seconds = min(seconds, 2 * max(self.longest, LEAST_S / 2))
         self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
         self.mean += GAIN * (seconds - self.mean)
         self.count += 1
