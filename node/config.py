@@ -9,8 +9,6 @@ comes from a flag, else from the environment (``ATOLL_LISTEN``), else from a TOM
 from __future__ import annotations
 
 import difflib
-import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,152 +24,28 @@ from pydantic import (
 )
 
 from bootstrap.validation import bad_config, explain, read_toml
-from node.errors import operator_error
 from node.island_settings import IslandSettings
-from protocols.errors import OperatorError
+from node.setting_values import (
+    DEFAULT_PORT,
+    HostPort,
+    Label,
+    LocalPath,
+    Place,
+    bytes_at_most,
+    dialable,
+    fast_enough,
+    host_port,
+    is_loopback,
+    read_peers,
+    read_sinks,
+    size,
+    speed,
+)
 
-DEFAULT_PORT = 4390
 DEFAULT_API_PORT = 4391
 ENVIRONMENT_PREFIX = "ATOLL_"
 MAX_PEERS_GIVEN = 256
 SECRETS = ("invitation", "api_key")  # never shown
-
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}(?<!-)")
-
-
-def host_port(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``[IPV6]:PORT`` as a pair; raises ``ValueError`` naming the faulty part."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon:
-        raise ValueError(f"{text!r} has no port; write HOST:PORT, as in 0.0.0.0:{DEFAULT_PORT}")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise ValueError(f"port {port!r} must be a number from 0 to 65535")
-    if host.startswith("[") and host.endswith("]"):
-        try:
-            return str(ipaddress.IPv6Address(host[1:-1])), int(port)
-        except ValueError:
-            raise ValueError(f"host {host!r} is no IPv6 address") from None
-    if ":" in host:
-        raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
-    if not _HOST_NAME.fullmatch(host):
-        raise ValueError(f"host {host!r} is neither a name nor an address")
-    return host, int(port)
-
-
-def no_address() -> OperatorError:
-    """``--peers`` without anybody to dial: starting a run of one's own is not what was meant."""
-    return operator_error(
-        "E102",
-        "--peers names nobody",
-        why="it is there, and no address follows it",
-        fix="give HOST:PORT/ID from a join line, or leave --peers out to create a run",
-    )
-
-
-def _peers(value: object) -> object:
-    """Repeats, commas, spaces and ``@file`` as addresses in their normal form (E102 if bad)."""
-    from protocols.addresses import parse_peers
-
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
-        return value
-    addresses = parse_peers(values)
-    if values and not addresses:  # a variable of the shell that is not set, most likely
-        raise no_address()
-    return tuple(str(address) for address in addresses)
-
-
-def _sinks(value: object) -> object:
-    """Repeats, or in one text separated by spaces: ``KIND:WHERE`` each."""
-    if not value:
-        return ()
-    from node.monitor.sinks import split
-
-    values = value.split() if isinstance(value, str) else value
-    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
-        return value
-    for item in values:
-        split(item)
-    return tuple(values)
-
-
-_SPEED = re.compile(
-    r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
-)
-_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-MIN_UPLOAD = 1000.0  # bytes a second: with less nothing would get through in time
-
-
-def speed(value: object) -> object:
-    """``20Mbit``, ``2.5 MB/s`` or plain bytes as bytes a second; raises ``ValueError``.
-
-    Bits where it says bit or bps, else bytes. 0 means no limit.
-    """
-    if not isinstance(value, str):
-        return value
-    found = _SPEED.fullmatch(value.strip())
-    if found is None:
-        raise ValueError("must be a speed, as in 20Mbit, 2.5MB or 2500000 (bytes a second)")
-    number, thousands, unit = found.groups()
-    unit = unit or ""
-    bits = unit.lower() in ("bit", "bits", "bps") or unit == "b"
-    return float(number) * _THOUSANDS[thousands.lower()] / (8 if bits else 1)
-
-
-def _fast_enough(bytes_s: float) -> float:
-    if 0 < bytes_s < MIN_UPLOAD:
-        raise ValueError("must be at least 8kbit, or 0 for no limit")
-    return bytes_s
-
-
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.IGNORECASE)
-
-
-def size(value: object) -> object:
-    """``20GB`` or plain bytes as bytes; raises ``ValueError``."""
-    if not isinstance(value, str):
-        return value
-    found = _SIZE.fullmatch(value.strip())
-    if found is None:
-        raise ValueError("must be a size, as in 20GB or 500MB")
-    return float(found[1]) * _THOUSANDS[found[2].lower()]
-
-
-def _place(text: str) -> str:
-    return text if "://" in text else str(_expanded(Path(text)))
-
-
-def _checked_host_port(text: str) -> str:
-    if text:
-        host_port(text)
-    return text
-
-
-def _dialable(text: str) -> str:
-    from protocols.addresses import parse_address
-
-    return parse_address(text).hostport if text else text
-
-
-def _expanded(path: Path) -> Path:
-    return path.expanduser().absolute()
-
-
-def _bytes_at_most(limit: int) -> AfterValidator:
-    """Text is bounded by its bytes in UTF-8 where it travels."""
-
-    def check(text: str) -> str:
-        if len(text.encode()) > limit:
-            raise ValueError(f"must be at most {limit} bytes in UTF-8")
-        return text
-
-    return AfterValidator(check)
-
-
-HostPort = Annotated[str, Field(max_length=262), AfterValidator(_checked_host_port)]
-LocalPath = Annotated[Path, AfterValidator(_expanded)]
-Place = Annotated[str, BeforeValidator(str), AfterValidator(_place)]  # a path or URL
-Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), _bytes_at_most(64)]
 
 
 class NodeConfig(IslandSettings):
@@ -185,7 +59,7 @@ class NodeConfig(IslandSettings):
     run: LocalPath | None = Field(
         default=None, description="TOML file of the run to create; its tables are the manifest's."
     )
-    peers: Annotated[tuple[str, ...], BeforeValidator(_peers)] = Field(
+    peers: Annotated[tuple[str, ...], BeforeValidator(read_peers)] = Field(
         default=(),
         max_length=MAX_PEERS_GIVEN,
         description="Peers to join: HOST:PORT[/ID]; repeats, commas, spaces and @FILE work.",
@@ -195,10 +69,10 @@ class NodeConfig(IslandSettings):
         min_length=1,
         description="HOST:PORT to listen on for peers; port 0: any free one.",
     )
-    public_addr: Annotated[str, AfterValidator(_dialable)] = Field(
+    public_addr: Annotated[str, AfterValidator(dialable)] = Field(
         default="", description="HOST:PORT under which others reach this node."
     )
-    max_upload: Annotated[float, BeforeValidator(speed), AfterValidator(_fast_enough)] = Field(
+    max_upload: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
         default=0.0,
         ge=0,
         description="The most to upload a second, as in 20Mbit or 2.5MB; 0: no limit.",
@@ -248,7 +122,7 @@ class NodeConfig(IslandSettings):
         default=None,
         description="Folder in Hugging Face's format: the run to create starts from its weights.",
     )
-    invitation: Annotated[str, _bytes_at_most(256)] = Field(
+    invitation: Annotated[str, bytes_at_most(256)] = Field(
         default="", description="The run's invitation, where one is needed."
     )
     checkpoint_every: int = Field(
@@ -270,7 +144,7 @@ class NodeConfig(IslandSettings):
     rounds: int = Field(
         default=0, ge=0, description="Stop after so many rounds; 0: when the run ends."
     )
-    sink: Annotated[tuple[str, ...], BeforeValidator(_sinks)] = Field(
+    sink: Annotated[tuple[str, ...], BeforeValidator(read_sinks)] = Field(
         default=(),
         max_length=16,
         description="Write figures of steps and rounds to jsonl:PATH, tensorboard:DIR or "
@@ -306,16 +180,6 @@ class NodeConfig(IslandSettings):
     def is_default(self, key: str) -> bool:
         """Whether nobody set this key: then a port in use may be replaced by a free one."""
         return key not in self._sources
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def describe(key: str) -> str:

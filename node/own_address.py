@@ -8,7 +8,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from node.config import NodeConfig, host_port, is_loopback
+from node.config import NodeConfig
+from node.setting_values import host_port, is_loopback
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 

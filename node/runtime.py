@@ -24,7 +24,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__, places
-from node.config import NodeConfig, host_port, is_loopback
+from node.config import NodeConfig
 from node.entrance import Entrance, Run
 from node.interrupts import EXIT_INTERRUPTED
 from node.monitor.api import ApiServer, make_app
@@ -36,6 +36,7 @@ from node.monitor.sinks import Sinks, open_sink, told
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
 from node.own_address import addresses, hostport, outward_address
+from node.setting_values import host_port, is_loopback
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from node.config import host_port
 from node.errors import operator_error
 from node.monitor.console import clean, duration, megabytes, number, short
+from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 

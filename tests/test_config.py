@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.config import (
-    DEFAULT_PORT,
-    NodeConfig,
-    describe,
-    host_port,
-    is_loopback,
-    resolve,
-)
+from node.config import NodeConfig, describe, resolve
+from node.setting_values import DEFAULT_PORT, host_port, is_loopback
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 

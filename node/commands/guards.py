@@ -6,8 +6,8 @@ import itertools
 
 import typer
 
-from node.config import no_address
 from node.errors import EXIT_USAGE
+from node.setting_values import no_address
 
 _NODEJS_SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
 _NODEJS_FLAGS = (

@@ -23,12 +23,12 @@ from typing import Any
 
 from aiohttp import web
 
-from node.config import host_port
 from node.monitor.dashboard import add_dashboard, is_open
 from node.monitor.events import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState
+from node.setting_values import host_port
 from protocols.errors import OperatorError
 from protocols.sockets import open_listener
 

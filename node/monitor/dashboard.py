@@ -29,10 +29,10 @@ from typing import Any
 
 from aiohttp import web
 
-from node.config import is_loopback
 from node.monitor.events import KEPT_IN_MEMORY, EventLog, RoundDone, Step
 from node.monitor.history import History
 from node.monitor.state import NodeState
+from node.setting_values import is_loopback
 
 INTERVAL_S = 1.0  # between two updates
 RETRY_MS = 2000  # what a reader is told to wait before it comes back

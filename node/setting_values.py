@@ -1,0 +1,167 @@
+"""Values of settings as people write them: addresses, speeds, sizes, paths; read and checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from node.errors import operator_error
+from protocols.errors import OperatorError
+
+DEFAULT_PORT = 4390
+
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}(?<!-)")
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[IPV6]:PORT`` as a pair; raises ``ValueError`` naming the faulty part."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon:
+        raise ValueError(f"{text!r} has no port; write HOST:PORT, as in 0.0.0.0:{DEFAULT_PORT}")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ValueError(f"port {port!r} must be a number from 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+        except ValueError:
+            raise ValueError(f"host {host!r} is no IPv6 address") from None
+    if ":" in host:
+        raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
+    if not _HOST_NAME.fullmatch(host):
+        raise ValueError(f"host {host!r} is neither a name nor an address")
+    return host, int(port)
+
+
+def no_address() -> OperatorError:
+    """``--peers`` without anybody to dial: starting a run of one's own is not what was meant."""
+    return operator_error(
+        "E102",
+        "--peers names nobody",
+        why="it is there, and no address follows it",
+        fix="give HOST:PORT/ID from a join line, or leave --peers out to create a run",
+    )
+
+
+def read_peers(value: object) -> object:
+    """Repeats, commas, spaces and ``@file`` as addresses in their normal form (E102 if bad)."""
+    from protocols.addresses import parse_peers
+
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+        return value
+    addresses = parse_peers(values)
+    if values and not addresses:  # a variable of the shell that is not set, most likely
+        raise no_address()
+    return tuple(str(address) for address in addresses)
+
+
+def read_sinks(value: object) -> object:
+    """Repeats, or in one text separated by spaces: ``KIND:WHERE`` each."""
+    if not value:
+        return ()
+    from node.monitor.sinks import split
+
+    values = value.split() if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+        return value
+    for item in values:
+        split(item)
+    return tuple(values)
+
+
+_SPEED = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(bit|bps|B|byte|bytes)?(?:/s)?", re.IGNORECASE
+)
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+MIN_UPLOAD = 1000.0  # bytes a second: with less nothing would get through in time
+
+
+def speed(value: object) -> object:
+    """``20Mbit``, ``2.5 MB/s`` or plain bytes as bytes a second; raises ``ValueError``.
+
+    Bits where it says bit or bps, else bytes. 0 means no limit.
+    """
+    if not isinstance(value, str):
+        return value
+    found = _SPEED.fullmatch(value.strip())
+    if found is None:
+        raise ValueError("must be a speed, as in 20Mbit, 2.5MB or 2500000 (bytes a second)")
+    number, thousands, unit = found.groups()
+    unit = unit or ""
+    bits = unit.lower() in ("bit", "bits", "bps") or unit == "b"
+    return float(number) * _THOUSANDS[thousands.lower()] / (8 if bits else 1)
+
+
+def fast_enough(bytes_s: float) -> float:
+    """A limit below which nothing would get through in time is refused."""
+    if 0 < bytes_s < MIN_UPLOAD:
+        raise ValueError("must be at least 8kbit, or 0 for no limit")
+    return bytes_s
+
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.IGNORECASE)
+
+
+def size(value: object) -> object:
+    """``20GB`` or plain bytes as bytes; raises ``ValueError``."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise ValueError("must be a size, as in 20GB or 500MB")
+    return float(found[1]) * _THOUSANDS[found[2].lower()]
+
+
+def place(text: str) -> str:
+    """A URL as it is, a path made absolute."""
+    return text if "://" in text else str(expanded(Path(text)))
+
+
+def checked_host_port(text: str) -> str:
+    """Raises ValueError for what is neither empty nor HOST:PORT."""
+    if text:
+        host_port(text)
+    return text
+
+
+def dialable(text: str) -> str:
+    """``HOST:PORT`` that others can dial, or nothing."""
+    from protocols.addresses import parse_address
+
+    return parse_address(text).hostport if text else text
+
+
+def expanded(path: Path) -> Path:
+    """An absolute path, ``~`` included."""
+    return path.expanduser().absolute()
+
+
+def bytes_at_most(limit: int) -> AfterValidator:
+    """Text is bounded by its bytes in UTF-8 where it travels."""
+
+    def check(text: str) -> str:
+        if len(text.encode()) > limit:
+            raise ValueError(f"must be at most {limit} bytes in UTF-8")
+        return text
+
+    return AfterValidator(check)
+
+
+HostPort = Annotated[str, Field(max_length=262), AfterValidator(checked_host_port)]
+LocalPath = Annotated[Path, AfterValidator(expanded)]
+Place = Annotated[str, BeforeValidator(str), AfterValidator(place)]  # a path or URL
+Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), bytes_at_most(64)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
