@@ -43,7 +43,6 @@ GIB = 2**30
         ({"ep": 2, "dp_shard": 2}, MODEL, "--ep 2: the run's model has no experts"),
         ({"ep": 4, "dp_shard": 2}, MOE, "--ep 4 does not divide --dp-shard 2"),
         ({"ep": 3, "dp_shard": 3}, MOE, "--ep 3 does not divide experts 8"),
-        ({"tp": 2}, MOE, "--tp 2: a mixture of experts is laid out by --ep"),
     ],
 )
 def test_what_does_not_fit_is_named_by_its_flag(

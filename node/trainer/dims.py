@@ -139,9 +139,6 @@ class ParallelDims(BaseModel):
             )
 
     def _check_experts(self, model: Model) -> None:
-        if model.experts and (self.tp > 1 or self.cp > 1):
-            flag, size = ("--tp", self.tp) if self.tp > 1 else ("--cp", self.cp)
-            raise ValueError(f"{flag} {size}: a mixture of experts is laid out by --ep")
         if self.ep == 1:
             return
         if not model.experts:

@@ -69,7 +69,8 @@ class Engine:
                 model = cut(Decoder(manifest.model), stage, self.dims.stages)
         for module in model.modules():
             if isinstance(module, MixtureOfExperts):
-                module.sequence_weight = self.dims.reduced / self.batch
+                # averaged over the data ranks, added up over tp, and over cp the mean of parts
+                module.sequence_weight = self.dims.data / self.batch / self.dims.tp
         lay_out(model, self.ranks, self.computing, self.seq_len)
         if stage < self.dims.stages - 1:  # what passes to the next stage has one type
             model.register_forward_hook(lambda _, __, out: out.to(self.computing.dtype))

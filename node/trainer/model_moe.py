@@ -11,6 +11,7 @@ Sizes: N = B T tokens, E experts, K = top_k, D = d_model, F = d_ff.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from bootstrap.manifest import Model
+
+Whole = Callable[[Tensor], Tensor]  # a mean over this rank's tokens -> over all of the sequence
+
+
+def here_alone(mean: Tensor) -> Tensor:
+    """The mean as it is: no other rank has tokens of these sequences."""
+    return mean
 
 
 class Attach(torch.autograd.Function):
@@ -67,6 +75,7 @@ class MixtureOfExperts(nn.Module):
         self.top_k = config.top_k
         self.balance = config.expert_balance
         self.sequence_weight = 0.0  # of one sequence's balance loss; 0: not trained
+        self.whole_sequence: Whole = here_alone
         self.gate = nn.Linear(config.d_model, config.experts, bias=False)
         self.experts = Experts(config)
 
@@ -75,7 +84,8 @@ class MixtureOfExperts(nn.Module):
         weights, chosen = scores.topk(self.top_k, dim=-1)  # [B, T, K]
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.sequence_weight and torch.is_grad_enabled():
-            loss = balance_loss(scores, chosen).sum() * (self.balance * self.sequence_weight)
+            loss = balance_loss(scores, chosen, self.whole_sequence).sum()
+            loss = loss * (self.balance * self.sequence_weight)
             x = Attach.apply(x, loss)
         flat, experts = x.flatten(0, 1), chosen.flatten()  # [N, D], [N K]
         order = experts.argsort(stable=True)
@@ -85,11 +95,12 @@ class MixtureOfExperts(nn.Module):
         return torch.zeros_like(flat, dtype=out.dtype).index_add(0, rows, weighted).view(x.shape)
 
 
-def balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:
+def balance_loss(scores: Tensor, chosen: Tensor, whole: Whole = here_alone) -> Tensor:
     """How unequally each sequence uses the experts, [B]; 1 where all are used alike.
 
-    ``scores`` [B, T, E] after softmax, ``chosen`` int64 [B, T, K].
+    ``scores`` [B, T, E] after softmax, ``chosen`` int64 [B, T, K]. Where other ranks have tokens of
+    the same sequences, the whole loss is the mean of what the ranks get.
     """
-    uses = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(dim=1)  # [B, E]
+    uses = whole(torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(dim=1))  # [B, E]
     share = uses * (scores.shape[-1] / chosen.shape[-1])
     return (share * scores.mean(dim=1)).sum(dim=-1)

@@ -35,8 +35,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from bootstrap.manifest import Model
 from node.trainer.context import attention_over, positions
-from node.trainer.experts import share_experts
+from node.trainer.experts import share_mixture
 from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
@@ -70,13 +71,11 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
         assert isinstance(block, Block)
         _materialise(block)
         if dims.tp > 1:
-            parallelize_module(
-                block, ranks.axis("tp"), _block_plan(model.config.attention == "document")
-            )
+            parallelize_module(block, ranks.axis("tp"), _block_plan(model.config))
         if dims.cp > 1:
             block.self_attn.attend = attention_over(ranks.axis("cp"), dims.attention)
-        if isinstance(block.mlp, MixtureOfExperts) and dims.ep > 1:
-            share_experts(block.mlp.experts, ranks.axis("ep"))
+        if isinstance(block.mlp, MixtureOfExperts):
+            share_mixture(block.mlp, ranks)
         _recompute(block, computing.recompute)
         if computing.compile:
             block.compile()
@@ -131,11 +130,14 @@ def _materialise(module: nn.Module) -> None:
         module.to_empty(device="cpu")
 
 
-def _block_plan(apart: bool) -> dict[str, Any]:
-    """Heads and hidden units are cut; between them each rank has its part of the tokens."""
-    whole = (Replicate(),)
-    others = (None, None) if apart else (None,)  # the rotary tables, and a mask of documents
-    return {
+def _block_plan(config: Model) -> dict[str, Any]:
+    """Heads and hidden units are cut; between them each rank has its part of the tokens.
+
+    (Those of experts by :mod:`node.trainer.experts`.)
+    """
+    # the rotary tables, and a mask of documents
+    others = (None, None) if config.attention == "document" else (None,)
+    plan: dict[str, Any] = {
         "input_layernorm": SequenceParallel(),
         "self_attn": PrepareModuleInput(
             input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
@@ -145,7 +147,11 @@ def _block_plan(apart: bool) -> dict[str, Any]:
         "self_attn.v_proj": ColwiseParallel(),
         "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
         "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=whole),
+    }
+    if config.experts:
+        return plan
+    return plan | {
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
         "mlp.gate_proj": ColwiseParallel(),
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
@@ -209,10 +215,11 @@ class _Fsdp:
             dense = flat
             if dims.dp_replicate > 1:
                 dense = DeviceMesh._concatenate([mesh["dp_replicate"], flat])
-        if dims.data > dims.ep:
-            experts = (
-                mesh["dp_replicate", "dp_shard"] if dims.dp_replicate > 1 else mesh["dp_shard"]
-            )
+        if dims.reduced > dims.ep:
+            rest = mesh["dp_shard", "cp"]._flatten("fsdp_experts")
+            experts = rest
+            if dims.dp_replicate > 1:
+                experts = DeviceMesh._concatenate([mesh["dp_replicate"], rest])
         half = computing.dtype if computing.dtype != torch.float32 else None
         return cls(
             dense,
