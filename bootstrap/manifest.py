@@ -20,36 +20,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from blake3 import blake3
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from bootstrap.manifest_rounds import (
+    COARSE,
+    Merge,
+    Mode,
+    Outer,
+    Rounds,
+    Section,
+    check_mode,
+    with_defaults,
+)
 from bootstrap.validation import check, explain, read_toml
 from protocols.envelope import open_envelope, seal
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import Identity, PeerId
-from protocols.messages import MAX_FRAGMENTS, ManifestText
+from protocols.messages import ManifestText
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
 PURPOSE = "manifest"
 NEVER = 253_402_300_800.0  # the year 10000: a run's description does not expire
-
-Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
-CodecChoice = Literal[
-    "fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3", "auto"
-]
-FINEST_FIRST: tuple[str, ...] = get_args(Codec)
-ENDLESS_ROUNDS = 1_000_000  # total_rounds of a run that only its operators end
-COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
-SPARSE = ("top12", "top3")
-
-
-class Section(BaseModel):
-    """A frozen table of the manifest; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Model(Section):
@@ -142,108 +137,6 @@ class Inner(Section):
     decay_fraction: float = Field(default=0.2, gt=0, le=1)  # of total_steps, for "wsd"
 
 
-class Outer(Section):
-    """The outer optimizer (DiLoCo, 2311.08105): SGD with Nesterov momentum on pseudo-gradients.
-
-    ``lr`` and ``momentum`` are reached over ``warmup_rounds`` from ``lr_start`` and
-    ``momentum_start``.
-    """
-
-    lr: float = Field(default=0.7, gt=0, le=10)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    lr_start: float = Field(default=1.0, gt=0, le=10)
-    momentum_start: float = Field(default=0.5, ge=0, lt=1)
-    warmup_rounds: int = Field(default=10, ge=0)
-
-
-class Rounds(Section):
-    """When and how the swarm meets."""
-
-    inner_steps: int = Field(default=50, ge=1, le=100_000)  # H of the fastest island
-    overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
-    # the model is merged whole, or in so many fragments that take turns (streaming): then results
-    # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
-    # inner_steps), and islands keep `alpha` of what sets them apart from the merged fragment
-    fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
-    tau: int = Field(default=0, ge=0)
-    alpha: float = Field(default=0.5, ge=0, lt=1)
-    total_rounds: int = Field(default=60, ge=1)
-    codec: CodecChoice = "int4"
-    # for "auto": which of them, the finest first; chosen for each round by the measured links
-    codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=9)
-    exposed: float = Field(default=0.05, gt=0, le=1)  # share of a round "auto" lets it wait
-    # how much of what a coarse codec lost is added to what is sent next
-    feedback: float = Field(default=0.95, ge=0, le=1)
-    # whether parts pass through one member of each site (``region``), or of each row of a grid
-    groups: Literal["none", "region", "grid"] = "none"
-    max_group: int = Field(default=64, ge=4, le=512)  # more members than that stand in a grid
-    quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
-    grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late
-    min_grace_s: float = Field(default=1.0, ge=0)
-    max_staleness: int = Field(default=2, ge=0)  # rounds; older local progress is dropped
-    replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
-    eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
-
-    @property
-    def allowed_codecs(self) -> tuple[str, ...]:
-        """Those that a round of this run may have, the finest first."""
-        return self.codecs if self.codec == "auto" else (self.codec,)
-
-    @property
-    def feeds_back(self) -> bool:
-        """Whether islands keep what was lost, which takes one more vector of memory."""
-        return any(name in COARSE for name in self.allowed_codecs)
-
-    @model_validator(mode="after")
-    def _codecs(self) -> Rounds:
-        if not self.codecs or len(set(self.codecs)) != len(self.codecs):
-            raise ValueError("rounds.codecs must name at least one codec, and none twice")
-        ladder = sorted(self.codecs, key=FINEST_FIRST.index)
-        if list(self.codecs) != ladder:
-            raise ValueError("rounds.codecs must go from fine to coarse: " + ", ".join(ladder))
-        coarse = [name for name in self.allowed_codecs if name in COARSE]
-        if coarse and not self.feedback:
-            raise ValueError(
-                f"rounds.feedback = 0 with codec {coarse[0]}: what it loses has to be sent later, "
-                "or training goes astray; set rounds.feedback, 0.95 say, or use int4"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _overlap(self) -> Rounds:
-        if self.overlap_steps > self.inner_steps // 4:
-            raise ValueError("rounds.overlap_steps exceeds a quarter of rounds.inner_steps")
-        return self
-
-    @model_validator(mode="after")
-    def _streaming(self) -> Rounds:
-        if self.fragments > self.inner_steps:
-            raise ValueError("rounds.fragments exceeds rounds.inner_steps: each needs a turn")
-        if self.tau > self.inner_steps // 4:
-            raise ValueError("rounds.tau exceeds a quarter of rounds.inner_steps")
-        if self.fragments > 1 and self.overlap_steps:
-            raise ValueError(
-                "rounds.overlap_steps is for whole models: with rounds.fragments set it to 0, "
-                "and rounds.tau to as many steps if they are not to follow from the links"
-            )
-        return self
-
-
-class Merge(Section):
-    """How contributions become one.
-
-    ``friendly``: members mean well, and one whose training blew up must not drag the others along:
-    the mean, each clipped to the median norm. ``open``: strangers are let in, some of whom lie:
-    the geometric median of five or more, CenteredClip of three or four.
-    """
-
-    trust: Literal["friendly", "open"] = "friendly"
-    # another one than what ``trust`` stands for
-    rule: Literal[
-        "auto", "mean", "clip", "median", "trimmed", "geometric-median", "centered-clip"
-    ] = "auto"
-
-
 class Evaluation(Section):
     """The shared validation shard, served and checked by content hash."""
 
@@ -275,6 +168,7 @@ class Manifest(Section):
     format: Literal[1] = 1
     name: str = Field(default="tiny-docs", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    mode: Mode = "diloco"  # sets the defaults of outer, rounds and merge: docs/modes.md
     model: Model = Model()
     data: Data = Data()
     inner: Inner = Inner()
@@ -302,22 +196,19 @@ class Manifest(Section):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        return with_defaults(given)
+
     @model_validator(mode="after")
-    def _momentum(self) -> Manifest:
-        sparse = [name for name in self.rounds.allowed_codecs if name in SPARSE]
-        if sparse and (self.outer.momentum or self.outer.momentum_start):
-            raise ValueError(
-                f"codec {sparse[0]} with outer.momentum: what comes late by feedback would "
-                "be carried on as if it were new; set outer.momentum and outer.momentum_start to 0 "
-                "(and outer.lr to 1), or use int2"
-            )
+    def _mode(self) -> Manifest:
+        check_mode(self.mode, self.outer, self.rounds)
         return self
 
     @model_validator(mode="after")
     def _fragments(self) -> Manifest:
         count = self.rounds.fragments
-        if count > 1 and self.script.layout:
-            raise ValueError("rounds.fragments: the model of a script is merged as a whole")
         if count > max(1, self.model.n_layers):
             raise ValueError(
                 f"rounds.fragments {count} exceeds model.n_layers {self.model.n_layers}: "

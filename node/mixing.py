@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bootstrap.manifest import Merge
+from bootstrap.manifest_rounds import Merge
 from diloco import merge, robust
 from gossip.mixing import MEAN, Mix
 

@@ -23,6 +23,7 @@ from node.fetching import Fetcher
 from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
 from node.island import Island
+from node.modes import check_runs
 from node.monitor.events import JoinProgress
 from node.replica import OuterReplica
 from node.reporting import Reporter
@@ -82,6 +83,7 @@ class Participation:
         while True:
             run = await finder.find(restored.signed if restored else None)
             manifest = run.manifest
+            check_runs(manifest)
             layout = await self._layout(manifest)
             if self.config.role == "island":
                 # what this machine lacks is told before the state is fetched

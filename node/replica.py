@@ -147,7 +147,7 @@ class OuterReplica:
         snapshot = await self.trainer.hold() if self.trainer is not None else None
         mine = self._merged_of_mine(outcome) if snapshot == outcome.round else []
         codec = self.codec.named(outcome.codec)
-        lr, momentum = outer.outer_rates(outcome.round, **self.manifest.outer.model_dump())
+        lr, momentum = outer.outer_rates(outcome.round, **self.manifest.outer.schedule)
 
         def step() -> bytes:
             if self.residual is not None and mine:

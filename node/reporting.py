@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from bootstrap.manifest import ENDLESS_ROUNDS, Manifest
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from gossip import sketch
 from gossip.driver import Swarm
 from gossip.exchange import Exchange

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bootstrap.manifest import Manifest, Merge
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import Merge
 from gossip.agreement import Remains
 from gossip.grouping import Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.mixing import Mix

@@ -11,22 +11,24 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bootstrap.manifest import (
-    COARSE,
-    FINEST_FIRST,
     MAX_MANIFEST_BYTES,
     NEVER,
     PURPOSE,
-    Codec,
-    CodecChoice,
     Data,
     Inner,
     Manifest,
     Model,
-    Outer,
-    Rounds,
     SignedManifest,
     difference,
     load,
+)
+from bootstrap.manifest_rounds import (
+    COARSE,
+    FINEST_FIRST,
+    Codec,
+    CodecChoice,
+    Outer,
+    Rounds,
 )
 from bootstrap.validation import allowed, fields, to_toml
 from protocols import envelope
@@ -35,7 +37,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "9f85448f616a5fd2bd57addf9dc477cd89b86eb0ec75512691206ab9a99cad0a"
+GOLDEN = "c56fff8a0e9ab67d9b036f3a076fb394529e6b78833189e31ffa60d14f4f7a0b"
 
 
 def test_the_run_id_is_the_same_everywhere():
@@ -242,7 +244,7 @@ def _mistake(tmp_path, text):
     ("text", "expected"),
     [
         ("[model]\nn_layer = 3", "model.n_layer: unknown key; did you mean model.n_layers?"),
-        ("[modle]\nn_layers = 3", "modle: unknown key; did you mean model?"),
+        ("[modell]\nn_layers = 3", "modell: unknown key; did you mean model?"),
         ("n_layers = 3", "n_layers: unknown key; it stands in another table: model.n_layers"),
         ("[model]\nn_layers = 0", "model.n_layers = 0: must be 1 to 1024"),
         ("[rounds]\nquorum = 2", "rounds.quorum = 2: must be more than 0 and at most 1"),

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bootstrap.manifest import Manifest, Merge
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import Merge
 from diloco import merge, robust
 from gossip.certificate import outcome_of
 from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, ROUNDED_UP, ROUNDED_UP_ELSE, Mix

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from bootstrap.manifest import Data, Inner, Manifest, Model, Rounds
+from bootstrap.manifest import Data, Inner, Manifest, Model
+from bootstrap.manifest_rounds import Rounds
 from node.trainer.channel import Apply, Begin, Command, Report, Snapshot, StepDone, Stop
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.leader import Leader

@@ -22,6 +22,10 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the preset, as in inner.lr=1e-3."),
 ]
+Mode = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="How the run to create meets: diloco, async, …: docs/modes."),
+]
 
 
 @with_settings()
@@ -30,10 +34,12 @@ def start(
     config_file: ConfigFile = None,
     preset: Preset = "",
     changes: Changes = None,
+    mode: Mode = "",
 ) -> None:
     """Train: create a run, or join one with --peers."""
     config = resolve(flags, os.environ, config_file)
-    _run(config, manifest_for(config, preset, changes or ()))
+    given = [*(changes or ()), *([f"mode={mode}"] if mode else ())]
+    _run(config, manifest_for(config, preset, given))
 
 
 bootstrap_app = typer.Typer(
@@ -162,10 +168,12 @@ def manifest_for(
     """
     if preset or changes:
         if config.run is not None:
-            raise bad_config("two runs", "--run excludes --preset and --set", "give one of them")
-        return _preset(preset or "tiny", changes)
+            raise bad_config(
+                "two runs", "--run excludes --preset, --mode and --set", "give one of them"
+            )
+        return _that_runs(_preset(preset or "tiny", changes))
     if config.run is not None:
-        return load(config.run)
+        return _that_runs(load(config.run))
     if config.peers or config.resume:
         return None
     if config.role == "observer":
@@ -175,6 +183,13 @@ def manifest_for(
             "give a peer of the run with --peers HOST:PORT",
         )
     return Manifest() if config.role == "island" else None
+
+
+def _that_runs(manifest: Manifest) -> Manifest:
+    from node.modes import check_runs
+
+    check_runs(manifest)
+    return manifest
 
 
 def _preset(name: str, changes: Sequence[str]) -> Manifest:

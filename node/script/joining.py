@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import node
-from bootstrap.manifest import ENDLESS_ROUNDS, Manifest
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from bootstrap.manifest import COARSE, SPARSE, Codec
+from bootstrap.manifest_rounds import COARSE, SPARSE, Codec
 from bootstrap.validation import check, read_toml
 
 Mode = Literal[

@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from bootstrap.manifest import Merge
+from bootstrap.manifest_rounds import Merge
 from diloco import asynchronous
 from diloco.pseudo_gradient import accounted, norm, pseudo_gradient, rebase
 from gossip.bodies import Wiring

@@ -1,0 +1,318 @@
+"""The tables of the manifest that say how a swarm trains together: modes, outer rule, rounds.
+
+A mode is a name for a way to meet (docs/modes.md). It sets the defaults of the knobs below, so
+that ``mode = "async"`` alone is a whole description; the manifest holds all knobs as they came
+out, and each may be set to something else. Nothing but the knobs is looked at later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from protocols.messages import MAX_FRAGMENTS
+
+Mode = Literal[
+    "diloco",
+    "streaming",
+    "eager",
+    "gossip",
+    "push-sum",
+    "async",
+    "server",
+    "fedavg",
+    "allreduce",
+    "sparta",
+    "btm",
+]
+OuterRule = Literal[
+    "sgd", "nesterov", "heavyball", "adam", "yogi", "sparseloco", "delayed-nesterov"
+]
+Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
+CodecChoice = Literal[
+    "fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3", "auto"
+]
+FINEST_FIRST: tuple[str, ...] = get_args(Codec)
+ENDLESS_ROUNDS = 1_000_000  # total_rounds of a run that only its operators end
+COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
+SPARSE = ("top12", "top3")
+NO_BOUND = -1  # of staleness
+ONE = 1e-3  # quorum: one island is enough, in any swarm
+
+_ALONE = {"quorum": ONE, "grace_fraction": 0.0, "min_grace_s": 0.0}
+
+# what a mode stands for, where the manifest says nothing else
+MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "async": {
+        "rounds": _ALONE,
+        "outer": {"optimizer": "delayed-nesterov"},
+        "merge": {"weights": "rate"},
+    },
+    "server": {"rounds": {"owners": "servers", "staleness": 0}},
+    "fedavg": {"rounds": {"clients": 0.5}, "outer": {"optimizer": "sgd"}},
+    "btm": {
+        "rounds": {"total_rounds": 1, "inner_steps": 1000, "staleness": 0},
+        "outer": {"optimizer": "sgd"},
+    },
+}
+STREAMING_FRAGMENTS = 4  # or as many as there are layers
+
+# what an outer optimizer stands for (diloco.optimizers has the sources): η, and μ or β₁
+OUTER_DEFAULTS: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 1.0, "momentum": 0.0},
+    "sparseloco": {"lr": 1.0, "momentum": 0.0},
+    "heavyball": {"lr": 1.0, "momentum": 0.9},
+    "adam": {"lr": 0.01, "momentum": 0.9},
+    "yogi": {"lr": 0.01, "momentum": 0.9},
+}
+
+
+class Section(BaseModel):
+    """A frozen table of the manifest; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Outer(Section):
+    """The outer optimizer: what is done with the merged pseudo-gradient (:mod:`diloco.optimizers`).
+
+    ``lr`` and ``momentum`` (β₁ of adam and yogi) are reached over ``warmup_rounds`` from
+    ``lr_start`` and ``momentum_start``. Only the Nesterov rules are warmed up by default.
+    """
+
+    optimizer: OuterRule = "nesterov"
+    lr: float = Field(default=0.7, gt=0, le=10)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    lr_start: float = Field(default=1.0, gt=0, le=10)
+    momentum_start: float = Field(default=0.5, ge=0, lt=1)
+    warmup_rounds: int = Field(default=10, ge=0)
+    beta2: float = Field(default=0.99, ge=0, lt=1)  # of adam and yogi
+    epsilon: float = Field(default=1e-3, gt=0, le=1)  # likewise; τ of their paper (2003.00295)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        known = OUTER_DEFAULTS.get(str(given.get("optimizer"))) if _is_table(given) else None
+        if known is None:
+            return given
+        whole = {**known, **given}
+        return {"lr_start": whole["lr"], "momentum_start": whole["momentum"], **whole}
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """What η and μ of a round follow from (:func:`diloco.outer.outer_rates`)."""
+        return self.model_dump(exclude={"optimizer", "beta2", "epsilon"})
+
+    @property
+    def moving(self) -> bool:
+        """Whether what was merged once is carried on in later rounds."""
+        return bool(self.momentum or self.momentum_start)
+
+    @model_validator(mode="after")
+    def _plain(self) -> Outer:
+        if self.optimizer in ("sgd", "sparseloco") and self.moving:
+            raise ValueError(
+                f"outer.optimizer {self.optimizer} has no momentum: leave outer.momentum and "
+                "outer.momentum_start at 0, or use heavyball or nesterov"
+            )
+        return self
+
+
+class Rounds(Section):
+    """When and how the swarm meets."""
+
+    inner_steps: int = Field(default=50, ge=1, le=10_000_000)  # H of the fastest island
+    overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
+    # the model is merged whole, or in so many fragments that take turns (streaming): then results
+    # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
+    # inner_steps), and islands keep `alpha` of what sets them apart from the merged fragment
+    fragments: int = Field(default=1, ge=1, le=MAX_FRAGMENTS)
+    tau: int = Field(default=0, ge=0)
+    alpha: float = Field(default=0.5, ge=0, lt=1)
+    total_rounds: int = Field(default=60, ge=1)
+    codec: CodecChoice = "int4"
+    # for "auto": which of them, the finest first; chosen for each round by the measured links
+    codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=9)
+    exposed: float = Field(default=0.05, gt=0, le=1)  # share of a round "auto" lets it wait
+    # how much of what a coarse codec lost is added to what is sent next
+    feedback: float = Field(default=0.95, ge=0, le=1)
+    # whether parts pass through one member of each site (``region``), or of each row of a grid
+    groups: Literal["none", "region", "grid"] = "none"
+    max_group: int = Field(default=64, ge=4, le=512)  # more members than that stand in a grid
+    quorum: float = Field(default=0.5, gt=0, le=1)  # share of live islands that must be ready
+    grace_fraction: float = Field(default=0.1, ge=0, le=10)  # of a round, then go without the late
+    min_grace_s: float = Field(default=1.0, ge=0)
+    # rounds that a live island may miss before the others wait for it: 0 is bulk-synchronous,
+    # s > 0 stale-synchronous, -1 no bound, where quorum and grace alone decide (asynchronous)
+    staleness: int = Field(default=NO_BOUND, ge=NO_BOUND)
+    # share of the islands that train and contribute in a round, drawn anew for each
+    clients: float = Field(default=1.0, gt=0, le=1)
+    # who merges the parts: all members, or those started with --role server while one is there
+    owners: Literal["members", "servers"] = "members"
+    max_staleness: int = Field(default=2, ge=0)  # rounds; older local progress is dropped
+    replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
+    eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
+
+    @property
+    def allowed_codecs(self) -> tuple[str, ...]:
+        """Those that a round of this run may have, the finest first."""
+        return self.codecs if self.codec == "auto" else (self.codec,)
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether islands keep what was lost, which takes one more vector of memory."""
+        return any(name in COARSE for name in self.allowed_codecs)
+
+    @property
+    def sparse(self) -> str | None:
+        """A codec that sends a few elements of many, where the run may have one."""
+        return next((name for name in self.allowed_codecs if name in SPARSE), None)
+
+    @property
+    def at_will(self) -> bool:
+        """Whether rounds begin as soon as one island is ready: then islands have no common beat."""
+        return self.quorum <= ONE
+
+    @model_validator(mode="after")
+    def _codecs(self) -> Rounds:
+        if not self.codecs or len(set(self.codecs)) != len(self.codecs):
+            raise ValueError("rounds.codecs must name at least one codec, and none twice")
+        ladder = sorted(self.codecs, key=FINEST_FIRST.index)
+        if list(self.codecs) != ladder:
+            raise ValueError("rounds.codecs must go from fine to coarse: " + ", ".join(ladder))
+        coarse = [name for name in self.allowed_codecs if name in COARSE]
+        if coarse and not self.feedback:
+            raise ValueError(
+                f"rounds.feedback = 0 with codec {coarse[0]}: what it loses has to be sent later, "
+                "or training goes astray; set rounds.feedback, 0.95 say, or use int4"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overlap(self) -> Rounds:
+        if self.overlap_steps > self.inner_steps // 4:
+            raise ValueError("rounds.overlap_steps exceeds a quarter of rounds.inner_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _streaming(self) -> Rounds:
+        if self.fragments > self.inner_steps:
+            raise ValueError("rounds.fragments exceeds rounds.inner_steps: each needs a turn")
+        if self.tau > self.inner_steps // 4:
+            raise ValueError("rounds.tau exceeds a quarter of rounds.inner_steps")
+        if self.fragments > 1 and self.overlap_steps:
+            raise ValueError(
+                "rounds.overlap_steps is for whole models: with rounds.fragments set it to 0, "
+                "and rounds.tau to as many steps if they are not to follow from the links"
+            )
+        return self
+
+
+class Merge(Section):
+    """How contributions become one.
+
+    ``friendly``: members mean well, and one whose training blew up must not drag the others along:
+    the mean, each clipped to the median norm. ``open``: strangers are let in, some of whom lie:
+    the geometric median of five or more, CenteredClip of three or four.
+    """
+
+    trust: Literal["friendly", "open"] = "friendly"
+    # another one than what ``trust`` stands for
+    rule: Literal[
+        "auto", "mean", "clip", "median", "trimmed", "geometric-median", "centered-clip"
+    ] = "auto"
+    # what a contribution counts for: its tokens, or tokens² / steps (Decoupled DiLoCo, 2604.21428)
+    weights: Literal["tokens", "rate"] = "tokens"
+
+
+def with_defaults(given: Any) -> Any:
+    """A manifest's plain tables with what their mode stands for, where they say nothing else."""
+    if not _is_table(given):
+        return given
+    tables = dict(given)
+    fragments = _fragments(tables.get("rounds"))
+    mode = tables.setdefault("mode", "streaming" if fragments > 1 else "diloco")
+    wanted = MODE_DEFAULTS.get(mode, {}) if isinstance(mode, str) else {}
+    if mode == "streaming":
+        wanted = {"rounds": {"fragments": _streaming_fragments(tables.get("model"))}}
+    rounds = _plain(tables.get("rounds"))
+    if mode == "server" and str(rounds.get("staleness", 0)) != "0":  # lock-step is given up
+        wanted = {**MODE_DEFAULTS["async"], "rounds": {**_ALONE, "owners": "servers"}}
+    outer = _plain(tables.get("outer"))
+    if outer.get("optimizer") == "sparseloco":
+        wanted = {**wanted, "rounds": {"codec": "top12", **wanted.get("rounds", {})}}
+    for name, defaults in wanted.items():
+        tables[name] = {**defaults, **_plain(tables.get(name))}
+    return tables
+
+
+def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
+    """Raise ValueError where a mode's name and the knobs contradict each other."""
+    if mode == "streaming" and rounds.fragments == 1:
+        raise ValueError(
+            "mode streaming with rounds.fragments 1: a model that is merged whole is mode diloco"
+        )
+    if mode == "diloco" and rounds.fragments > 1:
+        raise ValueError(
+            f"mode diloco with rounds.fragments {rounds.fragments}: merging in fragments that take "
+            "turns is mode streaming"
+        )
+    if rounds.clients < 1 and mode != "fedavg":
+        raise ValueError(
+            f"rounds.clients {rounds.clients:g} with mode {mode}: rounds of a part of the islands "
+            "are mode fedavg"
+        )
+    if mode == "server" and rounds.owners != "servers":
+        raise ValueError("mode server with rounds.owners members: without servers it is diloco")
+    if mode == "btm" and (rounds.total_rounds, rounds.fragments, outer.optimizer) != (1, 1, "sgd"):
+        raise ValueError(
+            "mode btm merges once, by the weighted average: rounds.total_rounds and "
+            "rounds.fragments are 1, and outer.optimizer is sgd"
+        )
+    sparse = rounds.sparse
+    if outer.optimizer == "sparseloco" and not sparse:
+        raise ValueError(
+            f"outer.optimizer sparseloco with codec {rounds.codec}: it is the rule of sparse "
+            "codes; set rounds.codec to top12 or top3, or outer.optimizer to sgd"
+        )
+    if sparse and outer.optimizer in ("adam", "yogi"):
+        raise ValueError(
+            f"codec {sparse} with outer.optimizer {outer.optimizer}: most elements are zero in a "
+            "round, so its second moments say how often one is sent and not how large it is; use "
+            "outer.optimizer sparseloco"
+        )
+    if sparse and outer.moving:
+        raise ValueError(
+            f"codec {sparse} with outer.momentum: what comes late by feedback would be carried on "
+            "as if it were new; set outer.optimizer to sparseloco, or use int2"
+        )
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _plain(table: Any) -> dict[str, Any]:
+    """What somebody set of a table that may be read already."""
+    if isinstance(table, Section):
+        return {name: getattr(table, name) for name in table.model_fields_set}
+    return dict(table) if _is_table(table) else {}
+
+
+def _number(value: Any, default: int) -> int:
+    """As validation will read it; what is no number is refused there."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _fragments(rounds: Any) -> int:
+    return _number(_plain(rounds).get("fragments"), 1)
+
+
+def _streaming_fragments(model: Any) -> int:
+    layers = _number(_plain(model).get("n_layers"), 2)
+    return max(1, min(STREAMING_FRAGMENTS, layers))

@@ -1,0 +1,90 @@
+"""Modes by name: what they stand for in the manifest, and which of them run."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import OUTER_DEFAULTS, Mode
+from diloco import optimizers
+from node.modes import RUN, check_runs
+from protocols.errors import OperatorError
+
+
+def of(**tables: Any) -> Manifest:
+    return Manifest.model_validate(tables)
+
+
+def test_modes_that_no_process_runs_are_refused_by_name() -> None:
+    for mode in get_args(Mode):
+        manifest = of(mode=mode, model={"n_layers": 2})
+        if mode in RUN:
+            check_runs(manifest)
+        else:
+            with pytest.raises(OperatorError, match=f"mode {mode} runs in simulations") as caught:
+                check_runs(manifest)
+            assert caught.value.code == "E207"
+
+
+def test_a_mode_alone_is_a_whole_description() -> None:
+    assert of().mode == "diloco"
+    alone = of(mode="async")
+    assert alone.rounds.at_will
+    assert not of().rounds.at_will
+    assert alone.outer.optimizer == "delayed-nesterov"
+    assert alone.merge.weights == "rate"
+    assert of(mode="server").rounds.staleness == 0
+    assert of(mode="server", rounds={"staleness": 2}).outer.optimizer == "delayed-nesterov"
+    assert of(mode="fedavg").outer.lr == of(mode="fedavg").outer.lr_start == 1.0
+    assert of(mode="btm").rounds.total_rounds == 1
+
+
+def test_what_is_said_is_kept() -> None:
+    changed = of(mode="async", rounds={"quorum": 0.7}, outer={"optimizer": "sgd", "lr": 0.5})
+    assert changed.rounds.quorum == 0.7
+    assert (changed.outer.lr, changed.outer.lr_start, changed.outer.momentum) == (0.5, 0.5, 0.0)
+    assert Manifest.parse(changed.canonical()) == changed
+
+
+def test_fragments_are_what_streaming_means() -> None:
+    assert of(rounds={"fragments": 2}).mode == "streaming"
+    assert of(rounds={"fragments": "2"}).mode == "streaming"  # text, as from --set
+    assert of(mode="streaming").rounds.fragments == 2  # no more than layers
+    assert of(mode="async", rounds={"fragments": 2}).mode == "async"
+
+
+@pytest.mark.parametrize("name", sorted(OUTER_DEFAULTS))
+def test_defaults_of_outer_optimizers_are_those_of_their_rules(name: str) -> None:
+    rule = optimizers.named(name)
+    outer = of(outer={"optimizer": name}).outer
+    assert (outer.lr, outer.momentum) == (rule.lr, rule.momentum)
+    assert (outer.lr_start, outer.momentum_start) == (rule.lr, rule.momentum)
+    assert (outer.beta2, outer.epsilon) == (optimizers.BETA2, optimizers.EPSILON)
+
+
+def test_sparseloco_brings_a_sparse_codec() -> None:
+    assert of(outer={"optimizer": "sparseloco"}).rounds.codec == "top12"
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        ({"mode": "streaming", "rounds": {"fragments": 1}}, "is mode diloco"),
+        ({"mode": "diloco", "rounds": {"fragments": 2}}, "is mode streaming"),
+        ({"mode": "diloco", "rounds": {"clients": 0.5}}, "are mode fedavg"),
+        ({"mode": "server", "rounds": {"owners": "members"}}, "without servers it is diloco"),
+        ({"mode": "btm", "rounds": {"total_rounds": 2}}, "merges once"),
+        ({"mode": "btm", "outer": {"optimizer": "nesterov"}}, "merges once"),
+        ({"outer": {"optimizer": "sgd", "momentum": 0.5}}, "sgd has no momentum"),
+        ({"outer": {"optimizer": "sparseloco"}, "rounds": {"codec": "int4"}}, "sparse codes"),
+        ({"outer": {"optimizer": "adam"}, "rounds": {"codec": "top3"}}, "second moments"),
+        ({"outer": {"optimizer": "lion"}}, "nesterov"),
+        ({"mode": "diloko"}, "diloco"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tables: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        of(**tables)
