@@ -46,6 +46,7 @@ _FIX = {
     Why.TLS: "check that nothing between the two machines opens TLS connections",
     Why.RESET: "try again; if it repeats, look for a proxy or firewall in between",
     Why.NO_ADDRESS: "give its address with --peers HOST:PORT/ID",
+    Why.RELAY: "wait a moment: a node behind a NAT looks for another relay by itself",
     Why.SELF: "leave this node's own address out of --peers",
 }
 

@@ -1,5 +1,8 @@
 """Where peers live: parsing ``HOST:PORT[/PEERID]``, and the book of addresses known per peer.
 
+A peer that nobody can dial is called at ``relay/HOST:PORT/PEERID``, the address of its relay
+(:mod:`protocols.relay_client`); announcements and the book hold such addresses as well.
+
 Identity comes first and addresses are hints: the book may hold wrong or hostile ones, since the
 transport proves who answers before it says a word. It is bounded per peer and in total, and
 orders the addresses of a peer by what happened when they were tried.
@@ -8,6 +11,7 @@ orders the addresses of a peer by what happened when they were tried.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import time
@@ -22,6 +26,8 @@ from protocols.messages import PeerRecord
 MAX_HOST = 120  # so that HOST:PORT fits an Address on the wire
 MAX_FILE_BYTES = 1024 * 1024  # of an @file
 MAX_PER_PEER = 8
+RELAY = "relay/"
+MAX_ANNOUNCED = 128  # characters of an Address on the wire
 MAX_PEERS = 4096
 
 Resolver = Callable[[PeerId], Awaitable[None]]
@@ -80,11 +86,35 @@ def parse_address(text: str) -> PeerAddress:
     return PeerAddress(address.host, address.port, PeerId(peer))
 
 
+def is_relayed(address: str) -> bool:
+    """Whether an address is that of a peer's relay and not its own."""
+    return address.startswith(RELAY)
+
+
+def relay_address(where: str, relay: PeerId) -> str:
+    """How those are called who wait at ``relay``; raises :class:`OperatorError` E102."""
+    return _normal(f"{RELAY}{parse_address(where).hostport}/{relay}")
+
+
+def relay_of(address: str) -> PeerAddress:
+    """The relay of an address that :func:`is_relayed`; raises :class:`OperatorError` E102."""
+    return parse_address(address.removeprefix(RELAY))
+
+
+def _normal(address: str) -> str:
+    """An address as the book holds it; raises :class:`OperatorError` E102."""
+    place = parse_address(address.removeprefix(RELAY))
+    if not is_relayed(address):
+        return place.hostport
+    if place.peer is None or len(address) > MAX_ANNOUNCED:
+        raise _bad(address[:MAX_ANNOUNCED], "it does not name a relay", "leave it out")
+    return f"{RELAY}{place}"
+
+
 def parse_peers(values: Iterable[str]) -> list[PeerAddress]:
     """Read ``--peers``: repeated, separated by commas or white space, or ``@file``.
 
-    A file holds the same, a ``#`` starts a comment. Doubles are left out, the order is kept.
-    Raises :class:`OperatorError` E102.
+    A file holds the same, ``#`` starts a comment. Doubles are left out. Raises E102.
     """
     words: list[str] = []
     for value in values:
@@ -262,7 +292,7 @@ class AddressBook:
         return [peer for peer, known in self._known.items() if known.entries]
 
     def addresses(self, peer: PeerId) -> list[str]:
-        """``HOST:PORT`` of a peer in the order they should be tried."""
+        """``HOST:PORT`` of a peer, or its relay's, in the order they should be tried."""
         known = self._known.get(peer)
         return [] if known is None else [e.address for e in sorted(known.entries, key=_Entry.order)]
 
@@ -273,7 +303,7 @@ class AddressBook:
 
     def add(self, peer: PeerId, address: str) -> None:
         """Remember an address somebody claims for ``peer``; raises :class:`OperatorError` E102."""
-        self._insert(self._touch(peer), parse_address(address).hostport)
+        self._insert(self._touch(peer), _normal(address))
 
     def add_record(self, record: PeerRecord, sequence: int) -> bool:
         """Take a peer's own record, already verified, if it is newer than the last one.
@@ -366,7 +396,6 @@ class AddressBook:
 
 
 def _lenient(address: str) -> str | None:
-    try:
-        return parse_address(address).hostport
-    except OperatorError:
-        return None
+    with contextlib.suppress(OperatorError):
+        return _normal(address)
+    return None

@@ -61,6 +61,7 @@ class Why(StrEnum):
     RESET = "the connection broke"
     NO_ADDRESS = "no address is known for this peer"
     SELF = "that is this node itself"
+    RELAY = "its relay does not bring the two together"
 
 
 class Unreachable(TransportError):

@@ -16,6 +16,7 @@ aiohttp takes a third of a second to import, so command-line code imports this m
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -33,6 +34,9 @@ from protocols.lane_client import LaneClient
 from protocols.lane_server import LaneServer
 from protocols.limits import Limits
 from protocols.reactor import Reactor
+from protocols.relay_client import Relays
+from protocols.relay_server import DIAL, WAIT, RelayServer
+from protocols.relay_wire import RelayDial, RelayWait
 from protocols.sockets import open_listener
 from protocols.transport import (
     MAX_CALL_BYTES,
@@ -76,6 +80,18 @@ class HttpTransport:
         self._reactor = Reactor(max_upload)
         self._client_context = tls_links.client_context(identity) if tls else None
         server_context = tls_links.server_context(identity) if tls else None
+        self.relay = RelayServer(self.stats, on_sent=self._reactor.bucket.spend)
+        self.relays = Relays(
+            identity.peer_id,
+            self.call,
+            self.relay,
+            book=self.book,
+            limits=self.limits,
+            serve=self._adopt,
+            mine=self._dialled_at,
+        )
+        self.on_call(WAIT, self.relay.wait, max_body=RelayWait.MAX_BYTES)
+        self.on_call(DIAL, self.relay.dial, max_body=RelayDial.MAX_BYTES)
         self._server = HttpServer(
             identity.peer_id,
             handlers=self._handlers,
@@ -91,6 +107,7 @@ class HttpTransport:
             stats=self.stats,
             limits=self.limits,
             on_sent=self._reactor.bucket.spend,
+            expected=self._expected,
         )
         self._client: HttpClient | None = None
         self._lanes: LaneClient | None = None
@@ -121,6 +138,7 @@ class HttpTransport:
             stats=self.stats,
             limits=self.limits,
             on_sent=self._reactor.bucket.spend,
+            relays=self.relays,
         )
         self._lanes = LaneClient(
             self.peer_id,
@@ -129,6 +147,7 @@ class HttpTransport:
             context=self._client_context,
             stats=self.stats,
             limits=self.limits,
+            relays=self.relays,
         )
 
     async def __aenter__(self) -> Self:
@@ -222,6 +241,22 @@ class HttpTransport:
     def post(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` soon on the thread that calls feeds and drains; not after the end."""
         self._reactor.post(callback)
+
+    # --- relayed calls ------------------------------------------------------------------------
+
+    def _dialled_at(self) -> list[str]:
+        """Where this node can be dialled, unless its owner has told the relays otherwise."""
+        if self._listening is None or self._listening[0] in ("0.0.0.0", "::"):
+            return []
+        host, port = self._listening
+        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+
+    def _adopt(self, sock: socket.socket, where: str) -> None:
+        self._server.adopt(sock, where)
+
+    async def _expected(self, sock: socket.socket, token: bytes) -> bool:
+        """A connection came that says which call it is for; whether somebody waits for it."""
+        return self.relays.arrived(sock, token) or await self.relay.join(sock, token)
 
     def _started(self, peer: PeerId | None) -> HttpClient:
         if self._client is None:

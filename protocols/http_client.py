@@ -44,6 +44,7 @@ from protocols.http_connector import Dial, PeerConnector
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId, public_key
 from protocols.limits import Limits
+from protocols.relay_client import Relays
 
 
 class _Body(payload.Payload):
@@ -98,6 +99,7 @@ class HttpClient:
         stats: TransportStats,
         limits: Limits,
         on_sent: Callable[[int], None],
+        relays: Relays,
     ) -> None:
         self._peer_id = peer_id
         self._book = book
@@ -108,7 +110,7 @@ class HttpClient:
         self._proven: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._dropped: dict[PeerId, int] = {}
         self._dial_numbers = itertools.count()
-        self._connector = PeerConnector(book, context, limits)
+        self._connector = PeerConnector(book, context, limits, relays)
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -10,16 +10,17 @@ import asyncio
 import ssl
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from protocols import tls
-from protocols.addresses import AddressBook, parse_address
+from protocols.addresses import AddressBook, is_relayed, parse_address
 from protocols.dialling import reach, unreached
 from protocols.identity import PeerId
 from protocols.limits import Limits
+from protocols.relay_client import Relays
 from protocols.sockets import prefer_small_queue
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ class Dial:
 class PeerConnector(aiohttp.BaseConnector):
     """Opens connections to peers by their server name, trying the addresses of the book."""
 
-    def __init__(self, book: AddressBook, context: ssl.SSLContext | None, limits: Limits) -> None:
+    def __init__(
+        self, book: AddressBook, context: ssl.SSLContext | None, limits: Limits, relays: Relays
+    ) -> None:
         super().__init__(
             limit=0, limit_per_host=limits.per_peer, keepalive_timeout=limits.idle_client
         )
@@ -48,6 +51,7 @@ class PeerConnector(aiohttp.BaseConnector):
         self._book = book
         self._context = context
         self._limits = limits
+        self._relays = relays
         self._links: dict[PeerId, weakref.WeakSet[asyncio.Transport]] = {}
 
     def links(self, peer: PeerId | None = None) -> list[asyncio.Transport]:
@@ -76,19 +80,23 @@ class PeerConnector(aiohttp.BaseConnector):
         self, address: str, expected: PeerId | None
     ) -> tuple[ResponseHandler, PeerId | None]:
         """One connection to one address. The peer is None where there is no TLS."""
-        place = parse_address(address)
         secure = self._context is not None
         name = tls.ANYONE if expected is None else tls.server_name(expected)
+        relayed = expected is not None and is_relayed(address)
         try:
-            async with asyncio.timeout(self._limits.connect):
+            async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
+                where: dict[str, Any]
+                if expected is not None and relayed:
+                    where = {"sock": await self._relays.connect(address, expected)}
+                else:
+                    place = parse_address(address)
+                    where = {"host": place.host, "port": place.port, "happy_eyeballs_delay": 0.25}
                 transport, protocol = await self._loop.create_connection(
                     self._factory,
-                    place.host,
-                    place.port,
                     ssl=self._context,
                     server_hostname=name if secure else None,
                     ssl_shutdown_timeout=self._limits.grace if secure else None,
-                    happy_eyeballs_delay=0.25,
+                    **where,
                 )
         except OSError as error:  # TimeoutError, gaierror and SSLError among them
             raise unreached(address, expected, error) from error

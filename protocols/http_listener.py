@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,8 @@ from protocols.identity import PeerId
 from protocols.lane_server import LaneServer
 from protocols.lane_wire import MARK
 from protocols.limits import Limits
+from protocols.relay_wire import MARK as CALL_MARK
+from protocols.relay_wire import introduced
 from protocols.sockets import prefer_small_queue
 
 logger = logging.getLogger(__name__)
@@ -80,13 +83,17 @@ class Listener:
         context: ssl.SSLContext | None,
         stats: TransportStats,
         limits: Limits,
+        expected: Callable[[socket.socket, bytes], Awaitable[bool]],
     ) -> None:
+        self._expected = expected
+        self._group: asyncio.TaskGroup | None = None
         self.links: dict[asyncio.Transport, PeerId | None] = {}
         self._lanes = lanes
         self._context = context
         self._stats = stats
         self._limits = limits
         self._per_source: Counter[str] = Counter()
+        self._server: web.Server | None = None
 
     def observed(self, peer: PeerId) -> str:
         """The address from which ``peer`` holds its newest connection; empty where it has none."""
@@ -110,27 +117,44 @@ class Listener:
 
     async def run(self, listener: socket.socket, server: web.Server) -> None:
         """Accept until cancelled; then close the socket and every connection."""
-        loop = asyncio.get_running_loop()
         with listener:
             async with asyncio.TaskGroup() as group:
-                while True:
-                    try:
-                        sock, address = await loop.sock_accept(listener)
-                    except OSError as error:  # out of descriptors, or the stranger left already
-                        logger.warning("cannot accept a connection: %s", error)
-                        await asyncio.sleep(0.1)
-                        continue
-                    source = _source(address[0])
-                    if (
-                        self._per_source[source] >= self._limits.per_ip
-                        or self._per_source.total() >= self._limits.total
-                    ):
-                        self._stats.capped_connections += 1
-                        sock.close()
-                    else:
-                        self._per_source[source] += 1
-                        group.create_task(self._serve(sock, source, server))
-                    await asyncio.sleep(0)  # a flood of connections must not hold the loop
+                self._group, self._server = group, server
+                try:
+                    await self._accept(listener, group, server)
+                finally:
+                    self._group = None
+
+    async def _accept(
+        self, listener: socket.socket, group: asyncio.TaskGroup, server: web.Server
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or the stranger left already
+                logger.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            source = _source(address[0])
+            if (
+                self._per_source[source] >= self._limits.per_ip
+                or self._per_source.total() >= self._limits.total
+            ):
+                self._stats.capped_connections += 1
+                sock.close()
+            else:
+                self._per_source[source] += 1
+                group.create_task(self._serve(sock, source, server))
+            await asyncio.sleep(0)  # a flood of connections must not hold the loop
+
+    def adopt(self, sock: socket.socket, where: str) -> None:
+        """Serve a connection that this node has dialled, to ``where``, because it was called."""
+        if self._group is None or self._server is None:
+            sock.close()
+            return
+        self._per_source[where] += 1
+        self._group.create_task(self._serve(sock, where, self._server))
 
     async def _serve(self, sock: socket.socket, source: str, server: web.Server) -> None:
         """One connection from accept to end."""
@@ -138,6 +162,8 @@ class Listener:
             mark = await self._mark(sock)
             if mark == MARK:
                 await self._lanes.serve(sock, source)
+            elif mark == CALL_MARK:
+                await self._bring(sock)
             elif mark:
                 await self._serve_http(sock, server)
             else:
@@ -157,6 +183,19 @@ class Listener:
             self._per_source[source] -= 1
             if not self._per_source[source]:
                 del self._per_source[source]
+
+    async def _bring(self, sock: socket.socket) -> None:
+        """A connection that somebody waits for, here or at the other end of the relay."""
+        handed_on = False
+        try:
+            async with asyncio.timeout(self._limits.handshake):
+                token = await introduced(sock)
+            handed_on = await self._expected(sock, token)
+            if not handed_on:
+                raise Malformed("nobody waits for this call")
+        finally:
+            if not handed_on:
+                sock.close()
 
     async def _mark(self, sock: socket.socket) -> bytes:
         """The first byte, within the time for a handshake; the socket is closed if none comes."""

@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,7 @@ class HttpServer:
         stats: TransportStats,
         limits: Limits,
         on_sent: Callable[[int], None],
+        expected: Callable[[socket.socket, bytes], Awaitable[bool]],
     ) -> None:
         self._peer_id = peer_id
         self._context = context
@@ -65,7 +66,7 @@ class HttpServer:
         self._handlers = handlers
         self._lanes = lanes
         self._on_sent = on_sent
-        self._listener = Listener(lanes, context, stats, limits)
+        self._listener = Listener(lanes, context, stats, limits, expected)
         self._serving: set[asyncio.Task[Any]] = set()
         self._running: asyncio.Task[None] | None = None
         self._web: web.Server | None = None
@@ -78,6 +79,10 @@ class HttpServer:
         self._running = asyncio.get_running_loop().create_task(
             self._listener.run(listener, self._web)
         )
+
+    def adopt(self, sock: socket.socket, where: str) -> None:
+        """Serve a connection that this node has dialled, to ``where``, because it was called."""
+        self._listener.adopt(sock, where)
 
     async def aclose(self) -> None:
         """Stop accepting, give handlers a moment, cancel them, close every connection."""

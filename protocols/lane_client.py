@@ -8,16 +8,13 @@ cut, and so is one that nobody has used for a while.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from aiohappyeyeballs import start_connection
-
 from protocols import tls
-from protocols.addresses import AddressBook, parse_address
+from protocols.addresses import AddressBook, is_relayed
 from protocols.dialling import reach, unreached
 from protocols.errors import (
     IdentityMismatch,
@@ -35,6 +32,7 @@ from protocols.lane_link import LaneBody, Link, Transfer
 from protocols.lane_wire import PULL, PUSH, Reply, Request, reply_frame
 from protocols.limits import Limits
 from protocols.reactor import Reactor
+from protocols.relay_client import Relays, connected
 from protocols.sockets import prepare_lane
 from protocols.transport import MAX_CALL_BYTES, MAX_HEADER_BYTES, Feed, Outgoing
 
@@ -61,8 +59,10 @@ class LaneClient:
         context: ssl.SSLContext | None,
         stats: TransportStats,
         limits: Limits,
+        relays: Relays,
     ) -> None:
         self._peer_id = peer_id
+        self._relays = relays
         self._reactor = reactor
         self._book = book
         self._context = context
@@ -201,10 +201,14 @@ class LaneClient:
         """A new lane to one address."""
         link: Link | None = None
         try:
-            async with asyncio.timeout(self._limits.connect):
-                began = asyncio.get_running_loop().time()
-                sock = await _connected(address)
-                self._stats.measured_call(peer, asyncio.get_running_loop().time() - began)
+            relayed = is_relayed(address)
+            async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
+                if relayed:
+                    sock = await self._relays.connect(address, peer)
+                else:
+                    began = asyncio.get_running_loop().time()
+                    sock = await connected(address)
+                    self._stats.measured_call(peer, asyncio.get_running_loop().time() - began)
                 prepare_lane(sock)
                 link = Link(self._reactor, sock, peer, min_rate=self._limits.min_rate)
                 link.on_lost = partial(self._lost, peer)
@@ -218,7 +222,7 @@ class LaneClient:
                 raise unreached(address, peer, error) from error
             if isinstance(error, Malformed):
                 raise Unreachable(address, Why.NOT_ATOLL, "it gives no identity") from error
-            if isinstance(error, Unreachable):  # it broke
+            if isinstance(error, Unreachable) and link is not None:  # it broke
                 raise Unreachable(address, error.why, "in the handshake") from error
             raise
         return link
@@ -235,13 +239,6 @@ class LaneClient:
         if reply.length > limit:
             link.reusable = False
             raise RemoteRefused("too_large", f"an answer of {reply.length} bytes exceeds {limit}")
-
-
-async def _connected(address: str) -> socket.socket:
-    place = parse_address(address)
-    loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    return await start_connection(infos, happy_eyeballs_delay=0.25)
 
 
 async def _either(link: Link, sending: Transfer, receiving: Transfer) -> None:

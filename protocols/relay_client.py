@@ -1,0 +1,221 @@
+"""Calls to and of nodes that nobody can dial: the ends of what :mod:`protocols.relay_server` does.
+
+An address of a hidden node is ``relay/HOST:PORT/PEERID``: the relay's. :meth:`Relays.connect`
+turns it into a connection with the hidden node, whoever has dialled whom; TLS is for the callers
+of this module, as on a connection to an address of the usual kind. :meth:`Relays.attend` is the
+hidden node's side: it waits for calls, dials those who call, and hands the connections on to be
+served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import Protocol
+
+from aiohappyeyeballs import start_connection
+
+from protocols.addresses import AddressBook, is_relayed, parse_address, relay_of
+from protocols.errors import Malformed, RemoteRefused, TransportError, Unreachable, Why
+from protocols.identity import PeerId
+from protocols.limits import Limits
+from protocols.relay_server import DIAL, HOLD_S, WAIT, RelayServer
+from protocols.relay_wire import (
+    MAX_BACK,
+    TOKEN_BYTES,
+    RelayCall,
+    RelayCalls,
+    RelayDial,
+    RelayWait,
+    introduce,
+)
+
+logger = logging.getLogger(__name__)
+
+BACK_S = 2.5  # for a hidden node to dial back, before the relay is asked to carry
+THROUGH_S = 120.0  # after a call that was not dialled back, for so long the relay carries at once
+ANSWER_S = 5.0
+
+_relaying: ContextVar[bool] = ContextVar("relaying", default=False)
+
+
+class Call(Protocol):
+    """:meth:`protocols.transport.Transport.call`."""
+
+    def __call__(
+        self, peer: PeerId, name: str, body: bytes, *, timeout: float, max_reply: int = ...
+    ) -> Awaitable[bytes]: ...
+
+
+async def connected(address: str) -> socket.socket:
+    """A connection to ``HOST:PORT``; raises OSError."""
+    place = parse_address(address)
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    return await start_connection(infos, happy_eyeballs_delay=0.25)
+
+
+class Relays:
+    """Both ends of relayed calls; :class:`protocols.http.HttpTransport` owns it.
+
+    ``mine`` tells the addresses at which this node can be dialled; none while it cannot.
+    ``serve`` takes a connection, and where it leads, to be served like one that was accepted.
+    """
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        call: Call,
+        server: RelayServer,
+        *,
+        book: AddressBook,
+        limits: Limits,
+        serve: Callable[[socket.socket, str], None],
+        mine: Callable[[], Sequence[str]],
+    ) -> None:
+        self.mine = mine
+        self._peer_id = peer_id
+        self._call = call
+        self._server = server
+        self._book = book
+        self._limits = limits
+        self._serve = serve
+        self._expected: dict[bytes, asyncio.Future[socket.socket]] = {}
+        self._through: dict[PeerId, float] = {}  # who did not dial back, until when that counts
+
+    # --- calling ------------------------------------------------------------------------------
+
+    async def connect(self, address: str, peer: PeerId) -> socket.socket:
+        """A connection with ``peer``, who waits at the relay of ``address``, for us to begin on.
+
+        Raises OSError and :class:`~protocols.errors.Unreachable`.
+        """
+        place = relay_of(address)
+        relay = place.peer
+        if relay is None or _relaying.get():
+            raise Unreachable(address, Why.RELAY, "a relay has to be dialled directly")
+        token = _relaying.set(True)
+        try:
+            if relay != self._peer_id:
+                self._book.add(relay, place.hostport)
+            if self._may_call_back(relay, peer):
+                with contextlib.suppress(TimeoutError):
+                    return await self._back(relay, peer)
+                self._through[peer] = time.monotonic() + THROUGH_S
+            if relay == self._peer_id:
+                raise Unreachable(address, Why.RELAY, "it waits here and did not dial")
+            return await self._carried(relay, peer, place.hostport)
+        except RemoteRefused as error:
+            raise Unreachable(address, Why.RELAY, str(error)) from error
+        finally:
+            _relaying.reset(token)
+
+    def _may_call_back(self, relay: PeerId, peer: PeerId) -> bool:
+        if relay == self._peer_id:
+            return True
+        self._through = {p: at for p, at in self._through.items() if at > time.monotonic()}
+        return peer not in self._through and bool(self.mine())
+
+    async def _back(self, relay: PeerId, peer: PeerId) -> socket.socket:
+        """Have the hidden node dial us; raises TimeoutError where it does not."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        coming: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._expected[token] = coming
+        try:
+            if relay == self._peer_id:
+                self._server.tell(peer, RelayCall(self._peer_id, token, ()))
+            else:
+                where = tuple(self.mine()[:MAX_BACK])
+                await self._ask(relay, RelayDial(peer, token, where))
+            await asyncio.wait([coming], timeout=BACK_S)
+            if not coming.done():
+                raise TimeoutError
+        except BaseException:  # also cancellation: what has come by then is closed
+            if coming.done():
+                coming.result().close()
+            raise
+        finally:
+            del self._expected[token]
+        return coming.result()
+
+    async def _carried(self, relay: PeerId, peer: PeerId, where: str) -> socket.socket:
+        token = await self._ask(relay, RelayDial(peer, b"", ()))
+        if len(token) != TOKEN_BYTES:
+            raise Unreachable(relay, Why.NOT_ATOLL, "a token of another length")
+        places = [a for a in self._book.addresses(relay) if not is_relayed(a)]
+        sock = await connected(places[0] if places else where)
+        return await _introduced(sock, token)
+
+    async def _ask(self, relay: PeerId, asked: RelayDial) -> bytes:
+        return await self._call(relay, DIAL, asked.encode(), timeout=ANSWER_S, max_reply=64)
+
+    def arrived(self, sock: socket.socket, token: bytes) -> bool:
+        """A hidden node has dialled for the call of ``token``; whether we wait for it."""
+        coming = self._expected.get(token)
+        if coming is None or coming.done():
+            return False
+        coming.set_result(sock)
+        return True
+
+    # --- being called -------------------------------------------------------------------------
+
+    async def reserve(self, relay: PeerId) -> float:
+        """Ask ``relay`` to be told of calls: what it carries, in bytes a second, 0: nothing.
+
+        :meth:`attend` has to follow within seconds. Raises what :meth:`Transport.call` raises.
+        """
+        return (await self._wait(relay, begin=True)).rate
+
+    async def attend(self, relay: PeerId, where: str) -> None:
+        """Take the calls of which ``relay`` tells, until it does not answer any more.
+
+        ``where``: its ``HOST:PORT``. Raises what :meth:`Transport.call` raises.
+        """
+        async with asyncio.TaskGroup() as group:
+            try:
+                while True:
+                    for call in (await self._wait(relay, begin=False)).calls:
+                        group.create_task(self._take(call, where))
+            except TransportError as error:
+                failure = error
+        raise failure
+
+    async def _wait(self, relay: PeerId, *, begin: bool) -> RelayCalls:
+        body = RelayWait(begin).encode()
+        held = 0.0 if begin else HOLD_S
+        reply = await self._call(
+            relay, WAIT, body, timeout=held + ANSWER_S, max_reply=RelayCalls.MAX_BYTES
+        )
+        try:
+            calls: RelayCalls = RelayCalls.decode(reply)
+        except Malformed as error:
+            raise RemoteRefused("protocol", str(error)) from error
+        return calls
+
+    async def _take(self, call: RelayCall, where: str) -> None:
+        """Dial whoever calls and serve it; nothing is raised: it will call again."""
+        for address in call.addresses[:MAX_BACK] or (where,):
+            try:
+                async with asyncio.timeout(self._limits.connect):
+                    sock = await _introduced(await connected(address), call.token)
+            except (OSError, Malformed, ValueError) as error:
+                logger.debug("a call of %s at %s: %s", call.caller, address, error)
+                continue
+            self._serve(sock, address)
+            return
+
+
+async def _introduced(sock: socket.socket, token: bytes) -> socket.socket:
+    try:
+        sock.setblocking(False)
+        await introduce(sock, token)
+    except BaseException:  # also cancellation: no connection is left half-open
+        sock.close()
+        raise
+    return sock

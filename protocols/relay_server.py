@@ -1,0 +1,221 @@
+"""The relay: tells hidden nodes who calls them, and carries calls between two that are hidden.
+
+Everything is bounded: how many wait here, how many calls a node has not fetched, how many
+connections are carried at once and for one peer, their speed all together, and how long one may
+say nothing. Nothing is dialled from here, so nobody can be made to by asking. Whom a relay serves
+is decided where all names of a node are (:meth:`protocols.http.HttpTransport.admit`), and by
+``may_wait``: only those who were greeted may be called through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocols.bucket import Bucket
+from protocols.errors import RemoteRefused
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId
+from protocols.relay_splice import splice
+from protocols.relay_wire import (
+    MAX_CALLS,
+    TOKEN_BYTES,
+    RelayCall,
+    RelayCalls,
+    RelayDial,
+    RelayWait,
+)
+from protocols.sockets import prepare_lane
+
+WAIT, DIAL = "relay-wait", "relay-dial"  # names of calls
+HOLD_S = 20.0  # for so long a question is kept open
+BRIEF_S = 3.0  # between two questions: a node that does not ask again by then is gone
+JOIN_S = 10.0  # for both ends of a call to come
+IDLE_S = 120.0  # without a byte: longer than connections are kept for their next use
+MAX_WAITING = 256  # hidden nodes
+MAX_CIRCUITS = 512  # connections carried or about to be
+MAX_CIRCUITS_OF_ONE = 64  # of them, of one peer
+
+
+@dataclass(eq=False)
+class _Hidden:
+    """A node that waits here. ``left``: when its last question ended; None while one is open."""
+
+    calls: deque[RelayCall] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    left: float | None = None
+
+
+@dataclass(eq=False)
+class _Circuit:
+    """A call to be carried: the end that came first waits for the other."""
+
+    peers: tuple[PeerId, PeerId]
+    tokens: tuple[bytes, bytes]
+    until: float  # both must have come by then
+    first: socket.socket | None = None
+    met: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RelayServer:
+    """Answers ``relay-wait`` and ``relay-dial``; :class:`protocols.http.HttpTransport` owns it."""
+
+    def __init__(
+        self,
+        stats: TransportStats,
+        *,
+        on_sent: Callable[[int], None] = lambda count: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rate = 0.0  # bytes a second for calls that are carried; 0: none is
+        self.may_wait: Callable[[PeerId], bool] = lambda peer: True
+        self._stats = stats
+        self._on_sent = on_sent
+        self._now = now
+        self._bucket = Bucket(None)
+        self._hidden: dict[PeerId, _Hidden] = {}
+        self._circuits: set[_Circuit] = set()
+        self._by_token: dict[bytes, _Circuit] = {}
+
+    def offer(self, rate: float) -> None:
+        """Carry calls at ``rate`` bytes a second, all together; 0: only tell who calls."""
+        self.rate = rate
+        self._bucket = Bucket(rate or None)
+
+    @property
+    def waiting(self) -> list[PeerId]:
+        """The hidden nodes that can be called through this one."""
+        self._forget_gone()
+        return list(self._hidden)
+
+    @property
+    def carried(self) -> int:
+        """Connections that are carried now, or about to be."""
+        self._forget_late()
+        return len(self._circuits)
+
+    # --- those who wait -----------------------------------------------------------------------
+
+    async def wait(self, peer: PeerId, body: bytes) -> bytes:
+        """Answer ``relay-wait``: who calls ``peer``, or nobody for a while."""
+        asked: RelayWait = RelayWait.decode(body)
+        if not self.may_wait(peer):
+            raise RemoteRefused("stranger", "greet this node first")
+        self._forget_gone()
+        here = self._hidden.get(peer)
+        if here is None or asked.begin:
+            if here is None and len(self._hidden) >= MAX_WAITING:
+                raise RemoteRefused("full", f"{MAX_WAITING} nodes wait here already")
+            here = self._hidden[peer] = _Hidden()  # what was there before is answered by time
+        if not asked.begin:
+            try:
+                here.left = None
+                async with asyncio.timeout(HOLD_S):
+                    await here.news.wait()
+            except TimeoutError:
+                pass  # nobody called
+            except asyncio.CancelledError:  # the connection broke: calls would go nowhere
+                if self._hidden.get(peer) is here:
+                    del self._hidden[peer]
+                raise
+        here.left = self._now()
+        here.news.clear()
+        calls = [here.calls.popleft() for _ in range(min(len(here.calls), MAX_CALLS))]
+        if here.calls:
+            here.news.set()
+        return RelayCalls(self.rate, tuple(calls)).encode()
+
+    def tell(self, target: PeerId, call: RelayCall) -> None:
+        """Have ``target`` told of a call; raises RemoteRefused where it does not wait here."""
+        self._forget_gone()
+        here = self._hidden.get(target)
+        if here is None:
+            raise RemoteRefused("absent", "it does not wait here")
+        if len(here.calls) >= MAX_CALLS:
+            raise RemoteRefused("full", "it has not fetched its last calls")
+        here.calls.append(call)
+        here.news.set()
+
+    def _forget_gone(self) -> None:
+        latest = self._now() - BRIEF_S
+        for peer, here in list(self._hidden.items()):
+            if here.left is not None and here.left < latest:
+                del self._hidden[peer]
+
+    # --- those who call -----------------------------------------------------------------------
+
+    async def dial(self, peer: PeerId, body: bytes) -> bytes:
+        """Answer ``relay-dial``: have ``target`` dial the caller, or both dial here."""
+        asked: RelayDial = RelayDial.decode(body)
+        if asked.token:
+            self.tell(asked.target, RelayCall(peer, asked.token, asked.addresses))
+            return b""
+        self._forget_late()
+        if not self.rate:
+            raise RemoteRefused("tells", "this relay carries nothing, it only tells who calls")
+        both = (peer, asked.target)
+        for one in both:
+            if sum(one in circuit.peers for circuit in self._circuits) >= MAX_CIRCUITS_OF_ONE:
+                raise RemoteRefused("full", f"{MAX_CIRCUITS_OF_ONE} connections of one peer")
+        if len(self._circuits) >= MAX_CIRCUITS:
+            raise RemoteRefused("full", f"{MAX_CIRCUITS} connections are carried already")
+        ours, theirs = (secrets.token_bytes(TOKEN_BYTES) for _ in both)
+        self.tell(asked.target, RelayCall(peer, theirs, ()))
+        circuit = _Circuit(both, (ours, theirs), self._now() + JOIN_S)
+        self._circuits.add(circuit)
+        self._by_token |= dict.fromkeys(circuit.tokens, circuit)
+        return ours
+
+    # --- the connections ----------------------------------------------------------------------
+
+    async def join(self, sock: socket.socket, token: bytes) -> bool:
+        """A connection that came with ``token``, to its end; False where none is expected.
+
+        The socket is closed at the end.
+        """
+        self._forget_late()
+        circuit = self._by_token.pop(token, None)
+        if circuit is None:
+            return False
+        try:
+            prepare_lane(sock)
+            if circuit.first is None:
+                circuit.first = sock
+                async with asyncio.timeout(JOIN_S):
+                    await circuit.met.wait()
+                await circuit.over.wait()
+            else:
+                circuit.until = float("inf")
+                circuit.met.set()
+                await splice(
+                    circuit.first, sock, self._bucket, idle=IDLE_S, moved=self._moved(circuit)
+                )
+        finally:
+            sock.close()
+            self._drop(circuit)
+        return True
+
+    def _moved(self, circuit: _Circuit) -> Callable[[int], None]:
+        def note(count: int) -> None:
+            self._stats.in_by_name["relay"] += count
+            self._stats.out_by_name["relay"] += count
+            self._on_sent(count)
+
+        return note
+
+    def _drop(self, circuit: _Circuit) -> None:
+        circuit.over.set()
+        self._circuits.discard(circuit)
+        for token in circuit.tokens:
+            self._by_token.pop(token, None)
+
+    def _forget_late(self) -> None:
+        now = self._now()
+        for circuit in [c for c in self._circuits if c.until < now]:
+            self._drop(circuit)

@@ -1,0 +1,72 @@
+"""Passing bytes between two connections, unread, at no more than a given speed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+from protocols.bucket import Bucket
+
+_PIECE = 64 * 1024
+_SHORTEST_WAIT = 0.001
+
+
+async def splice(
+    one: socket.socket,
+    other: socket.socket,
+    bucket: Bucket,
+    *,
+    idle: float,
+    moved: Callable[[int], None],
+) -> None:
+    """Pass on what comes from either to the other, until both have ended or one has broken.
+
+    Ends as well when nothing moves for ``idle`` seconds. TCP holds a sender back whose receiver is
+    slow: no more than one piece of either direction is here. The sockets stay the caller's.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError, OSError):  # however it ends, the caller closes both
+        async with asyncio.timeout(idle) as limit, asyncio.TaskGroup() as group:
+
+            def note(count: int) -> None:
+                moved(count)
+                limit.reschedule(loop.time() + idle)
+
+            pumps = [
+                group.create_task(_pump(source, target, bucket, note))
+                for source, target in ((one, other), (other, one))
+            ]
+            for pump in pumps:
+                pump.add_done_callback(lambda done: _stop(done, pumps))
+
+
+def _stop(done: asyncio.Task[bool], pumps: list[asyncio.Task[bool]]) -> None:
+    """One direction has broken: the other has nobody left to speak to."""
+    if not done.cancelled() and not done.result():
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _pump(
+    source: socket.socket, target: socket.socket, bucket: Bucket, note: Callable[[int], None]
+) -> bool:
+    """One direction to its end; whether it ended well."""
+    loop = asyncio.get_running_loop()
+    room = memoryview(bytearray(_PIECE))
+    try:
+        while count := await loop.sock_recv_into(source, room):
+            at = 0
+            while at < count:
+                granted = bucket.take(count - at)
+                if not granted:
+                    await asyncio.sleep(max(bucket.wait(), _SHORTEST_WAIT))
+                    continue
+                await loop.sock_sendall(target, room[at : at + granted])
+                at += granted
+                note(granted)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        return False
+    return True

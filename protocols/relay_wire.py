@@ -1,0 +1,85 @@
+"""What a relay, a node that nobody can dial and its callers say to each other.
+
+A node behind a NAT keeps one question open with a relay, ``relay-wait``; the answer is who calls
+it. A caller asks the relay for it with ``relay-dial``, in one of two ways:
+
+- *Back*: the caller can be dialled. It makes up a token, the relay passes it on with the caller's
+  addresses, and the hidden node dials the caller. The relay carries no further byte.
+- *Through*: neither can be dialled. The relay makes two tokens, both dial the relay's port, and
+  it passes on what they send each other, which is TLS from end to end.
+
+Whoever dials for such a call sends a preamble with the token first, :data:`PREAMBLE`, told from
+TLS, HTTP and lanes by its first byte. From then on the connection is as any other, except that
+who has dialled it may be the one that serves. A token is good for one connection and some
+seconds; who reads it on the way can spoil the call, and cannot be taken for either end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Annotated
+
+from protocols.errors import Malformed
+from protocols.messages import Address, Peer
+from protocols.wire import Max, Message, Struct
+
+MARK = b"\xa8"  # no letter, no TLS record and no lane
+PREAMBLE = MARK + b"atollR1"
+TOKEN_BYTES = 16
+MAX_CALLS = 64  # told at once
+MAX_BACK = 3  # addresses of a caller that are tried
+
+Token = Annotated[bytes, Max(TOKEN_BYTES)]
+
+
+class RelayWait(Message, kind=45):
+    """Who calls me? ``begin``: the answer comes at once, whether the relay would take me."""
+
+    begin: bool
+
+
+class RelayCall(Struct):
+    """Somebody wants a connection: dial one of ``addresses``, or the relay if there are none."""
+
+    caller: Peer
+    token: Token
+    addresses: Annotated[tuple[Address, ...], Max(MAX_BACK)]
+
+
+class RelayCalls(Message, kind=46):
+    """Answer to :class:`RelayWait`. ``rate``: bytes a second it carries; 0: it only tells."""
+
+    rate: float
+    calls: Annotated[tuple[RelayCall, ...], Max(MAX_CALLS)]
+
+
+class RelayDial(Message, kind=47):
+    """I want a connection to ``target``; with a token of mine: it may bring it to my addresses.
+
+    The answer is the token for a connection through the relay, or nothing.
+    """
+
+    target: Peer
+    token: Token
+    addresses: Annotated[tuple[Address, ...], Max(MAX_BACK)]
+
+
+async def introduce(sock: socket.socket, token: bytes) -> None:
+    """Say on a new connection which call it is for; raises OSError."""
+    await asyncio.get_running_loop().sock_sendall(sock, PREAMBLE + token)
+
+
+async def introduced(sock: socket.socket) -> bytes:
+    """The token of a connection; raises OSError, or Malformed where it begins otherwise."""
+    loop = asyncio.get_running_loop()
+    wanted = len(PREAMBLE) + TOKEN_BYTES
+    said = b""
+    while len(said) < wanted:  # not a byte more: what follows is for the other end
+        piece = await loop.sock_recv(sock, wanted - len(said))
+        if not piece:
+            raise ConnectionResetError("left before it said which call it is for")
+        said += piece
+        if not PREAMBLE.startswith(said[: len(PREAMBLE)]):
+            raise Malformed("not the preamble of a call")
+    return said[len(PREAMBLE) :]

@@ -1,0 +1,331 @@
+"""Nodes that nobody can dial: real transports on loopback, of which one is told to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+from http_kit import QUICK, A, B, C, address, echo, wait_for
+
+from protocols.addresses import AddressBook, is_relayed, relay_address, relay_of
+from protocols.bodies import BufferFeed
+from protocols.bucket import Bucket
+from protocols.errors import OperatorError, RemoteRefused, TransportError, Unreachable, Why
+from protocols.http import HttpTransport
+from protocols.http_stats import TransportStats
+from protocols.identity import Identity, PeerId
+from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
+from protocols.relay_splice import splice
+from protocols.relay_wire import (
+    MAX_CALLS,
+    PREAMBLE,
+    RelayCall,
+    RelayCalls,
+    RelayDial,
+    RelayWait,
+)
+from protocols.transport import Incoming
+
+D = Identity.from_seed(bytes([4]) * 32)
+MEGABYTE = bytes(range(256)) * 4096
+
+
+@dataclass
+class Place:
+    """A hidden node, its relay, one that can be dialled and one more that cannot."""
+
+    relay: HttpTransport
+    hidden: HttpTransport
+    open: HttpTransport
+    closed: HttpTransport
+    attending: asyncio.Task[None]
+
+    @property
+    def where(self) -> str:
+        return relay_address(address(self.relay), self.relay.peer_id)
+
+
+async def take(peer: PeerId, header: bytes, incoming: Incoming) -> bytes:
+    data = b"".join([bytes(piece) async for piece in incoming])
+    return len(data).to_bytes(8, "big") + bytes([data == MEGABYTE])
+
+
+async def give(peer: PeerId, header: bytes) -> BufferFeed:
+    return BufferFeed(MEGABYTE)
+
+
+@asynccontextmanager
+async def place(rate: float = 1e9, *, tls: bool = True) -> AsyncIterator[Place]:
+    def made(identity: Identity) -> HttpTransport:
+        return HttpTransport(identity, listen="127.0.0.1:0", limits=QUICK, tls=tls)
+
+    async with made(A) as relay, made(B) as hidden, made(C) as open_, made(D) as closed:
+        relay.relay.offer(rate)
+        for one in (hidden, closed):
+            one.relays.mine = list
+        for one in (hidden, open_):
+            one.on_call("echo", echo)
+            one.on_push("take", take, max_length=len(MEGABYTE))
+            one.on_pull("give", give)
+        hidden.book.add(relay.peer_id, address(relay))
+        await hidden.relays.reserve(relay.peer_id)
+
+        async def attend() -> None:
+            with suppress(TransportError):  # at the end the relay goes away
+                await hidden.relays.attend(relay.peer_id, address(relay))
+
+        attending = asyncio.create_task(attend())
+        try:
+            here = Place(relay, hidden, open_, closed, attending)
+            for one in (relay, open_, closed):
+                one.book.add(hidden.peer_id, here.where)
+            yield here
+        finally:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
+
+
+async def everything(caller: HttpTransport, peer: PeerId) -> None:
+    """All three verbs."""
+    assert await caller.call(peer, "echo", b"hello", timeout=5) == b"hello"
+    answer = await caller.push(peer, "take", b"", BufferFeed(MEGABYTE), timeout=5)
+    assert answer == len(MEGABYTE).to_bytes(8, "big") + b"\x01"
+    async with caller.pull(peer, "give", b"", max_length=len(MEGABYTE), timeout=5) as incoming:
+        assert b"".join([bytes(piece) async for piece in incoming]) == MEGABYTE
+
+
+# --- calls that arrive --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tls", [True, False])
+async def test_who_can_be_dialled_is_dialled_back(tls: bool) -> None:
+    """The relay tells and carries nothing: neither to others nor where it calls itself."""
+    async with place(rate=0, tls=tls) as here:
+        await everything(here.open, here.hidden.peer_id)
+        await everything(here.relay, here.hidden.peer_id)
+        assert here.relay.stats.out_by_name["relay"] == 0
+        assert here.relay.relay.carried == 0
+
+
+@pytest.mark.parametrize("tls", [True, False])
+async def test_between_two_that_are_hidden_the_relay_carries(tls: bool) -> None:
+    async with place(tls=tls) as here:
+        await everything(here.closed, here.hidden.peer_id)
+        assert here.relay.stats.out_by_name["relay"] > 2 * len(MEGABYTE)
+        assert here.relay.relay.carried > 0
+        here.closed.drop(here.hidden.peer_id)
+        await wait_for(lambda: here.relay.relay.carried == 0)
+
+
+async def test_what_is_carried_is_read_by_the_two_ends_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All bytes that pass the relay, looked at: the bodies are not among them."""
+    seen = bytearray()
+    receive = asyncio.SelectorEventLoop.sock_recv_into
+
+    async def spied(self: asyncio.SelectorEventLoop, sock: socket.socket, room: memoryview) -> int:
+        count = await receive(self, sock, room)
+        seen.extend(room[:count])
+        return count
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_recv_into", spied)
+    async with place() as here:
+        assert (
+            await here.closed.call(here.hidden.peer_id, "echo", b"a secret of these two", timeout=5)
+            == b"a secret of these two"
+        )
+        await here.closed.push(here.hidden.peer_id, "take", b"", BufferFeed(MEGABYTE), timeout=5)
+    assert len(seen) > len(MEGABYTE)
+    assert b"a secret of these two" not in seen
+    assert MEGABYTE[:64] not in seen
+
+
+async def test_the_relay_cannot_answer_in_the_place_of_a_hidden_node() -> None:
+    """Where somebody else attends, its key is not the one that was called."""
+    async with place() as here:
+        stranger = Identity.from_seed(b"s" * 32)
+        here.open.book.add(stranger.peer_id, here.where)
+        waiting = here.relay.relay._hidden
+        waiting[stranger.peer_id] = waiting[here.hidden.peer_id]  # the relay lies
+        with pytest.raises(TransportError, match="expected"):
+            await here.open.call(stranger.peer_id, "echo", b"", timeout=5)
+
+
+async def test_who_says_it_can_be_dialled_and_cannot_is_carried_after_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("protocols.relay_client.BACK_S", 0.2)
+    async with place() as here:
+        here.closed.relays.mine = lambda: ["127.0.0.1:1"]  # nothing listens there
+        assert await here.closed.call(here.hidden.peer_id, "echo", b"x", timeout=5) == b"x"
+        assert here.relay.stats.out_by_name["relay"] > 0
+
+
+async def test_many_calls_at_once() -> None:
+    async with place() as here:
+        callers = [here.open, here.closed, here.relay] * 8
+        answers = await asyncio.gather(
+            *[
+                caller.call(here.hidden.peer_id, "echo", bytes([n]), timeout=10)
+                for n, caller in enumerate(callers)
+            ]
+        )
+        assert answers == [bytes([n]) for n in range(len(callers))]
+
+
+async def test_what_is_carried_keeps_to_the_limit() -> None:
+    async with place(rate=1e6) as here:
+        loop = asyncio.get_running_loop()
+        await here.closed.call(here.hidden.peer_id, "echo", b"", timeout=5)
+        began = loop.time()
+        await here.closed.push(here.hidden.peer_id, "take", b"", BufferFeed(MEGABYTE), timeout=5)
+        assert loop.time() - began > 0.9 * len(MEGABYTE) / 1e6
+
+
+# --- calls that do not --------------------------------------------------------------------------
+
+
+async def test_a_relay_that_dies_is_noticed_and_calls_fail_with_the_reason() -> None:
+    async with place() as here:
+        await here.open.call(here.hidden.peer_id, "echo", b"", timeout=5)
+        here.open.drop(here.hidden.peer_id)
+        await here.relay.aclose()
+        async with asyncio.timeout(5):
+            await here.attending
+        with pytest.raises(Unreachable):
+            await here.open.call(here.hidden.peer_id, "echo", b"", timeout=5)
+
+
+async def test_a_hidden_node_that_dies_is_absent_at_once() -> None:
+    async with place() as here:
+        await here.hidden.aclose()
+        await wait_for(lambda: not here.relay.relay.waiting)
+        for caller in (here.open, here.closed, here.relay):
+            with pytest.raises(Unreachable, match="does not wait here") as caught:
+                await caller.call(here.hidden.peer_id, "echo", b"", timeout=5)
+            assert caught.value.why is Why.RELAY
+
+
+async def test_without_a_limit_for_it_nothing_is_carried() -> None:
+    async with place(rate=0) as here:
+        with pytest.raises(Unreachable, match="carries nothing"):
+            await here.closed.call(here.hidden.peer_id, "echo", b"", timeout=5)
+
+
+async def test_only_those_who_were_let_in_may_wait() -> None:
+    async with place() as here:
+        here.relay.relay.may_wait = lambda peer: False
+        here.closed.book.add(here.relay.peer_id, address(here.relay))
+        with pytest.raises(RemoteRefused, match="stranger"):
+            await here.closed.relays.reserve(here.relay.peer_id)
+
+
+async def test_a_relay_behind_a_relay_is_refused() -> None:
+    """Else two hostile records could send a caller round in circles."""
+    async with place() as here:
+        one, other = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (8, 9))
+        here.open.book.add(one, relay_address("127.0.0.1:1", other))
+        here.open.book.add(other, relay_address("127.0.0.1:1", one))
+        with pytest.raises(Unreachable):
+            await here.open.call(one, "echo", b"", timeout=5)
+
+
+@pytest.mark.parametrize(
+    "said", [PREAMBLE + b"x" * 16, PREAMBLE[:-1] + b"9" + b"x" * 16, PREAMBLE[:1], PREAMBLE + b"x"]
+)
+async def test_a_connection_that_nobody_waits_for_is_cut(said: bytes) -> None:
+    async with place() as here:
+        before = here.relay.stats.garbage_connections
+        host, port = here.relay.listening or ("", 0)
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(said)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        await wait_for(lambda: here.relay.stats.garbage_connections == before + 1)
+
+
+# --- bounds of the server -------------------------------------------------------------------------
+
+
+def server(rate: float = 1e6) -> tuple[RelayServer, list[float]]:
+    clock = [0.0]
+    made = RelayServer(TransportStats(), now=lambda: clock[0])
+    made.offer(rate)
+    return made, clock
+
+
+async def begin(relay: RelayServer, peer: PeerId) -> None:
+    await relay.wait(peer, RelayWait(begin=True).encode())
+
+
+async def test_a_node_that_does_not_ask_again_is_gone() -> None:
+    relay, clock = server()
+    await begin(relay, B.peer_id)
+    assert relay.waiting == [B.peer_id]
+    clock[0] = 4
+    assert relay.waiting == []
+    with pytest.raises(RemoteRefused, match="absent"):
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+
+
+async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay, clock = server()
+    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 2)
+    await begin(relay, B.peer_id)
+    await begin(relay, D.peer_id)
+    with pytest.raises(RemoteRefused, match="full"):
+        await begin(relay, A.peer_id)
+    await begin(relay, B.peer_id)  # who is there already may begin anew
+    call = RelayCall(C.peer_id, b"t" * 16, ())
+    for _ in range(MAX_CALLS):
+        relay.tell(B.peer_id, call)
+    with pytest.raises(RemoteRefused, match="full"):
+        relay.tell(B.peer_id, call)
+    answer: RelayCalls = RelayCalls.decode(
+        await relay.wait(B.peer_id, RelayWait(begin=False).encode())
+    )
+    assert answer.calls == (call,) * MAX_CALLS
+    for _ in range(MAX_CIRCUITS_OF_ONE):
+        await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+    with pytest.raises(RemoteRefused, match="of one peer"):
+        await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
+    clock[0] = 2
+    await begin(relay, D.peer_id)
+    clock[0] = 4
+    await begin(relay, D.peer_id)
+    clock[0] = 11  # nobody came for them
+    assert relay.carried == 0
+
+
+async def test_a_silent_circuit_ends() -> None:
+    ends = [socket.socketpair() for _ in range(2)]
+    for pair in ends:
+        for one in pair:
+            one.setblocking(False)
+    moved: list[int] = []
+    async with asyncio.timeout(5):
+        await splice(ends[0][1], ends[1][0], Bucket(None), idle=0.05, moved=moved.append)
+    assert moved == []
+    for pair in ends:
+        for one in pair:
+            one.close()
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def test_addresses_of_relays() -> None:
+    where = relay_address("[2001:db8::1]:4390", A.peer_id)
+    assert is_relayed(where)
+    assert (relay_of(where).hostport, relay_of(where).peer) == ("[2001:db8::1]:4390", A.peer_id)
+    for bad in ("relay/", "relay/host:1", "relay/relay/host:1/" + A.peer_id, f"relay/{A.peer_id}"):
+        with pytest.raises(OperatorError):
+            AddressBook().add(B.peer_id, bad)
+    with pytest.raises(OperatorError):
+        relay_address("h" * 100 + ":4390", A.peer_id)
