@@ -12,16 +12,19 @@ in the order of the plan's contributors, big endian. Header and trailer make up 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from protocols.codecs import RangeCodec
+from protocols.counts import pack_counts, runs_of
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId
-from protocols.messages import MAX_PEERS, Included, PartResult, Transfer
+from protocols.messages import MAX_PEERS, PartResult, Transfer
 from protocols.transport import Transport
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -52,20 +55,17 @@ MAX_TRAILER = trailer_size(MAX_PEERS)
 
 def trailer_of(result: PartResult, contributors: int) -> bytes:
     """What is sent behind a part."""
-    counts = [0] * contributors
-    for included in result.included:
-        counts[included.contributor] = included.elements
-    numbers = b"".join(count.to_bytes(_COUNT, "big") for count in counts)
+    numbers = bytearray(_COUNT * contributors)
+    for run in runs_of(result.counts):
+        many = run.elements.to_bytes(_COUNT, "big") * (run.stop - run.first)
+        numbers[_COUNT * run.first : _COUNT * run.stop] = many
     return result.digest + numbers + result.signature
 
 
 def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
     """The owner's statement, not verified yet; raises :class:`Malformed` for none at all."""
-    numbers = trailer[_DIGEST:-_SIGNATURE]
-    counts = [
-        int.from_bytes(numbers[at : at + _COUNT], "big") for at in range(0, len(numbers), _COUNT)
-    ]
-    if any(count > header.stop - header.start for count in counts):
+    counts = _counts(trailer[_DIGEST:-_SIGNATURE])
+    if any(run.elements > header.stop - header.start for run in runs_of(counts)):
         raise Malformed("more elements than the part has")
     return PartResult(
         header.fragment,
@@ -75,15 +75,16 @@ def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
         owner,
         header.codec,
         trailer[:_DIGEST],
-        included_of(counts),
+        counts,
         header.basis,
         trailer[-_SIGNATURE:],
     )
 
 
-def included_of(counts: Sequence[int]) -> tuple[Included, ...]:
-    """Who is in a part, by the elements of each contributor of the plan."""
-    return tuple(Included(index, count) for index, count in enumerate(counts) if count)
+@lru_cache(maxsize=256)
+def _counts(numbers: bytes) -> bytes:
+    """The counts of a trailer as a result has them; most parts of a round have the same."""
+    return pack_counts(struct.unpack(f">{len(numbers) // _COUNT}Q", numbers))
 
 
 def chunk_at(codec: RangeCodec, header: Transfer) -> int:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from blake3 import blake3
 
+from protocols.counts import runs_of
 from protocols.errors import BadSignature, Stale
 from protocols.identity import Identity, PeerId, verify
 from protocols.messages import (
@@ -230,12 +231,16 @@ def work_after(
     A contributor of whom only a share of the elements was merged counts with that share of its
     tokens, rounded down: the rest of what it has learnt is not in the chain.
     """
-    size, merged = 0, Counter[int]()
+    size, steps = 0, Counter[int]()  # how the count changes from one contributor to the next
     for result in results:
         size += result.stop - result.start
-        for included in result.included:
-            merged[included.contributor] += included.elements
-    tokens = sum(contributors[index].tokens * count // size for index, count in merged.items())
+        for run in runs_of(result.counts):
+            steps[run.first] += run.elements
+            steps[run.stop] -= run.elements
+    tokens, count = 0, 0
+    for index, contributor in enumerate(contributors):
+        count += steps[index]
+        tokens += contributor.tokens * count // size if count else 0
     return min(before + tokens, MAX_WORK)
 
 
@@ -252,7 +257,7 @@ def _with_signature(result: PartResult, signature: bytes) -> PartResult:
         result.owner,
         result.codec,
         result.digest,
-        result.included,
+        result.counts,
         result.basis,
         signature,
     )

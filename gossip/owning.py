@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring, chunk_at, included_of, trailer_of, trailer_size
+from gossip.bodies import Wiring, chunk_at, trailer_of, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import sign_result
 from gossip.joining import JointMerge, SumDrain
@@ -33,6 +33,7 @@ from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey
 from gossip.weighing import draft_basis, pack, sign_gram
+from protocols.counts import pack_counts
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, Transfer
@@ -362,7 +363,7 @@ class Owning:
             self.me,
             header.codec,
             merge.digest(),
-            included_of([merge.counted(c.peer) for c in contributors]),
+            pack_counts([merge.counted(c.peer) for c in contributors]),
             header.basis,
             b"",
         )

@@ -301,7 +301,7 @@ def _empty(identity: Identity, place: Place, codec: str, basis: bytes, part: Par
             identity.peer_id,
             codec,
             EMPTY_DIGEST,
-            (),
+            b"",
             basis,
             b"",
         ),

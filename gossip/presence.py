@@ -13,13 +13,15 @@ import hmac
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from gossip.agreement import Place
 from gossip.exchange import Wiring
 from gossip.membership import Liveness, Membership
+from gossip.silence import Wakefulness
 from gossip.standing import fragments, with_places
-from protocols.envelope import Opened, open_envelope, seal
+from protocols.envelope import Opened, check_times, open_envelope, seal
 from protocols.errors import (
     BadSignature,
     Malformed,
@@ -38,14 +40,20 @@ TRIES = 3  # of an announcement whose connection breaks
 AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, and only the newest
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
-JUMP_S = 1.0  # the loop stood still for so long: this process was stopped
 MAX_ENVELOPE_BYTES = 4096
 THERE = (Liveness.ALIVE, Liveness.SUSPECT)
 
 
 def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
     """A peer's own announcement. Raises RemoteProtocolError for one that does not hold."""
-    opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=now)
+    opened = _opened(envelope, run)
+    check_times(opened.expires, now)
+    return opened
+
+
+@lru_cache(maxsize=1024)
+def _opened(envelope: bytes, run: bytes) -> Opened[Announce]:
+    opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=None)
     if opened.message.peer != opened.signer:
         raise Malformed("an announcement of somebody else")
     return opened
@@ -69,7 +77,7 @@ class Presence:
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     _sequence: int = 0
-    _forgiven: float = 0.0  # time up to which nobody's silence counts any more
+    _awake: Wakefulness = field(default_factory=Wakefulness)
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
     _newest: bytes = b""
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
@@ -238,11 +246,10 @@ class Presence:
         Nobody's silence in that time counts.
         """
         now = self.wiring.now()
-        late = now - max(due, self._forgiven)
-        if late > JUMP_S:
-            self.membership.forgive(late)
-            self._forgiven = now
-        return now - due > JUMP_S
+        dazed = self._awake.dazed(now - due)
+        if missed := self._awake.woke(due, now):
+            self.membership.forgive(missed, now)
+        return dazed
 
     def contact(self, peer: PeerId) -> None:
         """The peer did something over an authenticated link."""

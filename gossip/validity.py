@@ -13,6 +13,7 @@ from gossip.certificate import basis_of, check_result, work_after
 from gossip.grouping import check_groups
 from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, Mix
 from gossip.weighing import check_scales
+from protocols.counts import runs_of
 from protocols.errors import Malformed, Stale
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Outcome, Part, PartResult, Plan
@@ -149,12 +150,9 @@ def check_statement(result: PartResult, place: Place, shape: Shape) -> None:
         raise Malformed("a codec that the run does not allow")
     if not 0 <= result.start < result.stop <= shape.size:
         raise Malformed("a part outside the vector")
-    if len(result.digest) not in (0, 32) or (result.included and not result.digest):
+    if len(result.digest) not in (0, 32) or (result.counts and not result.digest):
         raise Malformed("a result without a digest")
-    numbers = [i.contributor for i in result.included]
-    if len(set(numbers)) != len(numbers):
-        raise Malformed("a contributor that is counted twice")
-    if any(i.elements > result.stop - result.start for i in result.included):
+    if any(run.elements > result.stop - result.start for run in runs_of(result.counts)):
         raise Malformed("more elements than the part has")
 
 
@@ -172,7 +170,7 @@ def _check_result(
         raise Malformed("a result that was merged for another plan")
     if result.codec != within.codec:
         raise Malformed("a result in another codec than its round's")
-    if any(i.contributor >= len(within.contributors) for i in result.included):
+    if any(run.stop > len(within.contributors) for run in runs_of(result.counts)):
         raise Malformed("a result that counts an unknown contributor")
     if result.owner not in roster:
         raise Malformed("a result of a stranger")

@@ -113,7 +113,7 @@ def seal(
 def open(  # read as envelope.open
     data: bytes,
     *,
-    now: float,
+    now: float | None,
     purpose: str | None = None,
     run: bytes | None = None,
     me: str = "",
@@ -122,7 +122,7 @@ def open(  # read as envelope.open
 ) -> Envelope:
     """Check an envelope without knowing what is in it; ``None`` takes any purpose or run.
 
-    ``me`` is the reader: an envelope for another recipient is refused, one for nobody in
+    With ``now=None`` whoever asks has to :func:`check_times`. ``me`` is the reader: an envelope for another recipient is refused, one for nobody in
     particular is not. Raises :class:`Malformed`, :class:`Stale` and
     :class:`~protocols.errors.BadSignature`.
     """
@@ -133,14 +133,22 @@ def open(  # read as envelope.open
         raise Stale("an envelope of another run")
     if envelope.recipient and envelope.recipient != me:
         raise Stale("an envelope for another recipient")
-    if envelope.expires + skew <= now:
-        raise Stale(f"expired {now - envelope.expires:.0f} s ago")
-    if envelope.expires > now + max_lifetime + skew:
-        raise Stale("an envelope that claims to live too long")
+    if now is not None:
+        check_times(envelope.expires, now, skew=skew, max_lifetime=max_lifetime)
     if envelope.encode() != data:
         raise Malformed("not in canonical form")
     verify(envelope.signer, envelope.signature, _signed(envelope))
     return envelope
+
+
+def check_times(
+    expires: float, now: float, *, skew: float = CLOCK_SKEW, max_lifetime: float = MAX_LIFETIME
+) -> None:
+    """Raise :class:`Stale` for an envelope that has expired, or claims to live too long."""
+    if expires + skew <= now:
+        raise Stale(f"expired {now - expires:.0f} s ago")
+    if expires > now + max_lifetime + skew:
+        raise Stale("an envelope that claims to live too long")
 
 
 def open_envelope(
@@ -148,7 +156,7 @@ def open_envelope(
     cls: type[M],
     *,
     purpose: str,
-    now: float,
+    now: float | None,
     run: bytes = b"",
     me: str = "",
     skew: float = CLOCK_SKEW,
@@ -157,13 +165,13 @@ def open_envelope(
 ) -> Opened[M]:
     """Check an envelope and decode the message in it; with ``guard``, refuse replays too.
 
-    Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
+    A guard needs to know what time it is. Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """
     envelope = open(
         data, now=now, purpose=purpose, run=run, me=me, skew=skew, max_lifetime=max_lifetime
     )
     message: M = cls.decode(envelope.body)
-    if guard is not None:
+    if guard is not None and now is not None:
         guard.admit(envelope, now - skew)
     return Opened(message, envelope.signer, envelope.sequence, envelope.expires)
 

@@ -8,10 +8,12 @@ of the id and no directory of keys is needed.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import NewType
 
 import base58
+from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -22,6 +24,8 @@ PeerId = NewType("PeerId", str)
 
 # identity multihash (0x00), 36 bytes; protobuf: key type 1 (ed25519), 32 bytes of key
 _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
+
+REMEMBERED = 16384  # signatures that were verified, 100 bytes each
 
 
 class Identity:
@@ -108,12 +112,27 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(raw[len(_PREFIX) :])
 
 
+_known_key = lru_cache(maxsize=1024)(public_key)
+_verified: dict[bytes, None] = {}  # hashes of signer, signature and what is signed
+
+
 def verify(peer: PeerId, signature: bytes, data: bytes) -> None:
-    """Raise :class:`BadSignature` unless ``peer`` signed ``data``."""
+    """Raise :class:`BadSignature` unless ``peer`` signed ``data``.
+
+    What was found to hold once holds for ever: the newest :data:`REMEMBERED` are not computed
+    again. A vote, for one, is met as such and in the certificates that contain it.
+    """
+    who = peer.encode("utf-8", "surrogatepass")
+    name = blake3(b"%d %d " % (len(who), len(signature)) + who + signature + data).digest()
+    if name in _verified:
+        return
     try:
-        public_key(peer).verify(signature, data)
+        _known_key(peer).verify(signature, data)
     except (InvalidSignature, Malformed) as error:
         raise BadSignature(f"not signed by {peer}") from error
+    if len(_verified) >= REMEMBERED:
+        _verified.clear()
+    _verified[name] = None
 
 
 def _bad_key(path: Path, why: str, fix: str) -> OperatorError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from protocols.counts import MAX_BYTES, Included, included_in
 from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
@@ -161,13 +162,6 @@ class Contributor(Struct):
     scale: float = 1.0  # of its share, by the run's merge rule; 0: left out
 
 
-class Included(Struct):
-    """How much of a contributor's slice reached the merged part."""
-
-    contributor: int  # index into the contributors that PartResult.basis names
-    elements: int  # the first so many elements of the part
-
-
 class PartResult(Message, kind=10):
     """An owner's statement on the part it merged; signed, since it ends up in certificates."""
 
@@ -178,9 +172,14 @@ class PartResult(Message, kind=10):
     owner: Peer
     codec: Name
     digest: Digest  # of the merged part's encoded bytes; empty: nobody could complete it
-    included: Annotated[tuple[Included, ...], Max(MAX_PEERS)]
+    counts: Annotated[bytes, Max(MAX_BYTES)]  # what is in it: :mod:`protocols.counts`
     basis: Digest  # names the contributors and weights of the plan it was merged for
     signature: Signature
+
+    @property
+    def included(self) -> tuple[Included, ...]:
+        """Whose slices are in it, and how much of each. Raises Malformed."""
+        return included_in(self.counts)
 
 
 class Part(Struct):

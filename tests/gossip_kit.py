@@ -20,12 +20,12 @@ from gossip.certificate import (
     sign_vote,
 )
 from gossip.validity import Place, Shape
+from protocols.counts import pack_counts
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Announce,
     Certificate,
     Contributor,
-    Included,
     Outcome,
     Part,
     PartResult,
@@ -104,7 +104,7 @@ def result_of(
         owner.peer_id,
         plan.codec,
         blake3(b"%d %d" % (start, stop) + content).digest(),
-        tuple(Included(i, stop - start) for i in range(len(plan.contributors))),
+        pack_counts([stop - start] * len(plan.contributors)),
         basis_of(plan.codec, plan.contributors),
         b"",
     )

@@ -17,9 +17,10 @@ from gossip.membership import Membership, Patience
 from gossip.planning import Rules
 from gossip.round import Round
 from gossip.validity import PartKey, Place, key_of
+from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Certificate, Included, PartResult, Plan, Prepare
+from protocols.messages import Announce, Certificate, PartResult, Plan, Prepare
 
 RUN = b"r" * 32
 SIZE = 256 * 1024
@@ -125,7 +126,7 @@ class World:
         if not peer.frozen:
             return
         peer.frozen = False
-        peer.membership.forgive(self.now - peer.frozen_at)
+        peer.membership.forgive(self.now - peer.frozen_at, self.now)
         backlog, peer.backlog = peer.backlog, []
         for action in backlog:
             action()
@@ -331,17 +332,13 @@ class World:
         if not late and wanted - arrived:
             return
         owner.merged.add(key)
-        included = tuple(
-            Included(i, key[1] - key[0])
-            for i, c in enumerate(plan.contributors)
-            if c.peer in arrived
-        )
-        content = repr((key, included)).encode()
+        counts = pack_counts([(key[1] - key[0]) * (c.peer in arrived) for c in plan.contributors])
+        content = repr((key, counts)).encode()
         result = sign_result(
             owner.identity,
             RUN,
             PartResult(
-                0, plan.round, *key[:3], plan.codec, blake3(content).digest(), included, key[3], b""
+                0, plan.round, *key[:3], plan.codec, blake3(content).digest(), counts, key[3], b""
             ),
         )
         for other in plan.roster:

@@ -34,11 +34,11 @@ from gossip.certificate import (
     sign_vote,
 )
 from gossip.validity import MAX_TOKENS, key_of
+from protocols.counts import Included, counts_of
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import Identity
 from protocols.messages import (
     Contributor,
-    Included,
     Part,
     Plan,
     Prepare,
@@ -98,11 +98,9 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         "a result for other contributors": with_result(basis=b"x" * 32),
         "a result with a short digest": with_result(digest=b"x"),
         "nothing, with contributors": with_result(digest=b""),
-        "an unknown contributor": with_result(included=(Included(3, length),)),
-        "a contributor counted twice": with_result(
-            included=(Included(0, length), Included(0, length))
-        ),
-        "more elements than there are": with_result(included=(Included(0, length + 1),)),
+        "an unknown contributor": with_result(counts=counts_of([Included(3, length)])),
+        "a contributor counted twice": with_result(counts=2 * counts_of([Included(0, length)])),
+        "more elements than there are": with_result(counts=counts_of([Included(0, length + 1)])),
         "another state": replace(plan, state=b"x" * 32),
         "another predecessor": replace(plan, previous=b"x" * 32),
         "another round": replace(plan, round=4),

@@ -33,9 +33,10 @@ from gossip.certificate import (
     sign_vote,
     work_after,
 )
+from protocols.counts import Included, counts_of
 from protocols.errors import BadSignature, Stale
 from protocols.identity import Identity
-from protocols.messages import Certificate, Included, Signed
+from protocols.messages import Certificate, Signed
 
 Identities = Callable[[int], list[Identity]]
 
@@ -145,7 +146,7 @@ def test_results_are_signed_over_everything(identities: Identities) -> None:
         {"owner": two[1].peer_id},
         {"codec": "fp32"},
         {"digest": b"x" * 32},
-        {"included": (Included(0, 1024),)},
+        {"counts": counts_of([Included(0, 1024)])},
         {"basis": b"x" * 32},
     ):
         with pytest.raises(BadSignature):
@@ -176,12 +177,14 @@ def test_work_counts_the_share_that_is_merged(identities: Identities) -> None:
     results = results_of(plan, three)
     assert outcome_of(plan, results, 500).work == 800
     only = [
-        dataclasses.replace(result, included=(Included(1, result.stop - result.start),))
+        dataclasses.replace(result, counts=counts_of([Included(1, result.stop - result.start)]))
         for result in results
     ]
     assert outcome_of(plan, only, 500).work == 600
     half = [
-        dataclasses.replace(result, included=(Included(1, (result.stop - result.start) // 2),))
+        dataclasses.replace(
+            result, counts=counts_of([Included(1, (result.stop - result.start) // 2)])
+        )
         for result in results
     ]
     assert outcome_of(plan, half, 500).work == 549  # rounded down

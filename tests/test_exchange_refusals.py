@@ -28,9 +28,10 @@ from gossip.certificate import basis_of, sign_result
 from gossip.exchange import PLAN_WAIT_S
 from gossip.validity import key_of
 from protocols.bodies import BufferFeed
+from protocols.counts import Included, counts_of
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Included, Part, PartResult
+from protocols.messages import Part, PartResult
 
 world = functools.partial(exchange_kit.world, SHAPE)
 
@@ -128,7 +129,7 @@ def test_merged_parts_that_are_refused(how: str) -> None:
             if how == "another digest":
                 result = dataclasses.replace(result, digest=b"d" * 32)
             elif how == "too many elements":
-                result = dataclasses.replace(result, included=(Included(3, 40_000),))
+                result = dataclasses.replace(result, counts=counts_of([Included(3, 40_000)]))
             if how == "unsigned":
                 result = dataclasses.replace(result, signature=bytes(64))
             else:
@@ -152,7 +153,7 @@ def merged_as(part: Part, data: torch.Tensor) -> PartResult:
     """What an owner says of a part that looks like this."""
     return PartResult(
         0, 3, part.start, part.stop, part.owner, "int8", blake3(as_bytes(data)).digest(),
-        (Included(0, 5),), basis_of(PLAN.codec, PLAN.contributors), b"",
+        counts_of([Included(0, 5)]), basis_of(PLAN.codec, PLAN.contributors), b"",
     )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from bootstrap.manifest import Manifest, Model, Rounds
 from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
+from protocols.counts import Included, counts_of
 from protocols.identity import Identity, PeerId
-from protocols.messages import Certificate, Contributor, Included, Outcome, PartResult
+from protocols.messages import Certificate, Contributor, Outcome, PartResult
 
 SIZES = (3000, 5000)
 ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2))
@@ -72,10 +73,8 @@ def replicas() -> Iterator[tuple[OuterReplica, ...]]:
 async def commit(replica: OuterReplica, mine: int, mean: torch.Tensor) -> None:
     """A round of which the first ``mine`` elements have my work in them."""
     size, place = len(replica.base), replica.place
-    included = (Included(0, size), *((Included(1, mine),) if mine else ()))
-    part = PartResult(
-        place.fragment, 0, 0, size, OTHER, "fp32", bytes(32), included, bytes(32), b""
-    )
+    counts = counts_of((Included(0, size), Included(1, mine)))
+    part = PartResult(place.fragment, 0, 0, size, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
     outcome = Outcome(
         place.fragment,
         0,

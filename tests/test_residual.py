@@ -17,8 +17,9 @@ from node.replica import OuterReplica, OuterState
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
+from protocols.counts import Included, counts_of
 from protocols.identity import Identity, PeerId
-from protocols.messages import Certificate, Contributor, Included, Outcome, PartResult
+from protocols.messages import Certificate, Contributor, Outcome, PartResult
 
 SIZE = 3 * CHUNK + 5000
 DENSE = SIZE - 700
@@ -32,7 +33,7 @@ def normal(seed: int) -> torch.Tensor:
 
 def outcome(parts: Sequence[tuple[int, int, PeerId, Sequence[Included]]], codec: str) -> Outcome:
     results = tuple(
-        PartResult(0, 1, start, stop, owner, codec, bytes(32), tuple(included), bytes(32), b"")
+        PartResult(0, 1, start, stop, owner, codec, bytes(32), counts_of(included), bytes(32), b"")
         for start, stop, owner, included in parts
     )
     contributors = (Contributor(OTHER, 1.0, 1, True), Contributor(ME, 1.0, 1, True))
