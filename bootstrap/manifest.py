@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from blake3 import blake3
 from pydantic import Field, ValidationError, model_validator
 
+from bootstrap.manifest_gossip import Gossip, check_gossip
 from bootstrap.manifest_rounds import (
     COARSE,
     Merge,
@@ -175,6 +176,7 @@ class Manifest(Section):
     outer: Outer = Outer()
     rounds: Rounds = Rounds()
     merge: Merge = Merge()
+    gossip: Gossip = Gossip()
     evaluation: Evaluation = Evaluation()
     script: Script = Script()
 
@@ -204,6 +206,7 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _mode(self) -> Manifest:
         check_mode(self.mode, self.outer, self.rounds)
+        check_gossip(self.mode, self.gossip, self.rounds, self.merge)
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,8 @@ MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "merge": {"weights": "rate"},
     },
     "server": {"rounds": {"owners": "servers", "staleness": 0}},
+    "gossip": {"rounds": {"codec": "bf16"}},
+    "push-sum": {"rounds": {"codec": "bf16"}, "gossip": {"rule": "push-sum"}},
     "fedavg": {"rounds": {"clients": 0.5}, "outer": {"optimizer": "sgd"}},
     "btm": {
         "rounds": {"total_rounds": 1, "inner_steps": 1000, "staleness": 0},

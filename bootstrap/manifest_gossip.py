@@ -1,0 +1,47 @@
+"""The manifest's table of gossip: how islands that meet in pairs mix what they have learnt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bootstrap.manifest_rounds import Merge, Rounds, Section
+
+MODES = ("gossip", "push-sum")
+PRECISE = ("fp32", "bf16", "fp16", "int8")  # good enough for parameters themselves
+
+
+class Gossip(Section):
+    """Modes ``gossip`` and ``push-sum`` (docs/gossip.md)."""
+
+    # what an island does with its partner's parameters: NoLoCo (2506.10911, with one tensor), the
+    # average of both, or push-sum, whose mean survives links that lose or go one way
+    rule: Literal["noloco", "average", "push-sum"] = "noloco"
+    neighbours: int = Field(default=1, ge=1, le=16)  # exchanges a round; of push-sum: receivers
+    # consensus control: while islands' disagreement (mean square distance to their mean) exceeds
+    # ``bound`` times what their inner steps moved them, up to ``extra`` exchanges more in a round
+    extra: int = Field(default=2, ge=0, le=8)
+    bound: float = Field(default=3.0, gt=0)
+
+
+def check_gossip(mode: str, gossip: Gossip, rounds: Rounds, merge: Merge) -> None:
+    """Raise ValueError where a run of islands in pairs asks for what has no meaning there."""
+    if mode not in MODES:
+        return
+    if (mode == "push-sum") != (gossip.rule == "push-sum"):
+        raise ValueError(f"mode {mode} with gossip.rule {gossip.rule}: leave gossip.rule away")
+    if rounds.codec not in PRECISE:
+        raise ValueError(
+            f"mode {mode} with codec {rounds.codec}: islands have no state in common to which a "
+            "difference could be sent, and parameters themselves want one of " + ", ".join(PRECISE)
+        )
+    if rounds.fragments > 1 or rounds.groups != "none":
+        raise ValueError(
+            f"mode {mode} with rounds.fragments or rounds.groups: pairs exchange whole models"
+        )
+    if merge.trust != "friendly":
+        raise ValueError(
+            f"mode {mode} with merge.trust open: there are no certificates, so nothing would show "
+            "a newcomer or a partner that a peer lies; use mode diloco among strangers"
+        )
