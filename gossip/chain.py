@@ -199,15 +199,16 @@ class Chain:
         while True:
             now = self.now()
             self.carry_out(self.round, self.round.tick(now))
-            wake = self.round.wake_at(now)
+            wake = max(self.round.wake_at(now), now + TICK_S)
             self._kick.clear()
             try:
-                async with asyncio.timeout(max(TICK_S, wake - now)):
+                async with asyncio.timeout(wake - now):
                     await self._kick.wait()
                 await asyncio.sleep(TICK_S)  # the rest of what comes at the same moment
             except TimeoutError:
-                if self.presence.woke_late(wake):
-                    await asyncio.sleep(0.05)  # hear first what was said in the meantime
+                pass
+            if self.now() > wake and self.presence.woke_late(wake):
+                await asyncio.sleep(0.05)  # hear first what was said in the meantime
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -231,7 +232,9 @@ class Chain:
         self, of: Round, to: PeerId, message: Plan | Prepare | Vote | Suspect | Gram
     ) -> None:
         body = message.encode()
-        patience = max(1.0, self.rules.patience_s)
+        patience = self.membership.answer_s(to, self.rules.patience_s)
+        if self.status.upload > 0:  # a long plan is on its way for a while
+            patience += len(body) / self.status.upload
         for left in reversed(range(TRIES)):
             try:
                 reply = await self.wiring.transport.call(
@@ -240,6 +243,7 @@ class Chain:
             except TransferStalled:
                 if of.finished:
                     return
+                patience *= 2  # it may have much to do
                 continue
             except Unreachable as error:
                 if error.why is Why.RESET and left and not of.finished:

@@ -1,8 +1,9 @@
 """Who is there: what islands said of themselves, and whether they still answer.
 
 Pure bookkeeping: verified announcements, contacts and failures go in with ``now``; liveness
-comes out. The patience with a silent peer follows from how regularly it has been heard before,
-so a loaded machine is given more time than a quiet one.
+comes out. The patience with a silent peer follows from how regularly it has been heard before
+and how long its link takes (:mod:`gossip.silence`), so a loaded machine is given more time than a
+quiet one, and a satellite more than a cable.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gossip.silence import Rhythm, silence_s
 from gossip.standing import seen_from
-from gossip.trips import RoundTrip, stillness_s
+from gossip.trips import RoundTrip, answer_s, stillness_s
 from protocols.identity import PeerId
 from protocols.messages import MAX_PEERS, Announce
 
@@ -28,13 +30,12 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of silence that are forgiven."""
+    """How much silence is forgiven."""
 
     heartbeat_s: float = 1.0  # how often islands announce themselves
-    suspect_floor_s: float = 2.5
-    suspect_factor: float = 4.0  # times the usual interval
+    unknown_beats: float = 4.0  # as long as a peer's rhythm and link are not measured
     dead_floor_s: float = 10.0
-    dead_factor: float = 16.0
+    dead_factor: float = 4.0  # times what makes a peer suspect
     refused_dead_s: float = 3.0  # connections fail outright for this long: the process is gone
     forget_s: float = 600.0
 
@@ -48,7 +49,8 @@ class Island:
     sequence: int
     heard: float  # last announcement, or other sign of life
     said: float  # when the announcement came
-    interval: float  # usual seconds between two announcements
+    forgiven_s: float  # seconds of silence
+    rhythm: Rhythm = field(default_factory=Rhythm)
     failing_since: float | None = None  # connections have been failing since
     trip: RoundTrip | None = None  # how long it takes to answer
     met: bool = False  # it has answered once: a connection stands
@@ -67,14 +69,17 @@ class Island:
         if self.announce.status == "leaving":
             return Liveness.LEFT
         silence = now - self.heard
-        if silence > max(patience.dead_floor_s, patience.dead_factor * self.interval):
+        if silence > max(patience.dead_floor_s, patience.dead_factor * self.forgiven_s):
             return Liveness.DEAD
         if self.failing_since is not None:
             refused = now - self.failing_since > patience.refused_dead_s
             return Liveness.DEAD if refused else Liveness.SUSPECT
-        if silence > max(patience.suspect_floor_s, patience.suspect_factor * self.interval):
-            return Liveness.SUSPECT
-        return Liveness.ALIVE
+        return Liveness.SUSPECT if silence > self.forgiven_s else Liveness.ALIVE
+
+    def measured(self, patience: Patience) -> None:
+        """Something about its rhythm or link is news: how long it may be silent follows."""
+        beat = patience.heartbeat_s
+        self.forgiven_s = silence_s(beat, self.rhythm, self.trip, patience.unknown_beats * beat)
 
 
 @dataclass
@@ -107,14 +112,13 @@ class Membership:
         if known is None:
             if len(self.islands) >= MAX_PEERS and not self._evict(now):
                 return False
-            self.islands[peer] = Island(
-                announce, envelope, sequence, now, now, self.patience.heartbeat_s
-            )
+            silence = self.patience.unknown_beats * self.patience.heartbeat_s
+            self.islands[peer] = Island(announce, envelope, sequence, now, now, silence)
             return True
         if (announce.incarnation, sequence) <= (known.announce.incarnation, known.sequence):
             return False
-        gap = min(now - known.heard, self.patience.dead_floor_s)
-        known.interval += 0.2 * (gap - known.interval)
+        known.rhythm.add(now - known.said, self.patience.heartbeat_s)
+        known.measured(self.patience)
         known.announce, known.envelope, known.sequence = announce, envelope, sequence
         known.heard, known.said, known.failing_since = now, now, None
         return True
@@ -134,6 +138,12 @@ class Membership:
         elif island.met:
             island.trip = RoundTrip.first(seconds)
         island.met = True
+        island.measured(self.patience)
+
+    def answer_s(self, peer: PeerId, unknown: float) -> float:
+        """How long a peer may take to answer a short call, by what was measured."""
+        island = self.islands.get(peer)
+        return answer_s(island.trip if island else None, unknown)
 
     def stillness_s(self, peers: Iterable[PeerId], unknown: float) -> float:
         """For how long a transfer between any of these may stand still, by what was measured."""
@@ -146,12 +156,12 @@ class Membership:
         if island is not None and island.failing_since is None:
             island.failing_since = now
 
-    def forgive(self, seconds: float) -> None:
+    def forgive(self, seconds: float, now: float) -> None:
         """This process itself stood still for so long: nobody's silence in it counts."""
         for island in self.islands.values():
-            island.heard += seconds
+            island.heard = min(island.heard + seconds, now)
             if island.failing_since is not None:
-                island.failing_since += seconds
+                island.failing_since = min(island.failing_since + seconds, now)
 
     def forget_old(self, now: float) -> list[PeerId]:
         """Drop peers not heard of for a long time; returns who."""

@@ -1,4 +1,4 @@
-"""How long a silence of a link means nothing, from the round trips measured over it.
+"""How long a link's standing still means nothing, from the round trips measured over it.
 
 A transfer over TCP stands still for one retransmission time-out when a segment and those behind it
 are lost, and for three when its repetition is lost as well, since the time-out doubles. That is
@@ -47,6 +47,16 @@ class RoundTrip:
     def longest(self) -> float:
         """What a round trip hardly ever takes longer than."""
         return self.mean + DEVIATIONS * self.deviation
+
+
+def answer_s(trip: RoundTrip | None, unknown: float) -> float:
+    """How long a short question over a link, or its answer, may be on its way.
+
+    ``unknown`` before there are measurements.
+    """
+    if trip is None or trip.count < TRUSTED:
+        return unknown
+    return min(FORGIVEN * max(LEAST_S, trip.longest), MOST_S)
 
 
 def stillness_s(trips: Iterable[RoundTrip], unknown: float) -> float:
