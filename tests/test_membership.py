@@ -70,8 +70,9 @@ def test_the_irregular_are_given_more_time() -> None:
     for sequence in range(2, 60):
         now += 3.0
         membership.on_announce(announce_of(A), b"", sequence, now)
-    assert membership.liveness(A, now + 10.0) is Liveness.ALIVE
-    assert membership.liveness(A, now + 13.0) is Liveness.SUSPECT
+        membership.on_answer(A, 0.01)
+    assert membership.liveness(A, now + 3.5) is Liveness.ALIVE
+    assert membership.liveness(A, now + 3.7) is Liveness.SUSPECT
 
 
 def test_one_long_silence_does_not_make_a_peer_slow() -> None:
@@ -94,9 +95,10 @@ def test_time_in_which_this_process_stood_still_does_not_count() -> None:
     membership = member()
     membership.on_announce(announce_of(B), b"", 1, 0.0)
     membership.on_unreachable(B, 1.0)
-    membership.forgive(100.0)
+    membership.forgive(100.0, 101.0)
     assert membership.liveness(A, 103.0) is Liveness.ALIVE
     assert membership.liveness(B, 103.0) is Liveness.SUSPECT
+    assert membership.liveness(B, 104.5) is Liveness.DEAD
 
 
 def test_the_long_silent_are_forgotten() -> None:
