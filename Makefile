@@ -32,7 +32,9 @@ test-browser: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
 
 test-faults: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults $(ARGS)
+	mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults --junitxml=build/faults.xml $(ARGS); failed=$$?; \
+	$(BIN)/python -m benchmarks.faults build/faults.xml --json benchmarks/results/faults.json; exit $$failed
 
 test-layouts: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m layouts $(ARGS)

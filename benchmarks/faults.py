@@ -1,17 +1,22 @@
 """The fault matrix as a table: what each cell of ``make test-faults`` has measured.
 
-    make test-faults ARGS=--junitxml=faults.xml
-    python -m benchmarks.faults faults.xml --json benchmarks/results/faults.json
+    make test-faults
 
-Of a cell that is in several files the newest counts; all of them are counted as tries. Stalls are
-seconds from the fault until all survivors had committed the round, bounds what the engine's own
-deadlines allow there, bytes what survivors sent to each other beyond a round without faults.
+runs all cells and then ``python -m benchmarks.faults build/faults.xml --json FILE``, which shows
+the table and writes every cell, if all of them were run. Of a cell that is in several files the
+newest counts; all of them are counted as tries.
+
+Stalls are seconds from the fault until all survivors had committed the round; bounds are what the
+engine's own deadlines allow there, from what that run has measured; bytes are what survivors sent
+to each other beyond a round without faults; digests are equal where all who have applied a round,
+the victim as well where it comes back, have the same outcome and state.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import xml.etree.ElementTree as ElementTree
@@ -32,6 +37,7 @@ class Cell:
     passed: bool
     tries: int
     failures: int
+    digests_equal: bool | None = None
     stall_s: float | None = None
     bound_s: float | None = None
     more_bytes: int | None = None
@@ -56,6 +62,8 @@ def read(paths: list[Path]) -> list[Cell]:
                 1 + (before.tries if before else 0),
                 (not passed) + (before.failures if before else 0),
             )
+            if "digests_equal" in told:
+                cell.digests_equal = told["digests_equal"] == "True"
             if "stall_s" in told:
                 cell.stall_s, cell.bound_s = float(told["stall_s"]), float(told["bound_s"])
             if "more_than_usual" in told:
@@ -68,17 +76,20 @@ def read(paths: list[Path]) -> list[Cell]:
 def table(cells: list[Cell]) -> str:
     """By fault: how many passed, and how long survivors were held up."""
     lines = [
-        "| fault | passed | stall, median (s) | most (s) | most of its bound | most bytes again |",
-        "|---|---|---|---|---|---|",
+        "| fault | passed | digests equal | stall, median (s) | most (s) | most of its bound | "
+        "most bytes again |",
+        "|---|---|---|---|---|---|---|",
     ]
     for fault in dict.fromkeys(cell.fault for cell in cells):
         of = [cell for cell in cells if cell.fault == fault]
-        stalls = [c.stall_s for c in of if c.stall_s is not None]
+        equal = sum(bool(c.digests_equal) for c in of)
+        stalls = [c.stall_s for c in of if c.stall_s is not None] or [math.nan]
         shares = [c.stall_s / c.bound_s for c in of if c.stall_s is not None and c.bound_s]
         more = max((c.more_bytes for c in of if c.more_bytes is not None), default=0)
         lines.append(
-            f"| {fault} | {sum(c.passed for c in of)} of {len(of)} | "
-            f"{statistics.median(stalls):.2f} | {max(stalls):.2f} | {max(shares):.0%} | "
+            f"| {fault} | {sum(c.passed for c in of)} of {len(of)} | {equal} of {len(of)} | "
+            f"{statistics.median(stalls):.2f} | {max(stalls):.2f} | "
+            f"{max(shares, default=math.nan):.0%} | "
             f"{max(more, 0) / 1000:.0f} KB |"
         )
     return "\n".join(lines)
@@ -94,7 +105,9 @@ def main() -> None:
     passed = sum(cell.passed for cell in cells)
     print(f"{passed} of {CELLS} cells passed, {sum(c.failures for c in cells)} failed tries\n")
     print(table(cells))
-    if given.json:
+    if given.json and len(cells) < CELLS:
+        print(f"\n{given.json} stays as it is: only {len(cells)} cells were run")
+    elif given.json:
         found = {"cells": CELLS, "passed": passed, "runs": [asdict(cell) for cell in cells]}
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

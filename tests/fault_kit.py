@@ -140,19 +140,22 @@ class Cell(Crew):
         plans = plans or self.victim.of("plan", self.round)
         return min(plans, key=lambda f: (f["ballot"], f["time"]))
 
+    def silence(self) -> float:
+        """The longest that survivors forgave anybody to be silent for, by what they measured."""
+        plans = [f for one in self.others for f in one.of("plan")]
+        return max(float(f["silence"]) for f in plans if f["round"] <= self.round)
+
     def bound(self) -> float:
         """The longest stall that the engine's own deadlines allow, from measured speeds."""
         plan = self.plan()
         patience, expected = plan["patience"], plan["expected"]
-        member = PATIENCE
         if self.fault.silent:
             notice = 2.5 * patience + 4 * expected  # of an owner that does not deliver
             if self.fault.name != "link 20x slower":  # or of its silence
-                suspicion = max(member.suspect_floor_s, member.suspect_factor * member.heartbeat_s)
-                notice = min(notice, suspicion)
+                notice = min(notice, self.silence())
             notice += patience / 4  # doubts wait for each other
         else:
-            notice = member.heartbeat_s  # the next message fails
+            notice = PATIENCE.heartbeat_s  # the next message fails
         stand = patience  # the next in the leading order takes its turn
         repair = patience + 4 * expected  # slices are waited for, and what is merged is sent
         return float(notice + stand + repair)

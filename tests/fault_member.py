@@ -9,7 +9,6 @@ the parent and stands still until that has done something to its link.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import signal
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from fault_meddling import Meddling
 from gossip_kit import announce_of
 from simulated_swarm import RUN, ToyReplica
 
@@ -36,13 +36,10 @@ from gossip.presence import Presence
 from gossip.round import Round
 from node.bench.watching import Stage as Passed
 from node.bench.watching import Watch, WatchedChain
-from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
-from protocols.errors import TransportError
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Plan
-from protocols.transport import Buffer, Feed
 
 Role = Literal["member", "owner", "leader"]
 Stage = Literal["before sending", "in the middle of sending", "after merging", "before certifying"]
@@ -225,75 +222,6 @@ class Sprung:
             time.sleep(POLL_S)
 
 
-class Meddling:
-    """The transport of a member that doubles what it sends, or spoils the parts it merged."""
-
-    def __init__(self, inner: HttpTransport) -> None:
-        self.inner = inner
-        self.doubles = False
-        self.spoils = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def call(self, peer: PeerId, name: str, body: bytes, **options: Any) -> bytes:
-        """The call, twice at the same time."""
-        if not self.doubles:
-            return await self.inner.call(peer, name, body, **options)
-        first, _ = await asyncio.gather(
-            self.inner.call(peer, name, body, **options),
-            self.inner.call(peer, name, body, **options),
-            return_exceptions=True,
-        )
-        if isinstance(first, BaseException):
-            raise first
-        return first
-
-    async def push(
-        self, peer: PeerId, name: str, header: bytes, body: Feed, *, timeout: float
-    ) -> bytes:
-        """The push, with one bit flipped in it, or the same bytes once more afterwards."""
-        if self.spoils and name == "merged":
-            body = Spoilt(body)
-        if not self.doubles:
-            return await self.inner.push(peer, name, header, body, timeout=timeout)
-        copied = Copied(body)
-        reply = await self.inner.push(peer, name, header, copied, timeout=timeout)
-        with contextlib.suppress(TransportError):  # it is not wanted any more
-            again = BufferFeed(bytes(copied.copy))
-            await self.inner.push(peer, name, header, again, timeout=timeout)
-        return reply
-
-
-class Copied:
-    """A feed of which a copy is kept."""
-
-    def __init__(self, inner: Feed) -> None:
-        self.inner, self.copy = inner, bytearray()
-
-    @property
-    def length(self) -> int:
-        return self.inner.length
-
-    def next(self) -> Buffer | None:
-        piece = self.inner.next()
-        self.copy += piece or b""
-        return piece
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        self.inner.attach(wake)
-
-
-class Spoilt(Copied):
-    """A feed whose first bit is another."""
-
-    def next(self) -> Buffer | None:
-        first, piece = not self.copy, super().next()
-        if piece is None or not first:
-            return piece
-        return bytes([piece[0] ^ 1]) + bytes(piece[1:])
-
-
 class Member:
     """Everything of one member."""
 
@@ -387,6 +315,7 @@ class Member:
                     leader=plan.leader,
                     expected=plan.expected_s,
                     patience=plan.patience_s,
+                    silence=max(i.forgiven_s for i in presence.membership.islands.values()),
                     parts=[(part.start, part.stop, part.owner) for part in plan.parts],
                     sent=self.sent(),
                 )

@@ -111,6 +111,10 @@ class Crew:
             f"all have applied round {round_}",
         )
 
+    def rounds(self) -> set[int]:
+        """All that anybody has applied."""
+        return {int(f["round"]) for one in self.members for f in one.of("applied")}
+
     def facts_of(self, round_: int) -> set[tuple[bytes, bytes]]:
         """Outcomes and states of a round, by all who have applied it."""
         found = set()
