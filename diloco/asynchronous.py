@@ -12,7 +12,9 @@ arrival g moves the parameters at once, and momentum only with every N-th::
     θ ← θ − η g / N                                   each arrival
     v ← μ v + (g₁ + … + g_N) / N;  θ ← θ − η μ v      each N-th, as well
 
-N arrivals together are one Nesterov step (:mod:`diloco.outer`) with their mean as D.
+N arrivals together are one Nesterov step (:mod:`diloco.outer`) with their mean as D. Where rounds
+bring some arrivals at a time, their mean g counts with their share s = arrivals / N; momentum
+comes as soon as shares add up to one (:func:`arrive`, :func:`carry_on`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Delayed:
     """State of delayed Nesterov: plain data, float32 [n] vectors."""
 
     momentum: Tensor  # v
-    gathered: Tensor  # Σ g since the last momentum step
+    gathered: Tensor  # Σ g / N since the last momentum step
     arrivals: int = 0  # as many
 
 
@@ -52,16 +54,38 @@ def update(
     """
     if every < 1:
         raise ValueError(f"momentum after every {every} arrivals")
-    state.gathered.add_(arrival)
+    arrive(state.gathered, arrival, params, lr=lr, share=1 / every)
     state.arrivals += 1
-    params.sub_(arrival * (lr / every))
     if state.arrivals < every:
         return False
-    state.momentum.mul_(momentum).add_(state.gathered / state.arrivals)
-    params.sub_(state.momentum * (lr * momentum))
-    state.gathered.zero_()
+    whole = state.arrivals / every
+    carry_on(state.momentum, state.gathered, params, lr=lr, momentum=momentum, whole=whole)
     state.arrivals = 0
     return True
+
+
+@torch.no_grad()
+def arrive(gathered: Tensor, arrival: Tensor, params: Tensor, *, lr: float, share: float) -> None:
+    """θ ← θ − η s g at once; s g is gathered for the momentum. Elementwise, in place."""
+    part = arrival * share
+    gathered.add_(part)
+    params.sub_(part.mul_(lr))
+
+
+@torch.no_grad()
+def carry_on(
+    velocity: Tensor,
+    gathered: Tensor,
+    params: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    whole: float,
+) -> None:
+    """v ← μ v + Σ s g / Σ s; θ ← θ − η μ v. ``whole`` is Σ s; gathering begins anew."""
+    velocity.mul_(momentum).add_(gathered.mul_(1 / whole))
+    params.sub_(velocity * (lr * momentum))
+    gathered.zero_()
 
 
 def local_steps(inner_steps: int, speed: float, fastest: float) -> int:

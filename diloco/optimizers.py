@@ -1,23 +1,29 @@
 """Outer optimizers by name: pairs of ``init`` and ``update`` on the merged pseudo-gradient D.
 
 D points like a gradient, so each is an ordinary optimizer that sees one gradient a round. State is
-plain data: vectors of the parameters' shape and a count. What is updated elementwise may be
-updated slice by slice.
+plain data: vectors of the parameters' shape, and at most a few numbers. Each ``step`` is
+elementwise, so it may be taken slice by slice; where a rule does something once a round as well,
+that is its ``end``.
 
-========== ======================================================= ===========================
-name       rule (t counts rounds from 1)                           source
-========== ======================================================= ===========================
-sgd        θ ← θ − η D                                             FedAvg, 1602.05629: η = 1
-nesterov   v ← μ v + D; θ ← θ − η (D + μ v)                        DiLoCo, 2311.08105
-heavyball  v ← μ v + D; θ ← θ − η v                                FedAvgM, 1909.06335
-adam       m ← β₁ m + (1 − β₁) D; s ← β₂ s + (1 − β₂) D²           FedAdam, 2003.00295 alg. 2
-yogi       m as above; s ← s − (1 − β₂) D² sign(s − D²)            FedYogi, the same
-sparseloco θ ← θ − η D, D of sparse codes with error feedback      SparseLoCo, 2508.15706
-========== ======================================================= ===========================
+================ =================================================== =========================
+name             rule (t counts rounds from 1)                       source
+================ =================================================== =========================
+sgd              θ ← θ − η D                                         FedAvg, 1602.05629: η = 1
+nesterov         v ← μ v + D; θ ← θ − η (D + μ v)                    DiLoCo, 2311.08105
+heavyball        v ← μ v + D; θ ← θ − η v                            FedAvgM, 1909.06335
+adam             m ← β₁ m + (1 − β₁) D; s ← β₂ s + (1 − β₂) D²       FedAdam, 2003.00295 alg. 2
+yogi             m as above; s ← s − (1 − β₂) D² sign(s − D²)        FedYogi, the same
+sparseloco       θ ← θ − η D, D of sparse codes with error feedback  SparseLoCo, 2508.15706
+delayed-nesterov nesterov of D's share s = arrivals / N; momentum    2401.09135, see
+                 once the shares add up to one                       :mod:`diloco.asynchronous`
+================ =================================================== =========================
 
 adam and yogi end with θ ← θ − η m̂ / (√ŝ + ε), where m̂ and ŝ are corrected for their start at zero
 (1412.6980; for yogi ŝ starts at D², as its authors start it at the first batch's). The federated
 paper starts s at ε² in place of a correction; then the first rounds are as long as ε makes them.
+
+All islands must get the same bits (:mod:`diloco.outer`): products are rounded before they are
+added; nothing is divided by a number, which some devices do by its inverse; powers are products.
 
 >>> rule = named("nesterov")
 >>> state = rule.init(params)
@@ -26,17 +32,17 @@ paper starts s at ε² in place of a correction; then the first rounds are as lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from diloco import outer
+from diloco import asynchronous, outer
 
 BETA2 = 0.99  # FedAdam's and FedYogi's, as published
 EPSILON = 1e-3  # their τ: large, since D is long and changes little from round to round
+ENOUGH = 1 - 1e-6  # shares that add up to so much are one
 
 
 @dataclass(slots=True)
@@ -47,12 +53,21 @@ class State:
     vectors: dict[str, Tensor] = field(default_factory=dict)  # float32 [n] each
 
 
-class Update(Protocol):
-    """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone."""
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The numbers of one outer step."""
 
-    def __call__(
-        self, state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float
-    ) -> None: ...
+    lr: float  # η
+    momentum: float  # μ, or β₁ of adam and yogi
+    count: int = 1  # rounds with this one: t
+    share: float = 1.0  # of the islands whose work is in D, for delayed-nesterov
+    beta2: float = BETA2
+    epsilon: float = EPSILON
+
+
+Vectors = Mapping[str, Tensor]
+Step = Callable[[Vectors, Tensor, Tensor, Rates], None]
+"""(vectors, merged, params, rates): vectors and params in place, ``merged`` is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +75,27 @@ class Rule:
     """One outer optimizer; ``lr`` and ``momentum`` are what its paper sets (η, and μ or β₁)."""
 
     name: str
-    init: Callable[[Tensor], State]
-    update: Update
+    vectors: tuple[str, ...]  # of the parameters' shape
+    step: Step
     lr: float
     momentum: float = 0.0
+    numbers: tuple[str, ...] = ()  # vectors of a single element
+    end: Callable[[Vectors, Tensor, Rates], None] | None = None  # after all slices of a round
+
+    def init(self, params: Tensor) -> State:
+        """The state before the first round: zeros, of float32."""
+        sizes = [(name, len(params)) for name in self.vectors] + [(n, 1) for n in self.numbers]
+        return State(vectors={n: torch.zeros(size, device=params.device) for n, size in sizes})
+
+    def update(
+        self, state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float
+    ) -> None:
+        """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone."""
+        state.count += 1
+        rates = Rates(lr, momentum, state.count)
+        self.step(state.vectors, merged, params, rates)
+        if self.end is not None:
+            self.end(state.vectors, params, rates)
 
 
 def named(name: str) -> Rule:
@@ -103,71 +135,99 @@ def check(
         raise ValueError(f"{rule} has no momentum, and {momentum:g} was asked for")
 
 
-def _plain(params: Tensor) -> State:
-    return State()
+@torch.no_grad()
+def _sgd(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    params.sub_(merged * rates.lr)
 
 
-def _velocity(params: Tensor) -> State:
-    return State(vectors={"v": outer.init(params).momentum})
-
-
-def _moments(params: Tensor) -> State:
-    return State(vectors={"m": torch.zeros_like(params), "s": torch.zeros_like(params)})
+def _nesterov(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    state = outer.OuterState(vectors["v"])
+    outer.update(state, merged, params, lr=rates.lr, momentum=rates.momentum)
 
 
 @torch.no_grad()
-def _sgd(state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float) -> None:
-    state.count += 1
-    params.sub_(merged * lr)
-
-
-def _nesterov(state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float) -> None:
-    state.count += 1
-    outer.update(outer.OuterState(state.vectors["v"]), merged, params, lr=lr, momentum=momentum)
+def _heavy_ball(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    params.sub_(vectors["v"].mul_(rates.momentum).add_(merged) * rates.lr)
 
 
 @torch.no_grad()
-def _heavy_ball(
-    state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float
-) -> None:
-    state.count += 1
-    params.sub_(state.vectors["v"].mul_(momentum).add_(merged) * lr)
-
-
-@torch.no_grad()
-def _adam(state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float) -> None:
+def _adam(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
     square = merged.square()
-    second = state.vectors["s"].mul_(BETA2).add_(square.mul_(1 - BETA2))
-    _adaptive_step(state, merged, params, lr, momentum, second / (1 - BETA2 ** (state.count + 1)))
+    second = vectors["s"].mul_(rates.beta2).add_(square.mul_(1 - rates.beta2))
+    corrected = second * (1 / (1 - _power(rates.beta2, rates.count)))
+    _adaptive_step(vectors["m"], merged, params, rates, corrected)
 
 
 @torch.no_grad()
-def _yogi(state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float) -> None:
-    square, second = merged.square(), state.vectors["s"]
-    if state.count == 0:
+def _yogi(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    square, second = merged.square(), vectors["s"]
+    if rates.count == 1:
         second.copy_(square)
     else:
-        second.sub_(square * (1 - BETA2) * torch.sign(second - square))
-    _adaptive_step(state, merged, params, lr, momentum, second)
+        sign = torch.sign(second - square)
+        second.sub_(square.mul_(1 - rates.beta2).mul_(sign))
+    _adaptive_step(vectors["m"], merged, params, rates, second.clone())
 
 
 def _adaptive_step(
-    state: State, merged: Tensor, params: Tensor, lr: float, beta1: float, second: Tensor
+    first: Tensor, merged: Tensor, params: Tensor, rates: Rates, second: Tensor
 ) -> None:
-    """θ ← θ − η m̂ / (√ŝ + ε)."""
-    state.count += 1
-    first = state.vectors["m"].mul_(beta1).add_(merged * (1 - beta1))
-    params.sub_(first / (1 - beta1**state.count) / (second.sqrt() + EPSILON) * lr)
+    """m ← β₁ m + (1 − β₁) D; θ ← θ − η m̂ / (√ŝ + ε), with ŝ in ``second``, which is used up."""
+    beta1 = rates.momentum
+    first.mul_(beta1).add_(merged * (1 - beta1))
+    step = first * (rates.lr / (1 - _power(beta1, rates.count)))
+    params.sub_(step.div_(second.sqrt_().add_(rates.epsilon)))
+
+
+def _power(base: float, exponent: int) -> float:
+    """By products alone: what a library's pow gives may differ in its last bit."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def _delayed(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    asynchronous.arrive(vectors["gathered"], merged, params, lr=rates.lr, share=rates.share)
+
+
+def _carry_on(vectors: Vectors, params: Tensor, rates: Rates) -> None:
+    whole = vectors["shares"].item() + rates.share
+    vectors["shares"].fill_(whole if whole < ENOUGH else 0.0)
+    if whole < ENOUGH:
+        return
+    for start in range(0, len(params), outer.CHUNK):
+        here = slice(start, start + outer.CHUNK)
+        asynchronous.carry_on(
+            vectors["v"][here],
+            vectors["gathered"][here],
+            params[here],
+            lr=rates.lr,
+            momentum=rates.momentum,
+            whole=whole,
+        )
 
 
 RULES = {
     rule.name: rule
     for rule in (
-        Rule("sgd", _plain, _sgd, lr=1.0),
-        Rule("nesterov", _velocity, _nesterov, lr=0.7, momentum=0.9),
-        Rule("heavyball", _velocity, _heavy_ball, lr=1.0, momentum=0.9),
-        Rule("adam", _moments, _adam, lr=0.01, momentum=0.9),
-        Rule("yogi", _moments, _yogi, lr=0.01, momentum=0.9),
-        Rule("sparseloco", _plain, _sgd, lr=1.0),
+        Rule("sgd", (), _sgd, lr=1.0),
+        Rule("nesterov", ("v",), _nesterov, lr=0.7, momentum=0.9),
+        Rule("heavyball", ("v",), _heavy_ball, lr=1.0, momentum=0.9),
+        Rule("adam", ("m", "s"), _adam, lr=0.01, momentum=0.9),
+        Rule("yogi", ("m", "s"), _yogi, lr=0.01, momentum=0.9),
+        Rule("sparseloco", (), _sgd, lr=1.0),
+        Rule(
+            "delayed-nesterov",
+            ("v", "gathered"),
+            _delayed,
+            lr=0.7,
+            momentum=0.9,
+            numbers=("shares",),
+            end=_carry_on,
+        ),
     )
 }

@@ -93,9 +93,9 @@ class Arrival:
     _greeted: set[PeerId] = field(default_factory=set)
 
     async def fetch(
-        self, base: torch.Tensor, momentum: torch.Tensor, progress: Progress, fragment: int = 0
+        self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
     ) -> Arrived:
-        """Fill ``base`` and ``momentum`` (fp32 [N] each) with the swarm's state of a fragment.
+        """Fill ``vectors`` (fp32, base first) with the swarm's state of a fragment.
 
         The heaviest state whose history verifies is taken. Raises OperatorError E502 when none
         could be had in time, E206 when nobody shows a history that holds.
@@ -116,8 +116,7 @@ class Arrival:
                         self.run,
                         target.round,
                         target.state,
-                        base,
-                        momentum,
+                        vectors,
                         progress=progress,
                         fragment=fragment,
                         offer_timeout=OFFER_TIMEOUT_S,

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from gossip.chain import Chain
@@ -24,6 +22,8 @@ from node import __version__
 from node.conductor import Conductor
 from node.entrance import Run
 from node.hardware import Hardware, training
+from node.hosts.crew import crew_of
+from node.hosts.hub import Hub
 from node.island import Island
 from node.mixing import mix_of
 from node.monitor.events import Notice
@@ -52,7 +52,6 @@ def make_replicas(
 ) -> tuple[OuterReplica, ...]:
     """The outer state of every fragment, each a part of the vectors; there is nothing in it yet."""
     manifest = run.manifest
-    momentum = torch.zeros(layout.size)
     replicas = []
     for fragment, cut in enumerate(layout.cuts):
         here = slice(cut.start, cut.stop)
@@ -60,7 +59,6 @@ def make_replicas(
             manifest,
             node.identity.peer_id,
             vectors,
-            momentum[here],
             RangeCodec(manifest.rounds.allowed_codecs[0], cut.dense),
             node.offload,
             (run.signed.creator,),
@@ -168,6 +166,7 @@ def make_conductor(
     layout: Outline,
     tokens: str,
     hardware: Hardware,
+    hub: Hub | None,
     restored: Restored | None,
     on_applied: Callable[[Applied], Awaitable[None]],
     *,
@@ -175,7 +174,8 @@ def make_conductor(
 ) -> Conductor:
     """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
     config = node.config
-    trained, why = training(config, manifest, layout.size, hardware)
+    hosts = 1 if hub is None else hub.meeting.maximum
+    trained, why = training(config, manifest, layout.size, hardware, hosts)
     if why:
         node.events.emit(Notice(text=f"layout {why}"))
     wait_s = max(manifest.rounds.min_grace_s, MIN_WAIT_S)
@@ -194,7 +194,9 @@ def make_conductor(
         node.identity.peer_id,
         Attached(script, manifest, node.home.logs, wait_s, node.leave)
         if script is not None
-        else Island(settings, vectors, node.home.logs),
+        else Island(
+            settings, vectors, node.home.logs, crew_of(hub, config, settings, layout.size, hardware)
+        ),
         tuple(replicas),
         layout,
         node.events,

@@ -66,10 +66,13 @@ class Fetcher:
 
     async def _restore(self, restored: Restored) -> None:
         self.base.copy_(restored.base)
-        at = 0
+        at, starts = 0, dict.fromkeys(restored.vectors, 0)
         for index, (replica, state) in enumerate(zip(self.replicas, restored.states, strict=True)):
             end = at + len(replica.base)
-            replica.momentum.copy_(restored.momentum[at:end])
+            for name, vector in replica.vectors.items():
+                start = starts[name]
+                starts[name] = start + len(vector)
+                vector.copy_(restored.vectors[name][start : starts[name]])
             if replica.residual is not None and restored.residual is not None:
                 replica.residual.values.copy_(restored.residual[at:end])
             await replica.settle(state)
@@ -93,7 +96,7 @@ class Fetcher:
         started = time.monotonic()
         served: dict[str, int] = {}
         for index, replica in enumerate(self.replicas):
-            arrived = await arrival.fetch(replica.base, replica.momentum, lambda *_: None, index)
+            arrived = await arrival.fetch(replica.state, lambda *_: None, index)
             await replica.settle(arrived.state)
             self.lineages[index] = arrived.state.lineage
             if replica.place.state != arrived.target.state:
@@ -101,11 +104,12 @@ class Fetcher:
             for peer, count in arrived.served.items():
                 if count:
                     served[str(peer)] = served.get(str(peer), 0) + count
+        size = sum(4 * len(vector) for replica in self.replicas for vector in replica.state)
         self.events.emit(
             JoinProgress(
                 step=5,
                 name="sync",
-                text=f"round {self.replicas[0].place.round}, {8 * len(self.base) / 1e6:.1f} MB "
+                text=f"round {self.replicas[0].place.round}, {size / 1e6:.1f} MB "
                 f"from {len(served)} peers in {time.monotonic() - started:.1f} s, digest ok",
                 sources=served,
             )
@@ -128,11 +132,11 @@ class Fetcher:
     async def _download(self, swarm: Swarm, fragment: int, ending: Ending) -> None:
         """Take the swarm's state of a fragment, and keep local work where possible."""
         replica = self.replicas[fragment]
-        base, momentum = torch.empty_like(replica.base), torch.empty_like(replica.base)
+        vectors = [torch.empty_like(vector) for vector in replica.state]
         before = replica.place.round
         arrival = self._arrival(swarm.membership.alive(swarm.now()))
         try:
-            state = (await arrival.fetch(base, momentum, lambda *_: None, fragment)).state
+            state = (await arrival.fetch(vectors, lambda *_: None, fragment)).state
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
             self.events.emit(Problem.of(error))
             return
@@ -143,7 +147,7 @@ class Fetcher:
         if ending is Ending.FORKED:
             keep = "all"
         await swarm.chains[fragment].move(
-            lambda: replica.jump(base, momentum, state, keep=keep),
+            lambda: replica.jump(vectors, state, keep=keep),
             state.certificate,
             state.lineage,
         )

@@ -1,4 +1,4 @@
-"""The daemon's part of a checkpoint: outer parameters, momentum and the signed manifest.
+"""The daemon's part of a checkpoint: the outer parameters and state, and the signed manifest.
 
 Written into a draft of :class:`~node.checkpoint.CheckpointStore` beside the trainer's files, and
 read back to resume or to export.
@@ -7,6 +7,7 @@ read back to resume or to export.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +19,13 @@ from node.statedir import StateDir
 from protocols.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 TENSORS = "outer.safetensors"
 MANIFEST = "manifest.envelope"
+PREFIX = "outer."  # of the names of the outer optimizer's vectors
 
 
 @dataclass(frozen=True)
@@ -29,14 +33,15 @@ class OuterFiles:
     """What :func:`write_outer` wrote: fp32 [N] each, on the CPU."""
 
     base: torch.Tensor
-    momentum: torch.Tensor
+    vectors: dict[str, torch.Tensor]  # of the outer optimizer, by name
     signed: SignedManifest
     residual: torch.Tensor | None = None  # what coarse codecs have lost of this island's work
 
 
 def write_outer(draft: Path, outer: OuterFiles) -> None:
     """Write into a draft; raises ``OSError`` for a full disk. Run it off the event loop."""
-    tensors = {"base": outer.base.numpy(), "momentum": outer.momentum.numpy()}
+    tensors = {"base": outer.base.numpy()}
+    tensors |= {PREFIX + name: vector.numpy() for name, vector in outer.vectors.items()}
     if outer.residual is not None:
         tensors["residual"] = outer.residual.numpy()
     write_tensors(draft / TENSORS, tensors)
@@ -50,16 +55,34 @@ def read_outer(checkpoint: Path) -> OuterFiles:
     try:
         data = (checkpoint / MANIFEST).read_bytes()
         tensors = read_tensors(checkpoint / TENSORS)
-        base, momentum = (torch.from_numpy(tensors[key]) for key in ("base", "momentum"))
+        base = torch.from_numpy(tensors["base"])
         residual = torch.from_numpy(tensors["residual"]) if "residual" in tensors else None
         signed = SignedManifest.open(data, verify_run(checkpoint))
-        if base.shape != momentum.shape or base.dim() != 1 or base.dtype != torch.float32:
-            raise ValueError("base and momentum are not two fp32 vectors of one length")
+        if base.dim() != 1 or base.dtype != torch.float32:
+            raise ValueError("base is no fp32 vector")
+        vectors = _vectors(tensors, signed.manifest, len(base))
         if residual is not None and (residual.shape, residual.dtype) != (base.shape, base.dtype):
             raise ValueError("the residual is no fp32 vector of the same length")
     except (OSError, ValueError, KeyError, RemoteProtocolError) as error:
         raise CheckpointError(checkpoint, str(error), "use an older checkpoint") from error
-    return OuterFiles(base, momentum, signed, residual)
+    return OuterFiles(base, vectors, signed, residual)
+
+
+def _vectors(
+    tensors: Mapping[str, npt.NDArray[np.float32]], manifest: Manifest, size: int
+) -> dict[str, torch.Tensor]:
+    """What the run's outer optimizer keeps; raises ValueError, KeyError where it is not there."""
+    import torch
+
+    from diloco.optimizers import named
+
+    rule, fragments = named(manifest.outer.optimizer), manifest.rounds.fragments
+    lengths = dict.fromkeys(rule.vectors, size) | dict.fromkeys(rule.numbers, fragments)
+    vectors = {name: torch.from_numpy(tensors[PREFIX + name]) for name in lengths}
+    for name, vector in vectors.items():
+        if vector.shape != (lengths[name],) or vector.dtype != torch.float32:
+            raise ValueError(f"{name} is no fp32 vector of {lengths[name]} elements")
+    return vectors
 
 
 def read_tokenizer_of(place: Path, manifest: Manifest) -> bytes:

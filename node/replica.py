@@ -1,6 +1,7 @@
 """The outer state of one fragment of the model at this node, and what a round does to it.
 
-``base`` G and momentum v are what all members have in common, bit for bit. ``sent`` is what the
+``base`` G and what the outer optimizer keeps beside it (momentum, second moments: ``vectors``) are
+what all members have in common, bit for bit. ``sent`` is what the
 trainer had learnt at its last snapshot; Δ = base − sent is its pseudo-gradient. When a round
 commits, everything of ``sent`` that was not merged is set back to the old ``base``, so that the
 trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has counted yet.
@@ -9,7 +10,7 @@ trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ import torch
 
 from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest
-from diloco import outer
+from diloco import optimizers, outer
 from diloco.fragments import blend
 from diloco.pseudo_gradient import norm, pseudo_gradient
 from gossip.agreement import Place
@@ -55,24 +56,24 @@ class OuterState:
 
 
 class OuterReplica:
-    """Outer parameters and momentum of a fragment, and the place in the chain they belong to."""
+    """Outer parameters and state of a fragment, and the place in the chain they belong to."""
 
     def __init__(
         self,
         manifest: Manifest,
         me: PeerId,
         vectors: SharedVectors,
-        momentum: torch.Tensor,
         codec: RangeCodec,
         offload: Offload,
         first_roster: tuple[PeerId, ...],
         fragment: int = 0,
         cut: slice = slice(None),
     ) -> None:
-        """``momentum`` and ``codec`` are of the fragment; it lies at ``cut`` of ``vectors``."""
+        """``codec`` is of the fragment, which lies at ``cut`` of ``vectors``."""
         self.manifest, self.me, self.codec, self.offload = manifest, me, codec, offload
         self.base, self.sent = (vector[cut] for vector in vectors.tensors())
-        self.momentum = momentum
+        self.rule = optimizers.named(manifest.outer.optimizer)
+        self.vectors = self.rule.init(self.base).vectors  # by name
         self.alpha = manifest.rounds.alpha if manifest.rounds.fragments > 1 else 0.0
         self.trainer: Trainer | None = None
         self.residual: Residual | None = None  # where codecs lose so much that it is sent later
@@ -93,9 +94,14 @@ class OuterReplica:
         return self._roster
 
     @property
-    def standing(self) -> tuple[int, torch.Tensor, torch.Tensor]:
-        """Round, base and momentum, for who downloads them."""
-        return self._place.round, self.base, self.momentum
+    def state(self) -> list[torch.Tensor]:
+        """All that members have in common: base, and the optimizer's vectors in its order."""
+        return [self.base, *self.vectors.values()]
+
+    @property
+    def standing(self) -> tuple[int, list[torch.Tensor]]:
+        """Round and state, for who downloads them."""
+        return self._place.round, self.state
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """What is to be sent of elements [start, stop), fp32, into ``out``; returns it.
@@ -126,14 +132,14 @@ class OuterReplica:
         return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
     async def settle(self, state: OuterState | None = None) -> None:
-        """Take ``base`` and ``momentum`` as they are now for the state at a place of the chain.
+        """Take ``base`` and ``vectors`` as they are now for the state at a place of the chain.
 
         Without ``state``: at the place held already (the very first round). Computes the digest.
         """
         place, roster = self._place, self._roster
         if state is not None:
             place, roster, self.certificate = state.place, state.roster, state.certificate
-        digest = await self.offload(lambda: state_digest(self.base, self.momentum)[0])
+        digest = await self.offload(lambda: state_digest(self.state)[0])
         self._place = Place(
             place.run, place.fragment, place.round, place.previous, digest, place.work
         )
@@ -147,7 +153,7 @@ class OuterReplica:
         snapshot = await self.trainer.hold() if self.trainer is not None else None
         mine = self._merged_of_mine(outcome) if snapshot == outcome.round else []
         codec = self.codec.named(outcome.codec)
-        lr, momentum = outer.outer_rates(outcome.round, **self.manifest.outer.schedule)
+        rates = self._rates(outcome)
 
         def step() -> bytes:
             if self.residual is not None and mine:
@@ -158,9 +164,11 @@ class OuterReplica:
             for result in outcome.parts:
                 if result.digest:
                     data = parts[result.start, result.stop]
-                    self._step_part(codec, result.start, result.stop, data, lr, momentum)
+                    self._step_part(codec, result.start, result.stop, data, rates)
+            if self.rule.end is not None:
+                self.rule.end(self.vectors, self.base, rates)
             self._keep_apart(mine)
-            return bytes(state_digest(self.base, self.momentum)[0])
+            return bytes(state_digest(self.state)[0])
 
         digest: bytes = await self.offload(step)
         self.merged_mine = bool(mine)
@@ -177,10 +185,8 @@ class OuterReplica:
         if self.trainer is not None:
             await self.trainer.resume(contributed=bool(mine), reset=False)
 
-    async def jump(
-        self, base: torch.Tensor, momentum: torch.Tensor, state: OuterState, *, keep: str
-    ) -> None:
-        """Move to a downloaded state.
+    async def jump(self, vectors: Sequence[torch.Tensor], state: OuterState, *, keep: str) -> None:
+        """Move to a downloaded state; ``vectors`` are as in :attr:`state`.
 
         ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
         last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
@@ -190,9 +196,9 @@ class OuterReplica:
             await self.trainer.hold()
 
         def move() -> None:
-            self.sent.copy_(base if keep == "all" else self.base)
-            self.base.copy_(base)
-            self.momentum.copy_(momentum)
+            self.sent.copy_(vectors[0] if keep == "all" else self.base)
+            for mine, theirs in zip(self.state, vectors, strict=True):
+                mine.copy_(theirs)
             if self.residual is not None and keep == "nothing":
                 self.residual.reset()
             elif self.residual is not None:
@@ -234,20 +240,31 @@ class OuterReplica:
         start: int,
         stop: int,
         data: torch.Tensor,
-        lr: float,
-        momentum: float,
+        rates: optimizers.Rates,
     ) -> None:
         for chunk in codec.chunks(start, stop):
             mean = torch.empty(chunk.stop - chunk.start)
             codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
             here = slice(chunk.start, chunk.stop)
-            outer.update(
-                outer.OuterState(self.momentum[here]),
-                mean,
-                self.base[here],
-                lr=lr,
-                momentum=momentum,
-            )
+            vectors = {name: self.vectors[name][here] for name in self.rule.vectors}
+            self.rule.step(vectors, mean, self.base[here], rates)
+
+    def _rates(self, outcome: Outcome) -> optimizers.Rates:
+        """The numbers of this round's outer step, which follow from the certificate alone."""
+        settings = self.manifest.outer
+        lr, momentum = outer.outer_rates(outcome.round, **settings.schedule)
+        merged = {included.contributor for part in outcome.parts for included in part.included}
+        share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
+        return optimizers.Rates(
+            lr, momentum, outcome.round + 1, share, settings.beta2, settings.epsilon
+        )
+
+    def _contributing(self, outcome: Outcome) -> int:
+        """How many members of this round's roster bring work: all but the servers."""
+        if self.manifest.rounds.owners == "members":
+            return len(self._roster)
+        brought = {contributor.peer for contributor in outcome.contributors}
+        return len(set(self._roster) - ({part.owner for part in outcome.parts} - brought))
 
 
 def _gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:

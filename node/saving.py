@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from bootstrap.manifest import SignedManifest
+from bootstrap.manifest import Manifest, SignedManifest
+from diloco.optimizers import named
 from gossip.agreement import Place
 from gossip.certificate import outcome_hash
 from gossip.lineage import Lineage
@@ -123,9 +124,12 @@ class Keeper:
         ]
 
         def copy() -> OuterFiles:
-            momentum = torch.cat([replica.momentum for replica in replicas])
+            vectors = {
+                name: torch.cat([replica.vectors[name] for replica in replicas])
+                for name in replicas[0].vectors
+            }
             residual = torch.cat(residuals) if residuals else None
-            return OuterFiles(self.base.clone(), momentum, self.signed, residual)
+            return OuterFiles(self.base.clone(), vectors, self.signed, residual)
 
         return _Outer(await self.offload(copy), standing)
 
@@ -167,7 +171,7 @@ class Restored:
 
     path: Path
     base: torch.Tensor
-    momentum: torch.Tensor
+    vectors: dict[str, torch.Tensor]  # of the outer optimizer, those of all fragments in a row
     signed: SignedManifest
     states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
     facts: Facts
@@ -177,6 +181,15 @@ class Restored:
     def trained(self) -> Path | None:
         """Where the trainer finds its files; None: it was not up when the checkpoint was made."""
         return self.path if (self.path / FOLDER / STATE).exists() else None
+
+
+def floats_saved(manifest: Manifest) -> int:
+    """fp32 numbers a parameter in a checkpoint: the outer state, θ and Adam's two moments.
+
+    And the residual where codecs lose so much that it is sent later.
+    """
+    rule = named(manifest.outer.optimizer)
+    return 1 + len(rule.vectors) + 3 + manifest.rounds.feeds_back
 
 
 def restore(
@@ -205,7 +218,7 @@ def restore(
         )
     except (OSError, ProtocolError) as error:
         raise CheckpointError(path, str(error), "use an older checkpoint") from error
-    return Restored(path, outer.base, outer.momentum, outer.signed, states, facts, outer.residual)
+    return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
 
 
 def _read_standing(

@@ -53,7 +53,7 @@ class Scene:
         """``who`` announces the end of ``chain`` with a state of this value, and serves it."""
         state = torch.full((SIZE,), value)
         round_, head, work = chain.claim
-        place = Place(RUN, 0, round_, head, state_digest(state, state)[0], work)
+        place = Place(RUN, 0, round_, head, state_digest([state, state])[0], work)
         announce = announce_of(who.peer_id, place)
         self.announces.append(
             seal(who, announce, purpose="announce", run=RUN, expires=WALL + 60, sequence=1)
@@ -76,7 +76,7 @@ class Scene:
             yield
 
         StateServer(
-            transport, RUN, lambda fragment: (round_, state, state), still=still, offload=offload
+            transport, RUN, lambda fragment: (round_, [state, state]), still=still, offload=offload
         )
         return announce
 
@@ -95,7 +95,7 @@ class Scene:
             lambda peer, why: self.untrue.append(peer),
             offload,
         )
-        return await arrival.fetch(self.base, self.momentum, lambda *_: None)
+        return await arrival.fetch([self.base, self.momentum], lambda *_: None)
 
 
 def played(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:

@@ -442,7 +442,7 @@ def checkpoint(directory: Path, round_: int) -> Path:
     signed = SignedManifest.create(manifest, CREATOR)
     store = CheckpointStore(directory / "checkpoints", keep=5)
     with store.draft() as draft:
-        write_outer(draft, OuterFiles(vector, vector, signed))
+        write_outer(draft, OuterFiles(vector, {"v": vector}, signed))
         facts = Facts(run=signed.run_id.hex(), round=round_, step=1, tokens=1)
         return store.commit(draft, facts).path
 

@@ -133,7 +133,6 @@ async def test_the_norm_that_is_announced_is_that_of_what_is_sent() -> None:
         Manifest(),
         PEERS[0],
         vectors,
-        torch.zeros(size),
         RangeCodec("int4", size),
         inline,
         (PEERS[0],),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.manifest import Manifest, Model, Rounds
+from bootstrap.manifest import Manifest, Model
+from bootstrap.manifest_rounds import Rounds
 from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
@@ -52,7 +53,6 @@ def replicas() -> Iterator[tuple[OuterReplica, ...]]:
                 manifest,
                 ME,
                 vectors,
-                torch.zeros(size),
                 codec,
                 inline,
                 (ME, OTHER),

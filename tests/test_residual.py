@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.manifest import Manifest, Rounds, SignedManifest
+from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest_rounds import Rounds
 from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
@@ -156,7 +157,7 @@ def replica() -> Iterator[OuterReplica]:
     manifest = Manifest(rounds=Rounds(codec="int2", feedback=0.9))
     vectors = SharedVectors.create(SIZE)
     codec = RangeCodec("int2", DENSE)
-    made = OuterReplica(manifest, ME, vectors, torch.zeros(SIZE), codec, inline, (ME, OTHER))
+    made = OuterReplica(manifest, ME, vectors, codec, inline, (ME, OTHER))
     made.base.copy_(normal(1))
     made.sent.copy_(normal(2))
     made.residual = Residual(SIZE, 0.9)
@@ -200,7 +201,7 @@ async def test_a_download_keeps_it_with_the_local_work(
     state = OuterState(
         replica.place, replica.roster, None, Lineage(replica.manifest.run_id, (ME, OTHER))
     )
-    await replica.jump(normal(6), normal(7), state, keep=keep)
+    await replica.jump([normal(6), normal(7)], state, keep=keep)
     assert torch.equal(replica.residual.values, normal(3) if stays else torch.zeros(SIZE))
 
 
@@ -210,7 +211,7 @@ def test_it_is_in_checkpoints(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     for number, residual in enumerate((None, normal(3))):
         with store.draft() as draft:
-            write_outer(draft, OuterFiles(normal(1), normal(2), signed, residual))
+            write_outer(draft, OuterFiles(normal(1), {"v": normal(2)}, signed, residual))
             store.commit(draft, Facts(run=signed.run_id.hex(), round=number, step=0, tokens=0))
         back = read_checkpoint(tmp_path / f"ckpt-{number:08d}")
         assert torch.equal(back.base, normal(1))
@@ -220,7 +221,7 @@ def test_it_is_in_checkpoints(tmp_path: Path) -> None:
             assert back.residual is not None
             assert torch.equal(back.residual, residual)
     with store.draft() as draft:
-        write_outer(draft, OuterFiles(normal(1), normal(2), signed, torch.zeros(3)))
+        write_outer(draft, OuterFiles(normal(1), {"v": normal(2)}, signed, torch.zeros(3)))
         store.commit(draft, Facts(run=signed.run_id.hex(), round=9, step=0, tokens=0))
     with pytest.raises(CheckpointError, match="cannot be used"):
         read_checkpoint(tmp_path / "ckpt-00000009")

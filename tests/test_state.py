@@ -25,7 +25,7 @@ from bootstrap.state import (
     fetch_manifest,
     state_digest,
 )
-from bootstrap.state.digest import root
+from bootstrap.state.digest import StateBytes, root
 from protocols import virtual_time
 from protocols.errors import (
     BadSignature,
@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, identities: list[Identity], uploads: list[float], **options: Any) -> None:
         self.network = MemoryNetwork(link=Link(latency=0.01))
         self.base, self.momentum = vectors()
-        self.digest, _ = state_digest(self.base, self.momentum)
+        self.digest, _ = state_digest([self.base, self.momentum])
         self.round = ROUND
         self.me = self.network.join(identities[0].peer_id)
         self.transports: list[MemoryTransport] = []
@@ -78,13 +78,13 @@ class Bench:
         self.peers = [transport.peer_id for transport in self.transports]
         self.got = torch.full((N,), float("nan")), torch.full((N,), float("nan"))
 
-    def current(self, fragment: int) -> tuple[int, Tensor, Tensor]:
-        return self.round, self.base, self.momentum
+    def current(self, fragment: int) -> tuple[int, list[Tensor]]:
+        return self.round, [self.base, self.momentum]
 
     async def download(self, **options: Any) -> Download:
         arguments = {"stall_timeout": 2.0, "offer_timeout": 5.0, "offload": inline} | options
         return await download_state(
-            self.me, self.peers, RUN, ROUND, self.digest, *self.got, **arguments
+            self.me, self.peers, RUN, ROUND, self.digest, self.got, **arguments
         )
 
     def check(self) -> None:
@@ -189,7 +189,7 @@ def test_a_source_that_has_moved_on_is_passed_over(identities: Identities) -> No
     async def scenario(bench: Bench) -> None:
         other = bench.network.join(Identity.from_seed(b"m" * 32).peer_id)
         StateServer(
-            other, RUN, lambda fragment: (ROUND + 1, *vectors(1)), still=free, offload=inline
+            other, RUN, lambda fragment: (ROUND + 1, vectors(1)), still=free, offload=inline
         )
         bench.peers.insert(0, other.peer_id)
         report = await bench.download()
@@ -204,7 +204,7 @@ def test_a_source_whose_state_differs_is_dropped_before_a_byte_is_pulled(
 ) -> None:
     async def scenario(bench: Bench) -> None:
         other = bench.network.join(Identity.from_seed(b"m" * 32).peer_id)
-        StateServer(other, RUN, lambda fragment: (ROUND, *vectors(1)), still=free, offload=inline)
+        StateServer(other, RUN, lambda fragment: (ROUND, vectors(1)), still=free, offload=inline)
         bench.peers.insert(0, other.peer_id)
         report = await bench.download()
         bench.check()
@@ -218,7 +218,7 @@ def test_a_source_whose_state_differs_is_dropped_before_a_byte_is_pulled(
 def test_forged_offers_are_refused(identities: Identities, change: str) -> None:
     async def scenario(bench: Bench) -> None:
         chunk = chunk_size(8 * N)
-        _, hashes = state_digest(bench.base, bench.momentum)
+        _, hashes = state_digest([bench.base, bench.momentum])
         offer = {
             "length": StateOffer(ROUND, bench.digest, 2**50, chunk, hashes),
             "chunk": StateOffer(ROUND, bench.digest, 8 * N, 1, hashes),
@@ -415,24 +415,39 @@ def test_digest_is_of_the_bytes_chunk_by_chunk() -> None:
         expected = b"".join(
             blake3(data[at : at + chunk]).digest() for at in range(0, len(data), chunk)
         )
-        digest, hashes = state_digest(base, momentum, chunk)
+        digest, hashes = state_digest([base, momentum], chunk)
         assert hashes == expected
         assert digest == root(len(data), chunk, expected)
-    assert state_digest(base, momentum) == state_digest(base, momentum, chunk_size(len(data)))
+    assert state_digest([base, momentum]) == state_digest([base, momentum], chunk_size(len(data)))
 
 
 def test_every_bit_and_the_shape_count() -> None:
     base, momentum = vectors(count=40_000)
-    digests = {state_digest(base, momentum)[0], state_digest(momentum, base)[0]}
+    digests = {state_digest([base, momentum])[0], state_digest([momentum, base])[0]}
     for place in (0, 39_999):
         for vector in (base, momentum):
             bits = vector.view(torch.int32)
             bits[place] ^= 1
-            digests.add(state_digest(base, momentum)[0])
+            digests.add(state_digest([base, momentum])[0])
             bits[place] ^= 1
-    digests.add(state_digest(base, momentum, 2**20)[0])
-    digests.add(state_digest(base[:-1], momentum[:-1])[0])
+    digests.add(state_digest([base, momentum], 2**20)[0])
+    digests.add(state_digest([base[:-1], momentum[:-1]])[0])
     assert len(digests) == 8
+
+
+@pytest.mark.parametrize("lengths", [(40_000,), (40_000, 40_000), (9, 16_400, 16_400, 1)])
+def test_a_state_has_as_many_vectors_as_its_outer_optimizer_wants(lengths: tuple[int, ...]) -> None:
+    parts = [torch.randn(length) for length in lengths]
+    data = b"".join(part.numpy().tobytes() for part in parts)
+    state = StateBytes(parts)
+    assert state.length == len(data)
+    for start, stop in ((0, len(data)), (30, 40), (36, 65_600), (len(data) - 5, len(data))):
+        assert b"".join(state.pieces(start, stop)) == data[start:stop]
+    copy = [torch.zeros(length) for length in lengths]
+    for at in range(0, len(data), 60_000):
+        StateBytes(copy).write(at, memoryview(data)[at : at + 60_000])
+    assert all(a.equal(b) for a, b in zip(copy, parts, strict=True))
+    assert state_digest(copy) == state_digest(parts)
 
 
 @pytest.mark.parametrize(
@@ -447,14 +462,14 @@ def test_chunks_grow_with_the_state(length: int, chunk: int) -> None:
     "bad",
     [
         (torch.zeros(0), torch.zeros(0)),
-        (torch.zeros(4), torch.zeros(5)),
+        (),
         (torch.zeros(4, dtype=torch.float64), torch.zeros(4)),
         (torch.zeros(8)[::2], torch.zeros(4)),
     ],
 )
-def test_other_vectors_are_our_own_bug(bad: tuple[Tensor, Tensor]) -> None:
+def test_other_vectors_are_our_own_bug(bad: tuple[Tensor, ...]) -> None:
     with pytest.raises(LocalProtocolError):
-        state_digest(*bad)
+        state_digest(bad)
 
 
 # --- blobs -------------------------------------------------------------------------------------

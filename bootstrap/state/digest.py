@@ -1,11 +1,13 @@
 """The outer state as bytes: its chunks, their hashes, and the digest over them.
 
-The bytes are ``base`` followed by ``momentum``, little-endian float32. A chunk may span the end
-of one and the beginning of the other.
+The bytes are ``base`` followed by the vectors of the outer optimizer, in the order in which it
+names them, little-endian float32. A chunk may span the end of one and the beginning of another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -42,20 +44,22 @@ def root(length: int, chunk: int, hashes: bytes) -> bytes:
 
 
 class StateBytes:
-    """Two float32 vectors [n] seen as one row of bytes, without a copy."""
+    """Float32 vectors seen as one row of bytes, without a copy."""
 
-    def __init__(self, base: torch.Tensor, momentum: torch.Tensor) -> None:
-        self._base, self._momentum = _view(base), _view(momentum)
-        self.half = len(self._base)
-        self.length = 2 * self.half
-        if len(self._momentum) != self.half:
-            raise LocalProtocolError("base and momentum differ in length")
+    def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
+        if not vectors:
+            raise LocalProtocolError("the outer state has no vectors")
+        self._views = [_view(vector) for vector in vectors]
+        self._starts = [0, *accumulate(len(view) for view in self._views)]
+        self.length = self._starts[-1]
 
     def pieces(self, start: int, stop: int) -> list[memoryview]:
-        """The bytes [start, stop) as one or two writable views."""
-        first = self._base[start : max(start, min(stop, self.half))]
-        second = self._momentum[max(start - self.half, 0) : max(stop - self.half, 0)]
-        return [view for view in (first, second) if view]
+        """The bytes [start, stop) as writable views, one of each vector that they touch."""
+        return [
+            view[max(start - at, 0) : stop - at]
+            for at, view in zip(self._starts, self._views, strict=False)
+            if max(start, at) < min(stop, at + len(view))
+        ]
 
     def write(self, start: int, data: memoryview) -> None:
         """Put ``data`` at byte ``start``."""
@@ -65,15 +69,13 @@ class StateBytes:
             at += len(view)
 
 
-def state_digest(
-    base: torch.Tensor, momentum: torch.Tensor, chunk: int | None = None
-) -> tuple[bytes, bytes]:
+def state_digest(vectors: Sequence[torch.Tensor], chunk: int | None = None) -> tuple[bytes, bytes]:
     """The digest of a state (32 bytes) and the hashes of its chunks (32 bytes each).
 
-    ``base`` and ``momentum`` are contiguous float32 vectors of one length on the CPU; ``chunk``
-    is in bytes, by default :func:`chunk_size`. One thread, several GB/s, without the GIL.
+    ``vectors``, base first, are contiguous float32 on the CPU; ``chunk`` is in bytes, by default
+    :func:`chunk_size`. One thread, several GB/s, without the GIL.
     """
-    state = StateBytes(base, momentum)
+    state = StateBytes(vectors)
     size = chunk or chunk_size(state.length)
     hashes = bytearray()
     for start in range(0, state.length, size):

@@ -82,8 +82,7 @@ async def download_state(
     run: bytes,
     round_: int,
     expected_digest: bytes,
-    out_base: torch.Tensor,
-    out_momentum: torch.Tensor,
+    vectors: Sequence[torch.Tensor],
     *,
     fragment: int = 0,
     progress: Progress | None = None,
@@ -92,12 +91,12 @@ async def download_state(
     stall_timeout: float = STALL_S,
     max_sources: int = MAX_SOURCES,
 ) -> Download:
-    """Fill ``out_base`` and ``out_momentum``, float32 [n] each, with the state of that digest.
+    """Fill ``vectors``, float32 each and base first, with the state of that digest.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     the vectors may then be partly written.
     """
-    state = StateBytes(out_base, out_momentum)
+    state = StateBytes(vectors)
     work = _Work(state, round_, expected_digest, progress)
     fetch = _Fetch(transport, run, fragment, work, offload, offer_timeout, stall_timeout)
     slots = asyncio.Semaphore(max_sources)

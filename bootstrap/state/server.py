@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Current = Callable[[int], "tuple[int, torch.Tensor, torch.Tensor]"]
+Current = Callable[[int], "tuple[int, Sequence[torch.Tensor]]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -44,7 +44,7 @@ class _Pin:
 class StateServer:
     """Answers ``state`` calls and ``chunk`` pulls, for each of so many ``fragments``.
 
-    ``current`` gives a fragment's round and live vectors (base, momentum). They are copied while
+    ``current`` gives a fragment's round and live vectors, base first. They are copied while
     ``still()`` is held, which is to keep outer steps from being applied, and hashed after it was
     let go; both run in ``offload``. A state nobody has asked for in time is ``gone`` once the
     next round is applied; ``busy`` means that all copies are in use.
@@ -120,15 +120,15 @@ class StateServer:
         if not 0 <= fragment < self._fragments:
             raise Malformed(f"there is no fragment {fragment}")
         async with self._still():
-            held, base, momentum = self._current(fragment)
+            held, live = self._current(fragment)
             if held != round_:
                 raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
-            base, momentum = await self._offload(lambda: (base.clone(), momentum.clone()))
+            vectors = await self._offload(lambda: [vector.clone() for vector in live])
 
         def describe() -> _Pin:
-            state = StateBytes(base, momentum)
+            state = StateBytes(vectors)
             chunk = chunk_size(state.length)
-            digest, hashes = state_digest(base, momentum, chunk)
+            digest, hashes = state_digest(vectors, chunk)
             offer = StateOffer(round_, digest, state.length, chunk, hashes).encode()
             return _Pin(offer, state, chunk, 0.0)
 
