@@ -46,5 +46,18 @@ def neighbours(
     return sorted(others, key=lambda peer: _rank(peer, round_, seed + me.encode()))[:count]
 
 
+def successors(
+    members: Sequence[PeerId], me: PeerId, round_: int, seed: bytes, count: int
+) -> list[PeerId]:
+    """To whom ``me`` sends in a round: who comes next in the round's order, closed to a ring.
+
+    Where all know the same members everybody hears from exactly ``count`` others, so that the
+    weights of push-sum stay near 1 and only losses move them.
+    """
+    standing = order([*members, me], round_, seed)
+    at = standing.index(me)
+    return [standing[(at + step) % len(standing)] for step in range(1, len(standing))][:count]
+
+
 def _rank(peer: PeerId, round_: int, seed: bytes) -> bytes:
     return blake3(seed + round_.to_bytes(8, "big") + peer.encode()).digest(16)

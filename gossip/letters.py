@@ -1,0 +1,253 @@
+"""Parameters on their way from island to island: bounded, resumed where a connection breaks.
+
+A letter is the encoded vector and a trailer of ten bytes (which exchange of its round it is of,
+and its push-sum weight), pushed over a lane as slices are (:mod:`gossip.transfers`). What arrives
+is checked before it counts: length, codec, that the sender takes part, and that every value is
+finite. So many letters are kept as ``room`` says; then the oldest makes way, or, where none may be
+lost (``keep_all``), the newest is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gossip.bodies import Wiring, as_bytes, chunk_at
+from gossip.transfers import Transfers
+from gossip.wandering import Stamp
+from protocols.bodies import BufferFeed
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
+from protocols.identity import PeerId
+from protocols.messages import Transfer
+from protocols.transport import CHUNK_BYTES, Incoming
+
+VERB = "letter"
+_TRAILER = struct.Struct(">Hd")  # exchange, weight
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One that is here, whole and checked."""
+
+    stamp: Stamp
+    weight: float  # of push-sum; 1 elsewhere
+    data: Tensor  # uint8, the encoded vector
+
+
+@dataclass
+class Mail:
+    """Whom a box of letters tells."""
+
+    welcome: Callable[[PeerId], bool]  # whether a peer may send letters
+    coming: Callable[[PeerId], None]
+    broken: Callable[[PeerId], None]
+    arrived: Callable[[Letter], None]
+    dropped: Callable[[Stamp], None]
+    rejected: Callable[[PeerId, str], None]
+
+
+class _Feed(BufferFeed):
+    """A letter in pieces, counted as they are handed out (:class:`~gossip.transfers`)."""
+
+    def __init__(self, *buffers: memoryview) -> None:
+        pieces = [b[at : at + CHUNK_BYTES] for b in buffers for at in range(0, len(b), CHUNK_BYTES)]
+        super().__init__(*pieces)
+        self.given = 0
+
+    def next(self) -> memoryview:
+        """The next piece."""
+        piece = memoryview(super().next())
+        self.given += len(piece)
+        return piece
+
+
+@dataclass
+class _Receipt:
+    """A letter that is arriving; another try goes on in the same memory."""
+
+    header: Transfer
+    data: bytearray
+    filled: int = 0  # bytes from the first one on
+    at_work: int = 0  # transfers that fill it now
+
+
+class _Drain:
+    """Fills a receipt from some byte on."""
+
+    def __init__(self, receipt: _Receipt, at: int) -> None:
+        self._receipt, self._at = receipt, at
+        self.length = len(receipt.data) - at
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """There is room for all of it from the start."""
+
+    def room(self) -> memoryview:
+        """What is not filled yet."""
+        return memoryview(self._receipt.data)[self._at :]
+
+    def took(self, count: int) -> None:
+        """``count`` bytes more are in place."""
+        self._at += count
+        self._receipt.filled = max(self._receipt.filled, self._at)
+
+
+@dataclass
+class Letters:
+    """One node's letters of vectors fp32 [size], encoded as ``wiring.codec``."""
+
+    wiring: Wiring
+    size: int
+    mail: Mail
+    room: int = 8
+    keep_all: bool = False
+    held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
+    transfers: Transfers = field(init=False)
+    _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
+    _newest: dict[PeerId, bytes] = field(default_factory=dict)  # names of letters that came whole
+
+    def __post_init__(self) -> None:
+        self.transfers = Transfers(self.wiring)
+        self.encoded_size = self.wiring.codec.encoded_size(0, self.size)
+        transport = self.wiring.transport
+        transport.on_push(VERB, self._on_letter, max_length=self.encoded_size + _TRAILER.size)
+        transport.on_call(VERB, self._on_reached)
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        to: PeerId,
+        round_: int,
+        exchange: int,
+        data: Tensor,
+        *,
+        timeout: float,
+        weight: float = 1.0,
+    ) -> None:
+        """Send an encoded vector; ``timeout`` s without progress end it.
+
+        Raises TransportError, and RemoteProtocolError for an answer that makes no sense.
+        """
+        body = as_bytes(data)
+        trailer = memoryview(_TRAILER.pack(exchange, weight))
+        name = self._series + next(self._numbers).to_bytes(8, "big")
+        header = Transfer(self.wiring.run, 0, round_, 0, self.size, self.wiring.codec.name, name, 0)
+        chunks = self.wiring.codec.chunks(0, self.size)
+
+        def feed_from(chunk: int) -> _Feed:
+            at = chunks[chunk].offset if chunk < len(chunks) else len(body)
+            return _Feed(body[at:], trailer)
+
+        await self.transfers.push(to, VERB, header, feed_from, timeout)
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    def take(self, stamp: Stamp) -> Letter | None:
+        """A letter out of the box; None where it had to make way."""
+        return self.held.pop(stamp, None)
+
+    async def _on_letter(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
+        try:
+            await self._receive(sender, self._header(sender, header), incoming)
+        except RemoteProtocolError as error:
+            self.mail.rejected(sender, str(error))
+            raise
+        return b""
+
+    async def _receive(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+        receipt = self._receipt(sender, header)
+        chunk = chunk_at(self.wiring.codec, header)
+        chunks = self.wiring.codec.chunks(0, self.size)
+        at = chunks[chunk].offset if chunk < len(chunks) else self.encoded_size
+        if at > receipt.filled:
+            raise Malformed("a letter that goes on behind what is here")
+        self.mail.coming(sender)
+        receipt.at_work += 1
+        try:
+            await self.transfers.receive(sender, header, incoming, _Drain(receipt, at))
+            letter = await self._checked(sender, receipt)
+        except BaseException:
+            self.mail.broken(sender)
+            raise
+        finally:
+            receipt.at_work -= 1
+            if receipt.filled == len(receipt.data) and self._arriving.get(sender) is receipt:
+                del self._arriving[sender]
+        if self._newest.get(sender) != header.basis:  # else two tries have both come through
+            self._newest[sender] = header.basis
+            self._put(letter)
+
+    async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:
+        codec, data = self.wiring.codec, torch.frombuffer(receipt.data, dtype=torch.uint8)
+        body = data[: self.encoded_size]
+        exchange, weight = _TRAILER.unpack(bytes(receipt.data[self.encoded_size :]))
+        if not 0 < weight <= 2.0**32:  # NaN as well
+            raise Malformed(f"a letter of weight {weight}")
+
+        def check() -> None:
+            for chunk in codec.chunks(0, self.size):
+                codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
+
+        await self.wiring.offload(check)
+        stamp = Stamp(sender, receipt.header.round, exchange, next(self._numbers))
+        return Letter(stamp, weight, body)
+
+    def _put(self, letter: Letter) -> None:
+        if not self.keep_all:
+            for old in [s for s in self.held if s.sender == letter.stamp.sender]:
+                del self.held[old]
+            while len(self.held) >= self.room:
+                oldest = next(iter(self.held))
+                del self.held[oldest]
+                self.mail.dropped(oldest)
+        self.held[letter.stamp] = letter
+        self.mail.arrived(letter)
+
+    async def _on_reached(self, sender: PeerId, body: bytes) -> bytes:
+        """How much of a letter is here, for who sends the rest of it."""
+        header = self._header(sender, body)
+        receipt, done = self._arriving.get(sender), 0
+        if self._newest.get(sender) == header.basis:
+            done = self.size
+        elif receipt is not None and receipt.header.basis == header.basis:
+            # never all of it: the trailer has yet to come
+            filled = min(receipt.filled, self.encoded_size - 1)
+            done = self.wiring.codec.complete(0, self.size, filled)
+        return Transfer(
+            header.run, 0, header.round, 0, self.size, header.codec, header.basis, done
+        ).encode()
+
+    def _header(self, sender: PeerId, data: bytes) -> Transfer:
+        header: Transfer = Transfer.decode(data)
+        if header.run != self.wiring.run:
+            raise Stale("another run")
+        if not self.mail.welcome(sender):
+            raise RemoteRefused("stranger", "announce yourself first")
+        if (header.start, header.stop, header.fragment) != (0, self.size, 0):
+            raise Malformed("a letter is about the whole model")
+        if header.codec != self.wiring.codec.name or len(header.basis) != 16:
+            raise Malformed(f"a letter in {header.codec}, not in {self.wiring.codec.name}")
+        return header
+
+    def _receipt(self, sender: PeerId, header: Transfer) -> _Receipt:
+        """Where a letter goes; of one peer one at a time arrives, and the newest counts."""
+        receipt = self._arriving.get(sender)
+        if receipt is not None and receipt.header.basis == header.basis:
+            return receipt
+        for peer in [p for p, one in self._arriving.items() if not one.at_work]:
+            if len(self._arriving) >= self.room:
+                del self._arriving[peer]  # it broke, and nobody has gone on with it
+        others = len(self._arriving) - (sender in self._arriving)
+        if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
+            raise RemoteRefused("busy", "no room for another letter")
+        receipt = _Receipt(header, bytearray(self.encoded_size + _TRAILER.size))
+        self._arriving[sender] = receipt
+        return receipt

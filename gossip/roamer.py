@@ -1,0 +1,365 @@
+"""A member of a swarm that meets in pairs: carries out what :mod:`gossip.wandering` instructs.
+
+What :class:`gossip.driver.Swarm` is for certified rounds: presence and membership are the same,
+but there is no chain and nothing to agree on. After a snapshot the parameters are encoded once for
+each exchange, sent as a letter (:mod:`gossip.letters`), mixed with those that came, and at the end
+the replica takes its outer step. The trainer goes on with its inner steps meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from gossip import sketch
+from gossip.bodies import Wiring
+from gossip.letters import Letter, Letters, Mail
+from gossip.membership import Membership
+from gossip.presence import Presence
+from gossip.validity import Place
+from gossip.wandering import Drop, Finish, Habits, Instruction, Met, Post, Stamp, Take, Wandering
+from protocols.errors import RemoteProtocolError, TransportError, Unreachable
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+STALL_S = 5.0  # without progress, before round trips were measured
+SPARE = 6  # letters that have room beside those of one round's exchanges
+PROJECTION = 0  # one for the whole run: islands stand at different rounds when they are compared
+FRESH = 2  # rounds that a sketch may be old
+
+
+class Mixing(Protocol):
+    """The state of one island, as far as exchanges are concerned."""
+
+    @property
+    def place(self) -> Place: ...
+
+    async def start(self) -> None:
+        """What the trainer has learnt becomes what is exchanged."""
+        ...
+
+    async def encode(self, receivers: int) -> tuple[torch.Tensor, float]:
+        """It as a letter for so many, uint8, and the letter's weight."""
+        ...
+
+    async def take_back(self, data: torch.Tensor, weight: float) -> None:
+        """A letter that did not arrive."""
+        ...
+
+    async def mix(self, own: torch.Tensor | None, letters: Sequence[tuple[Letter, float]]) -> float:
+        """Move towards letters by their shares; RMS difference to the first. ``own``: as sent."""
+        ...
+
+    async def finish(self, round_: int, *, ours: bool) -> None:
+        """Take the outer step; ``place`` is behind round ``round_`` then.
+
+        ``ours``: the trainer's snapshot is still the one that was exchanged.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """One exchange as it ended, for the report."""
+
+    met: Met
+    sent: int  # bytes
+    received: int
+    difference: float | None  # RMS of the parameters' difference to the partner's
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far islands are apart, by their newest sketches."""
+
+    to_mean: dict[PeerId, float] = field(default_factory=dict)  # L2 distances
+    norm: float = 0.0  # L2, of the mean
+    after: float | None = None  # mean of to_mean after this island's exchanges, likewise
+
+    @property
+    def square(self) -> float:
+        """Mean squared distance to the mean."""
+        values = self.to_mean.values()
+        return sum(d * d for d in values) / len(values) if values else 0.0
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A round of this island's that is through."""
+
+    round: int
+    began: float
+    ended: float
+    exchanged: tuple[Exchanged, ...]
+    spread: Spread
+    exchanges: int  # in the next round, and what that follows from
+    progress: float  # mean square of what the inner steps moved
+
+
+@dataclass
+class Roamer:
+    """This node's part in a run of gossip. :meth:`run` runs until cancelled.
+
+    ``more(distance, progress)`` says how many exchanges to add to a round, from mean squares per
+    element. ``applied`` is told of every round that is through.
+    """
+
+    wiring: Wiring
+    replica: Mixing
+    presence: Presence
+    habits: Habits
+    size: int
+    neighbours: int = 1
+    more: Callable[[float, float], int] = lambda distance, progress: 0
+    applied: Callable[[Rounded], None] = lambda rounded: None
+    rejected: Callable[[PeerId, str], None] = lambda peer, why: None
+    learned: Callable[[Announce], None] = lambda announce: None
+    changed: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
+    core: Wandering = field(init=False)
+    letters: Letters = field(init=False)
+    round_s: float = 0.0  # usual seconds of a round
+    _body: tuple[torch.Tensor, float] | None = None  # of the exchange under way
+    _exchanged: list[Exchanged] = field(default_factory=list)
+    _began: float = 0.0
+    _norm: float = 0.0
+    _extra: int = 0
+    _ours: bool = True
+    _still: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _kick: asyncio.Event = field(default_factory=asyncio.Event)
+    _counted: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.core = Wandering(self.me, self.habits, self.membership, self.replica.place.round)
+        mail = Mail(
+            welcome=self._welcome,
+            coming=self.core.on_coming,
+            broken=lambda peer: self._carry_soon(self.core.on_broken(peer, self.now())),
+            arrived=self._arrived,
+            dropped=self.core.on_dropped,
+            rejected=self.rejected,
+        )
+        room = 2 * self.neighbours + SPARE
+        self.letters = Letters(self.wiring, self.size, mail, room, keep_all=self.habits.one_way)
+        self.presence.places = lambda: [self.announced_place()]
+        self.presence.on_news = self._on_news
+        self.presence.on_change = self._on_change
+        self.presence.on_rejected = self.rejected
+        self.presence.note(exchanges=self.neighbours)
+
+    # --- for whoever owns this -------------------------------------------------------------------
+
+    @property
+    def me(self) -> PeerId:
+        return self.wiring.identity.peer_id
+
+    def now(self) -> float:
+        return self.wiring.now()
+
+    @property
+    def status(self) -> Announce:
+        """What this node says of itself."""
+        return self.presence.status
+
+    @property
+    def membership(self) -> Membership:
+        """Who else is there."""
+        return self.presence.membership
+
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        self.presence.note(**changes)
+
+    def update(self, **changes: Any) -> None:
+        """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
+        if changes.get("ready") is False:
+            self._ours = False  # the trainer is another one now
+        if changes.get("ready") and self.core.resting:
+            changes["status"] = "active"
+            self._norm = changes.get("norm", 0.0)
+            self.wiring.spawn(self._begin())
+        self.note(**changes)
+        self.presence.tell()
+
+    def announced_place(self) -> Place:
+        """Where this island stands, with the number of the round that is under way."""
+        place = self.replica.place
+        return place if self.core.resting else replace(place, round=self.core.round)
+
+    def roster(self) -> tuple[PeerId, ...]:
+        """Everybody who trains, this island included, in one order for all."""
+        return tuple(sorted({self.me, *(a.peer for a in self.core.others(self.now()))}))
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """No outer step is taken while this is held: the replica can be read as a whole."""
+        async with self._still:
+            yield
+
+    async def run(self) -> None:
+        """Announce, keep the membership in order, look what is due, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.presence.heartbeats())
+            group.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            now = self.now()
+            await self._carry(self.core.tick(now))
+            wake = self.core.wake_at(now)
+            self._kick.clear()
+            try:
+                async with asyncio.timeout(max(0.01, wake - now)):
+                    await self._kick.wait()
+            except TimeoutError:
+                self.presence.woke_late(wake)
+
+    # --- instructions ----------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        self._ours = True
+        await self.replica.start()
+        self._began, self._exchanged, self._body = self.now(), [], None
+        self._count()
+        exchanges = self.neighbours + self._extra
+        await self._carry(self.core.begin(self.replica.place.round, exchanges, self._began))
+        self.presence.tell()  # the round may have another number now
+
+    def _carry_soon(self, instructions: list[Instruction]) -> None:
+        if instructions:
+            self.wiring.spawn(self._carry(instructions))
+        self._kick.set()
+
+    async def _carry(self, instructions: list[Instruction]) -> None:
+        while instructions:
+            following: list[Instruction] = []
+            posts = [one for one in instructions if isinstance(one, Post)]
+            if posts and self._body is None:
+                self._body = await self.replica.encode(len(posts))
+            for post in posts:
+                assert self._body is not None
+                self.wiring.spawn(self._send(post, *self._body))
+            for instruction in instructions:
+                match instruction:
+                    case Take(letters):
+                        following += await self._take(letters)
+                    case Drop(letters):
+                        for stamp in letters:
+                            self.letters.take(stamp)
+                    case Finish(round_):
+                        await self._finish(round_)
+            instructions = following
+
+    async def _send(self, post: Post, data: torch.Tensor, weight: float) -> None:
+        stall = self.membership.stillness_s([post.to], STALL_S)
+        try:
+            await self.letters.send(
+                post.to, post.round, post.exchange, data, timeout=stall, weight=weight
+            )
+        except (TransportError, RemoteProtocolError) as error:
+            if isinstance(error, Unreachable):
+                self.presence.unreachable(post.to)
+            if self.habits.one_way:
+                await self.replica.take_back(data, weight)
+            following = self.core.on_failed(post.to, self.now())
+        else:
+            self.presence.contact(post.to)
+            following = self.core.on_posted(post.to, self.now())
+        if post.awaited:
+            await self._carry(following)
+            self._kick.set()
+
+    async def _take(self, stamps: Sequence[tuple[Stamp, float]]) -> list[Instruction]:
+        letters = [(letter, w) for stamp, w in stamps if (letter := self.letters.take(stamp))]
+        own = self._body[0] if self._body is not None else None
+        difference = await self.replica.mix(own, letters) if letters else None
+        self._body = None
+        self._exchanged.append(Exchanged(self.core.met[-1], *self._count(), difference))
+        return self.core.on_taken(self.now())
+
+    async def _finish(self, round_: int) -> None:
+        told = {one.met.exchange for one in self._exchanged}
+        for met in self.core.met:
+            if met.exchange not in told:
+                self._exchanged.append(Exchanged(met, *self._count(), None))
+        self._exchanged.sort(key=lambda one: one.met.exchange)
+        spread = self._spread(round_)
+        async with self._still:
+            await self.replica.finish(round_, ours=self._ours)
+        self._body = None
+        self.core.on_finished()
+        progress = self._norm**2 / self.size
+        self._extra = self.more(spread.square / self.size, progress)
+        ended = self.now()
+        self.round_s += (0.3 if self.round_s else 1.0) * (ended - self._began - self.round_s)
+        self.note(ready=False, exchanges=self.neighbours + self._extra)
+        self.applied(
+            Rounded(
+                round_,
+                self._began,
+                ended,
+                tuple(self._exchanged),
+                spread,
+                self.neighbours + self._extra,
+                progress,
+            )
+        )
+        self.presence.tell()
+
+    def _count(self) -> tuple[int, int]:
+        """Bytes of letters sent and received since the last time."""
+        before, transfers = self._counted, self.letters.transfers
+        self._counted = transfers.bytes_sent, transfers.bytes_received
+        return self._counted[0] - before[0], self._counted[1] - before[1]
+
+    # --- how far apart ---------------------------------------------------------------------------
+
+    def _spread(self, round_: int) -> Spread:
+        """By the sketches that islands published of what they had before their exchanges."""
+        said = [*self.core.others(self.now()), self.status]
+        found = {
+            a.peer: values
+            for a in said
+            if abs(a.sketch_round - round_) <= FRESH
+            and (values := sketch.read(a.sketch)) is not None
+        }
+        if len(found) < 2 or self.me not in found:
+            return Spread()
+        before = torch.stack(list(found.values())).double()
+        to_mean = sketch.distances_to_mean(before).tolist()
+        partners = [
+            one.met.partner
+            for one in self._exchanged
+            if one.met.outcome == "mixed" and one.met.partner in found
+        ]
+        here = found[self.me].double()
+        after = dict(found)
+        for peer in partners:  # a sketch is linear: that of a mean is the mean of sketches
+            assert peer is not None
+            here = (here + found[peer]) / 2
+            after[peer] = after[self.me] = here.float()
+        left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()
+        norm = before.mean(0).norm().item()
+        return Spread(dict(zip(found, to_mean, strict=True)), norm, left)
+
+    # --- news ------------------------------------------------------------------------------------
+
+    def _welcome(self, peer: PeerId) -> bool:
+        self.presence.contact(peer)
+        said = self.membership.announcement(peer)
+        return said is not None and said.role == "island"
+
+    def _arrived(self, letter: Letter) -> None:
+        self._carry_soon(self.core.on_letter(letter.stamp, self.now()))
+
+    def _on_news(self, announce: Announce) -> None:
+        self.learned(announce)
+        self._kick.set()
+
+    def _on_change(self, peer: PeerId, now: str, before: str) -> None:
+        self.changed(peer, now, before)
+        self._kick.set()

@@ -1,0 +1,264 @@
+"""Islands that gossip on the simulated network, with toy parameters and Atoll's own arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from gossip.agreement import Place
+from gossip.bodies import Wiring
+from gossip.certificate import genesis
+from gossip.letters import Letter
+from gossip.membership import Membership
+from gossip.presence import Presence
+from gossip.roamer import Roamer, Rounded
+from gossip.sketch import sketch
+from gossip.wandering import Habits
+from node.blending import Blend
+from protocols.codecs import RangeCodec
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork
+from protocols.messages import Announce
+
+RUN = b"r" * 32
+
+
+class ToyState:
+    """φ, m and θ of one island; its inner steps add ``learn(island, round)`` to φ."""
+
+    def __init__(self, start: torch.Tensor, codec: RangeCodec, rule: str) -> None:
+        self.base, self.sent = start.clone(), start.clone()
+        self.blend = Blend(self.base, torch.zeros_like(start), codec, rule)
+        self.place = Place(RUN, 0, 0, genesis(RUN), self.digest(), 0)
+
+    def digest(self) -> bytes:
+        return blake3(self.base.view(torch.uint8).numpy()).digest()
+
+    async def start(self) -> None:
+        self.blend.start(self.sent)
+
+    async def encode(self, receivers: int) -> tuple[torch.Tensor, float]:
+        return self.blend.encode(receivers)
+
+    async def take_back(self, data: torch.Tensor, weight: float) -> None:
+        self.blend.take_back(data, weight)
+
+    async def mix(self, own: torch.Tensor | None, letters: Sequence[tuple[Letter, float]]) -> float:
+        return self.blend.mix(own, [(one.data, one.weight, share) for one, share in letters])
+
+    async def finish(self, round_: int, *, ours: bool) -> None:
+        assert ours
+        self.blend.step()
+        self.place = replace(self.place, round=round_ + 1, state=self.digest())
+
+
+@dataclass
+class Islander:
+    """One running island; ``seconds`` its inner steps take."""
+
+    identity: Identity
+    state: ToyState
+    roamer: Roamer
+    task: asyncio.Task[None]
+    rounds: list[Rounded] = field(default_factory=list)
+    rejected: list[tuple[PeerId, str]] = field(default_factory=list)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer_id
+
+    def outcomes(self) -> list[str]:
+        """How its exchanges ended, in order."""
+        return [one.met.outcome for rounded in self.rounds for one in rounded.exchanged]
+
+
+Learn = Callable[[int, int], torch.Tensor]  # by number of the island and its own count of rounds
+
+
+@dataclass
+class Islands:
+    """Islands by number on one network."""
+
+    network: MemoryNetwork
+    group: asyncio.TaskGroup
+    size: int
+    codec: RangeCodec
+    rule: str
+    learn: Learn
+    neighbours: int = 1
+    more: Callable[[float, float], int] = lambda distance, progress: 0
+    staleness: int = 2
+    seconds: Callable[[int], float] = lambda number: 1.0
+    members: dict[int, Islander] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    random: random.Random = field(default_factory=lambda: random.Random(1))
+    limit: int = 10**9
+
+    def start(self, number: int, start: torch.Tensor, round_: int = 0) -> Islander:
+        identity = Identity.from_seed((number + 1).to_bytes(32, "big"))
+        peer = identity.peer_id
+        transport = self.network.join(peer)
+        state = ToyState(start, self.codec, self.rule)
+        state.place = replace(state.place, round=round_)
+        loop = asyncio.get_running_loop()
+        holder: list[asyncio.TaskGroup] = []
+
+        def spawn(coroutine: Any) -> asyncio.Task[None]:
+            try:
+                return holder[0].create_task(coroutine)
+            except RuntimeError:  # killed in this moment
+                coroutine.close()
+                raise
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            await asyncio.sleep(0)
+            return work()
+
+        wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
+        place = state.place
+        announce = Announce(
+            peer=peer,
+            role="island",
+            status="active",
+            incarnation=int(loop.time() * 1000) + 1,
+            addresses=(),
+            version="0",
+            region="",
+            round=place.round,
+            head=place.previous,
+            state=place.state,
+            work=place.work,
+        )
+        presence = Presence(
+            wiring,
+            Membership(peer),
+            announce,
+            lambda: [state.place],
+            wall=lambda: 1_000_000.0 + loop.time(),
+        )
+        moved = asyncio.Event()
+        rounds: list[Rounded] = []
+        rejected: list[tuple[PeerId, str]] = []
+
+        def applied(rounded: Rounded) -> None:
+            rounds.append(rounded)
+            moved.set()
+
+        roamer = Roamer(
+            wiring,
+            state,
+            presence,
+            Habits(RUN, self.staleness, one_way=self.rule == "push-sum"),
+            self.size,
+            neighbours=self.neighbours,
+            more=self.more,
+            applied=applied,
+            rejected=lambda who, why: rejected.append((who, why)),
+        )
+
+        async def live() -> None:
+            async with asyncio.TaskGroup() as group:
+                holder.append(group)
+                for other in self.living():
+                    if other.peer != peer:
+                        presence.learn(other.roamer.presence.envelope())
+                group.create_task(roamer.run())
+                group.create_task(self._train(number, roamer, state, moved))
+
+        islander = Islander(
+            identity, state, roamer, self.group.create_task(live()), rounds, rejected
+        )
+        self.members[number] = islander
+        self.gone.discard(number)
+        return islander
+
+    async def _train(
+        self, number: int, roamer: Roamer, state: ToyState, moved: asyncio.Event
+    ) -> None:
+        done = 0
+        while done < self.limit:
+            seconds = self.seconds(number)
+            roamer.update(eta=seconds)
+            await asyncio.sleep(seconds)
+            delta = self.learn(number, done)
+            state.sent = state.base + delta
+            place = state.place
+            roamer.note(sketch=sketch(state.sent, RUN, 0), sketch_round=place.round)
+            moved.clear()
+            roamer.update(ready=True, eta=0.0, norm=delta.norm().item())
+            await moved.wait()
+            done += 1
+
+    def living(self) -> list[Islander]:
+        return [m for number, m in self.members.items() if number not in self.gone]
+
+    async def kill(self, number: int) -> None:
+        """SIGKILL: the network breaks its links, its tasks end."""
+        islander = self.members[number]
+        self.network.kill(islander.peer)
+        self.gone.add(number)
+        islander.task.cancel()
+        await asyncio.wait([islander.task])
+
+    def values(self) -> torch.Tensor:
+        """φ of the living, [islands, size]."""
+        return torch.stack([one.state.base for one in self.living()])
+
+    def spread(self) -> float:
+        """RMS distance of φ to the mean of the living."""
+        values = self.values().double()
+        return (values - values.mean(0)).square().mean().sqrt().item()
+
+    async def until(self, true: Callable[[], bool], seconds: float = 1000.0) -> None:
+        """Wait for a condition; TimeoutError where it does not come."""
+        async with asyncio.timeout(seconds):
+            while not true():
+                await asyncio.sleep(0.05)
+
+    async def rounds(self, count: int, seconds: float = 1000.0) -> None:
+        """Until all that live have come through so many more rounds of their own."""
+        before = {one.peer: len(one.rounds) for one in self.living()}
+        await self.until(
+            lambda: all(len(o.rounds) >= before.get(o.peer, 0) + count for o in self.living()),
+            seconds,
+        )
+
+
+@asynccontextmanager
+async def islands(
+    count: int,
+    *,
+    rule: str = "average",
+    codec: str = "fp32",
+    size: int = 3000,
+    learn: Learn | None = None,
+    spread: float = 1.0,
+    link: Link | None = None,
+    **more: Any,
+) -> AsyncIterator[Islands]:
+    """``count`` islands that begin ``spread`` apart; ended at the end."""
+    network = MemoryNetwork(3, link=link or Link(latency=0.02))
+    async with asyncio.TaskGroup() as group:
+        still = torch.zeros(size)
+        swarm = Islands(
+            network,
+            group,
+            size,
+            RangeCodec(codec, size),
+            rule,
+            learn or (lambda number, done: still),
+            **more,
+        )
+        for number in range(count):
+            generator = torch.Generator().manual_seed(number)
+            swarm.start(number, spread * torch.randn(size, generator=generator) + 1)
+        yield swarm
+        for one in swarm.members.values():
+            one.task.cancel()

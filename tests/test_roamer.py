@@ -1,0 +1,263 @@
+"""Islands that meet in pairs, whole, on a simulated network and a virtual clock."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from diloco.mixing import extra_exchanges
+from protocols.memory import Link
+from protocols.virtual_time import run
+from tests.roamer_kit import Islands, islands
+
+
+def noise(scale: float, size: int = 3000):
+    """What islands learn where each walks at random."""
+
+    def learn(number: int, done: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * number + done)
+        return scale * torch.randn(size, generator=generator)
+
+    return learn
+
+
+def share(swarm: Islands, outcome: str) -> float:
+    """Of all exchanges, those that ended so."""
+    found = [each for one in swarm.members.values() for each in one.outcomes()]
+    return found.count(outcome) / len(found)
+
+
+def test_eight_islands_agree_geometrically_at_the_rate_of_random_pairs():
+    async def main() -> tuple[float, float, float]:
+        async with islands(8) as swarm:
+            first, mean = swarm.spread(), swarm.values().mean(0)
+            await swarm.rounds(10)
+            return first, swarm.spread(), (swarm.values().mean(0) - mean).abs().max().item()
+
+    first, last, moved = run(main())
+    # a random partner of n - 1: the mean square distance becomes (1 - 1/(n - 1)) / 2 of itself
+    rate = (last / first) ** (2 / 10)
+    assert rate == pytest.approx((1 - 1 / 7) / 2, abs=0.08)
+    assert moved < 1e-4  # and their mean stays where it was
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_what_codecs_lose_does_not_move_the_mean(codec: str):
+    async def main() -> tuple[float, float]:
+        async with islands(4, codec=codec) as swarm:
+            mean = swarm.values().mean(0)
+            await swarm.rounds(8)
+            return swarm.spread(), (swarm.values().mean(0) - mean).abs().max().item()
+
+    spread, moved = run(main())
+    assert spread < 0.02
+    assert moved < 1e-4
+
+
+def test_noloco_learns_and_keeps_together():
+    """All learn one direction, and each its own noise: the mean goes on, the noise stays bounded."""
+
+    def learn(number: int, done: int) -> torch.Tensor:
+        return noise(0.1)(number, done) + 1.0
+
+    async def main() -> tuple[float, list[float], float]:
+        async with islands(8, rule="noloco", learn=learn, spread=0.0) as swarm:
+            spreads = []
+            for _ in range(4):
+                await swarm.rounds(4)
+                spreads.append(swarm.spread())
+            return swarm.values().mean().item(), spreads, share(swarm, "mixed")
+
+    mean, spreads, mixed = run(main())
+    assert mean > 12  # 16 rounds of 1, and momentum
+    assert max(spreads[2:]) < 0.3
+    assert mixed > 0.9
+
+
+def test_a_partner_that_vanishes_costs_one_exchange_and_no_progress():
+    async def main() -> None:
+        one = torch.ones(3000)
+        async with islands(6, learn=lambda number, done: one) as swarm:
+            await swarm.rounds(3)
+            await swarm.kill(2)
+            before = [m.state.base.mean().item() for m in swarm.living()]
+            counts = [len(m.rounds) for m in swarm.living()]
+            await swarm.rounds(6)
+            for islander, was, count in zip(swarm.living(), before, counts, strict=True):
+                done = len(islander.rounds) - count
+                assert islander.state.base.mean().item() - was == pytest.approx(done, abs=1.0)
+                assert islander.outcomes().count("lost") + islander.outcomes().count("missed") <= 2
+
+    run(main())
+
+
+def test_those_who_lost_their_partners_find_each_other():
+    """Two of four freeze after they said that they are ready: the other two exchange that round."""
+
+    async def main() -> None:
+        async with islands(4, staleness=2) as swarm:
+            await swarm.rounds(3)
+            dead = [swarm.members[0], swarm.members[1]]
+            for number in (0, 1):
+                await swarm.kill(number)
+            left = swarm.living()
+            assert {m.peer for m in dead}.isdisjoint(m.peer for m in left)
+            await swarm.rounds(8)
+            apart = (left[0].state.base - left[1].state.base).abs().max().item()
+            assert apart < 1e-4
+            assert all(m.outcomes()[-3:] == ["mixed"] * 3 for m in left)
+
+    run(main())
+
+
+def test_two_islands_alone_are_one_after_a_round():
+    async def main() -> None:
+        async with islands(2) as swarm:
+            await swarm.rounds(1)
+            assert swarm.spread() < 1e-6
+
+    run(main())
+
+
+def test_one_island_alone_goes_on():
+    async def main() -> None:
+        one = torch.ones(3000)
+        async with islands(1, rule="noloco", learn=lambda number, done: one) as swarm:
+            await swarm.rounds(5)
+            alone = swarm.members[0]
+            assert alone.outcomes() == ["alone"] * len(alone.rounds)
+            assert alone.state.base.mean().item() > 4
+
+    run(main())
+
+
+def test_push_sum_keeps_the_mean_where_links_break():
+    """Every third transfer breaks; x and w over all islands stay what they were."""
+
+    async def main() -> tuple[float, torch.Tensor, torch.Tensor, float]:
+        link = Link(latency=0.02, drop=0.3)
+        async with islands(6, rule="push-sum", link=link, limit=12, neighbours=2) as swarm:
+            start = swarm.values().double().mean(0)
+            members = swarm.living()
+            await swarm.until(lambda: all(len(m.rounds) == 12 for m in members))
+            weights = sum(m.state.blend.weight for m in members)
+            total = sum(m.state.blend.weight * m.state.base.double() for m in members)
+            for islander in members:  # what came after the last round is not lost either
+                for letter in islander.roamer.letters.held.values():
+                    values = torch.empty(swarm.size)
+                    swarm.codec.decode(0, letter.data, values)
+                    weights += letter.weight
+                    total = total + letter.weight * values.double()
+            return weights, total / 6, start, swarm.spread()
+
+    weights, mean, start, spread = run(main())
+    assert weights == pytest.approx(6, abs=1e-9)
+    assert (mean - start).abs().max().item() < 1e-4
+    assert spread < 0.05
+
+
+def test_an_island_four_times_slower_gives_and_gets():
+    """Its counter follows the others', its letters are taken late, and it is answered."""
+
+    def learn(number: int, done: int) -> torch.Tensor:
+        return torch.full((3000,), 8.0 if number == 3 else 0.0)
+
+    async def main() -> None:
+        async with islands(
+            4, learn=learn, spread=0.0, seconds=lambda number: 4.0 if number == 3 else 1.0
+        ) as swarm:
+            await swarm.until(lambda: len(swarm.members[3].rounds) == 10)
+            slow = swarm.members[3]
+            fast = [swarm.members[n] for n in range(3)]
+            assert slow.state.place.round >= max(m.state.place.round for m in fast) - 6
+            assert all(len(m.rounds) > 30 for m in fast)  # nobody waited for it
+            given = 80.0  # all that was learnt, by the slow one alone
+            means = [m.state.base.mean().item() for m in swarm.living()]
+            assert sum(means) / 4 > given / 4 / 2
+            assert max(means) - min(means) < 25
+
+    run(main())
+
+
+def test_a_newcomer_is_met_and_pulled_in():
+    async def main() -> None:
+        async with islands(4) as swarm:
+            await swarm.rounds(6)
+            at = swarm.members[0].state.place.round
+            newcomer = swarm.start(9, torch.full((3000,), 5.0), at)
+            await swarm.rounds(10)
+            assert newcomer.outcomes().count("mixed") >= 5
+            assert swarm.spread() < 0.1
+
+    run(main())
+
+
+def test_garbage_is_refused_and_costs_its_sender_alone():
+    async def main() -> None:
+        async with islands(4) as swarm:
+            liar = swarm.members[3].peer
+
+            def tamper(sender: str, receiver: str, name: str, data: bytes) -> bytes:
+                return b"\xff" * len(data) if sender == liar and name == "letter" else data
+
+            swarm.network.tamper = tamper
+            await swarm.rounds(8)
+            honest = [swarm.members[n] for n in range(3)]
+            for islander in honest:
+                assert torch.isfinite(islander.state.base).all()
+            assert any(peer == liar for m in honest for peer, _ in m.rejected)
+            apart = torch.stack([m.state.base for m in honest])
+            assert (apart - apart.mean(0)).abs().max().item() < 1.5
+
+    run(main())
+
+
+def test_halves_drift_apart_and_mix_again():
+    def learn(number: int, done: int) -> torch.Tensor:
+        return torch.full((3000,), 0.5 if number < 2 else -0.5)
+
+    async def main() -> None:
+        async with islands(4, learn=learn, spread=0.0) as swarm:
+            await swarm.rounds(4)
+            together = swarm.spread()
+            sides = [{swarm.members[n].peer for n in pair} for pair in ((0, 1), (2, 3))]
+            swarm.network.partition(*sides)
+            await swarm.rounds(16)
+            apart = swarm.spread()
+            assert apart > 5 * together
+            swarm.network.heal()
+            await swarm.rounds(24)
+            assert swarm.spread() < apart / 5
+
+    run(main())
+
+
+def test_disagreement_adds_exchanges_and_they_help():
+    """Islands far apart that hardly move: consensus control adds exchanges until they agree."""
+
+    async def main(extra: int) -> tuple[float, int]:
+        def more(distance: float, progress: float) -> int:
+            return min(extra, extra_exchanges(distance, progress, 3.0))
+
+        async with islands(8, learn=noise(0.01), more=more) as swarm:
+            await swarm.rounds(5)
+            most = max(r.exchanges for m in swarm.members.values() for r in m.rounds)
+            return swarm.spread(), most
+
+    without, one = run(main(0))
+    with_them, several = run(main(2))
+    assert (one, several) == (1, 3)
+    assert with_them < without / 3
+
+
+def test_a_loss_of_many_connections_is_gone_through():
+    async def main() -> tuple[float, float]:
+        async with islands(6, link=Link(latency=0.02, drop=0.2)) as swarm:
+            await swarm.rounds(12)
+            return swarm.spread(), share(swarm, "mixed")
+
+    spread, mixed = run(main())
+    assert mixed > 0.8
+    assert spread < 0.05 and not math.isnan(spread)
