@@ -22,6 +22,8 @@ from node import __version__
 from node.conductor import Conductor
 from node.entrance import Run
 from node.hardware import Hardware, training
+from node.hosts.crew import crew_of
+from node.hosts.hub import Hub
 from node.island import Island
 from node.mixing import mix_of
 from node.monitor.events import Notice
@@ -164,6 +166,7 @@ def make_conductor(
     layout: Outline,
     tokens: str,
     hardware: Hardware,
+    hub: Hub | None,
     restored: Restored | None,
     on_applied: Callable[[Applied], Awaitable[None]],
     *,
@@ -171,7 +174,8 @@ def make_conductor(
 ) -> Conductor:
     """The trainer's ranks and who drives them; ``joined``: its optimizer is cold."""
     config = node.config
-    trained, why = training(config, manifest, layout.size, hardware)
+    hosts = 1 if hub is None else hub.meeting.maximum
+    trained, why = training(config, manifest, layout.size, hardware, hosts)
     if why:
         node.events.emit(Notice(text=f"layout {why}"))
     wait_s = max(manifest.rounds.min_grace_s, MIN_WAIT_S)
@@ -190,7 +194,9 @@ def make_conductor(
         node.identity.peer_id,
         Attached(script, manifest, node.home.logs, wait_s, node.leave)
         if script is not None
-        else Island(settings, vectors, node.home.logs),
+        else Island(
+            settings, vectors, node.home.logs, crew_of(hub, config, settings, layout.size, hardware)
+        ),
         tuple(replicas),
         layout,
         node.events,

@@ -40,6 +40,7 @@ from protocols.errors import OperatorError
 from protocols.identity import PeerId
 
 MAX_RESTARTS = 3  # of the trainer, without a round in between
+SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
 RAMP = (0.25, 0.5, 0.75, 1.0)  # a newcomer's weight in its first rounds
 
 
@@ -141,6 +142,8 @@ class Conductor:
                     self._restarts = 0
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
+                    if self.island.grown and not applied.fragment:
+                        await self._start_again()
                 case Staged():
                     if self._staged is not None and not self._staged.done():
                         self._staged.set_result(None)
@@ -297,14 +300,8 @@ class Conductor:
 
     async def _on_death(self, died: TrainerDied) -> None:
         self._restarts += 1
-        self._begun, self.ready, self.resume_dir = False, None, None
-        for waiting in (self._staged, self._saved):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(ChannelClosedError("the trainer died meanwhile"))
-                waiting.exception()  # nobody may be waiting: that is no error of its own
-        self._turns.free()
-        fatal = self._restarts > MAX_RESTARTS or (died.code not in ("", "E401", "E405", "E406"))
-        problem = OperatorError(
+        fatal = self._restarts > MAX_RESTARTS or died.code not in SURVIVED
+        problem = died.error or OperatorError(
             died.code or "E405",
             f"trainer: {died.text}",
             died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
@@ -313,13 +310,23 @@ class Conductor:
         self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:
             raise problem
-        if self.swarm is not None:
-            for chain in self.swarm.chains:
-                chain.update(ready=False)
-        self.joined = True  # its moments are gone
         changes = {}
         if died.code == "E401":
             changes["micro_batch"] = self.island.settings.halved
+        await self._start_again(**changes)
+
+    async def _start_again(self, **changes: int) -> None:
+        """Start all ranks anew, from the last merge, as a newcomer's: without their moments."""
+        self._begun, self.ready, self.resume_dir = False, None, None
+        for waiting in (self._staged, self._saved):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ChannelClosedError("the trainer was started again"))
+                waiting.exception()  # nobody may be waiting: that is no error of its own
+        self._turns.free()
+        if self.swarm is not None:
+            for chain in self.swarm.chains:
+                chain.update(ready=False)
+        self.joined = True
         await self.island.restart(**changes)
 
     async def _reset_if_due(self) -> None:

@@ -185,6 +185,26 @@ _ROWS = (
         "check the URL and its credentials; object stores need their fsspec library (s3fs, gcsfs)",
     ),
     Kind(
+        "E408",
+        "a host of the island is lost",
+        "its processes were killed, or nothing has come from it for ten seconds: it or its link is "
+        "down; the ranks that are left start again from the last merge, with the same batch",
+        "start it again with the same command: it is taken in after a round; its log says more",
+    ),
+    Kind(
+        "E409",
+        "hosts of the island are missing",
+        "fewer are there than --nnodes asks for, or host 0 does not answer at --rdzv-endpoint",
+        "start the same command on every host; give MIN:MAX to go on with fewer",
+    ),
+    Kind(
+        "E410",
+        "a host cannot take part in its island",
+        "its version of Atoll, its device, its rendezvous id or its training tokens differ from "
+        "host 0's; the message says which",
+        "give all hosts the same command, the same version and the same data",
+    ),
+    Kind(
         "E501",
         "no peers",
         "none of the given or cached peers could be joined; each is listed with its own reason",

@@ -22,9 +22,11 @@ from node.errors import operator_error
 from node.fetching import Fetcher
 from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
+from node.hosts.crew import job_of, open_hub
+from node.hosts.hub import Hub
 from node.island import Island
 from node.modes import check_runs
-from node.monitor.events import JoinProgress
+from node.monitor.events import JoinProgress, Notice
 from node.replica import OuterReplica
 from node.reporting import Reporter
 from node.saving import Keeper, floats_saved, restore
@@ -52,6 +54,7 @@ class Participation:
         self.config, self.events = node.config, node.events
         self.me = node.identity.peer_id
         self.island: Island | None = None
+        self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
         self.conducting: asyncio.Task[None] | None = None
         self.finishing = False
@@ -71,8 +74,9 @@ class Participation:
 
     async def enter(self, stack: AsyncExitStack) -> None:
         """Find or make the run, get the state, start to take part."""
-        if self.config.role == "island":
-            self._hardware()
+        if self.config.role == "island" and self.node.daemon.script is None:
+            device, _ = self._hardware()
+            self.hub = await open_hub(self.config, device, self._notice, stack)
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = (
             await self.node.offload(lambda: restore(store, self.events, self._copy))
@@ -89,6 +93,7 @@ class Participation:
                 # what this machine lacks is told before the state is fetched
                 store.preflight(4 * floats_saved(manifest) * layout.size)
                 tokens = await self._tokens(run)
+                await self._tell_hosts(run, tokens)
             script = self.node.daemon.script
             vectors = script.vectors if script else SharedVectors.create(layout.size)
             try:
@@ -139,6 +144,7 @@ class Participation:
                 layout,
                 tokens,
                 self._hardware(),
+                self.hub,
                 restored,
                 self._on_applied,
                 joined=self.fetcher.joined_under_way
@@ -366,4 +372,15 @@ class Participation:
         """What to train on, and in how many ranks; raises E403 where that is not there."""
         if self.node.daemon.script is not None:
             return "cpu", 1  # the script's own business
-        return hardware(self.config)
+        return hardware(self.config, 1 if self.hub is None else self.hub.meeting.maximum)
+
+    async def _tell_hosts(self, run: Run, tokens: str) -> None:
+        """Let this island's other hosts make their tokens, while this one goes on."""
+        if self.hub is not None:
+            brought = self.node.daemon.manifest
+            own = self.config.data or (brought.data.path if brought else "")
+            cache = self.node.home.root / "data-cache"
+            self.hub.offer(await self.node.offload(lambda: job_of(run, tokens, own, cache)))
+
+    def _notice(self, text: str) -> None:
+        self.events.emit(Notice(text=text))

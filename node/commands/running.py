@@ -13,7 +13,9 @@ from bootstrap.manifest import Manifest, load
 from bootstrap.validation import bad_config, explain
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
+from node.hosts.meeting import meeting
 from node.interrupts import clean_up_first
+from node.island_settings import IslandSettings
 from node.options import with_settings
 from node.templates import TEMPLATES, render
 
@@ -38,6 +40,11 @@ def start(
 ) -> None:
     """Train: create a run, or join one with --peers."""
     config = resolve(flags, os.environ, config_file)
+    place = meeting(config, os.environ) if config.role == "island" else None
+    if place is not None and place.host > 0:
+        from node.hosts.helper import run
+
+        raise typer.Exit(run(config, place))
     given = [*(changes or ()), *([f"mode={mode}"] if mode else ())]
     _run(config, manifest_for(config, preset, given))
 
@@ -52,10 +59,7 @@ bootstrap_app = typer.Typer(
     without=(
         "run",
         "role",
-        "nproc",
-        "threads",
-        "device",
-        "micro_batch",
+        *IslandSettings.model_fields,
         "data",
         "data_cache",
         "tokenizer",
