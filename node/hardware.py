@@ -13,7 +13,7 @@ from node.errors import operator_error
 from node.trainer.rank import pick_device
 from protocols.errors import OperatorError
 
-Hardware = tuple[Literal["cpu", "cuda"], int]  # kind of device, ranks
+Hardware = tuple[Literal["cpu", "cuda"], int]  # kind of device, ranks of this host
 
 
 def device_kind(config: NodeConfig) -> Literal["cpu", "cuda"]:
@@ -23,11 +23,15 @@ def device_kind(config: NodeConfig) -> Literal["cpu", "cuda"]:
     return config.device
 
 
-def hardware(config: NodeConfig) -> Hardware:
-    """Device and number of ranks; raises E403 where the device is not there, E204 for nonsense."""
+def hardware(config: NodeConfig, hosts: int = 1) -> Hardware:
+    """Device and number of ranks of each of an island's hosts.
+
+    Raises E403 where the device is not there, E204 for nonsense.
+    """
     device = device_kind(config)
+    devices = max(1, torch.cuda.device_count()) if device == "cuda" else 0
     try:
-        ranks = config.ranks_wanted(max(1, torch.cuda.device_count()) if device == "cuda" else 0)
+        ranks = config.ranks_wanted(devices, hosts)
     except ValueError as error:
         raise _misfit(error) from error
     pick_device(device, ranks - 1)
@@ -35,22 +39,24 @@ def hardware(config: NodeConfig) -> Hardware:
 
 
 def training(
-    config: NodeConfig, manifest: Manifest, parameters: int, found: Hardware
+    config: NodeConfig, manifest: Manifest, parameters: int, found: Hardware, hosts: int = 1
 ) -> tuple[dict[str, Any], str]:
-    """Settings of the trainer that are this machine's, and why the layout was chosen, if it was.
+    """Settings of the trainer that are this island's, and why the layout was chosen, if it was.
 
     Raises E204 where layout and run do not fit.
     """
     device, ranks = found
+    memory = device_memory(device, ranks)
     try:
         dims, why = config.dims(
-            ranks, 1, device_memory(device, ranks), parameters, manifest.model, manifest.data
+            ranks * hosts, hosts, memory, parameters, manifest.model, manifest.data
         )
     except ValueError as error:
         raise _misfit(error) from error
     return {
         "device": device,
         "ranks": dims.size,
+        "hosts": hosts,
         "dims": dims,
         "threads": config.threads or max(1, (os.cpu_count() or 1) // ranks),
         "micro_batch": config.micro_batch,

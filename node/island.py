@@ -4,6 +4,9 @@ An :class:`Island` starts one process a rank, talks to rank 0, and turns everyth
 happen into a queue of events. A rank that dies takes the others down and becomes one
 :class:`TrainerDied`, never a hang; whether to start again is the daemon's decision. Ranks stop in
 three steps (asked, terminated, killed) and die with the daemon.
+
+Where the island has other hosts (:mod:`node.hosts`), it waits for them before it starts, has the
+layout made for those that came, and supervises their ranks like its own.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import node
+from node.errors import operator_error
+from node.hosts.crew import Crew
+from node.hosts.hub import HOST_LOST, Host, RemoteRank
+from node.hosts.interface import told
+from node.own_address import hostport
+from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.trainer.channel import (
     READ_BYTES,
     REPORTS,
@@ -44,7 +52,7 @@ from node.trainer.settings import (
     TrainerSettings,
 )
 from node.trainer.shared import SharedVectors
-from protocols.errors import Malformed
+from protocols.errors import Malformed, OperatorError
 from protocols.wire import decode_any
 
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
@@ -52,8 +60,6 @@ TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
 SETTLE_S = 1.0  # a rank that lost another one ends first now and then: wait for the real cause
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
-TAIL_BYTES = 4096
-OOM_COUNTER = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True)
@@ -63,34 +69,23 @@ class TrainerDied:
     rank: int
     exit_code: int | None  # None: ended by a signal
     signal: str  # "SIGKILL", or empty
-    code: str  # E401 memory, E406 a rank is stuck, E405 otherwise, or what the trainer said
+    code: str  # E401 memory, E406 stuck, E408 host lost, E405 otherwise, or what the trainer said
     text: str  # one line
     log: Path  # that rank's output,
     log_tail: str  # and its end
+    error: OperatorError | None = None  # where no rank was the cause
 
 
 Event = Report | TrainerDied
 
 
-@dataclass
-class _Rank:
-    process: asyncio.subprocess.Process
-    log: Path
-    log_start: int  # bytes that were in the log before
+@dataclass(frozen=True)
+class _Life:
+    """What one start of the ranks has made."""
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send to the rank's whole process group, if it is still there."""
-        if self.process.returncode is None:
-            try:
-                os.killpg(self.process.pid, number)  # pid and group id are equal: own session
-            except ProcessLookupError:
-                return  # ended, and not yet reaped
-
-    def tail(self) -> str:
-        with self.log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self.log_start, end - TAIL_BYTES))
-            return file.read().decode(errors="replace").strip()
+    reader: asyncio.StreamReader
+    rendezvous: Path
+    oom_kills: int
 
 
 class Island:
@@ -100,17 +95,26 @@ class Island:
     ``async with``, which does both.
     """
 
-    def __init__(self, settings: TrainerSettings, vectors: SharedVectors, directory: Path) -> None:
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        vectors: SharedVectors,
+        directory: Path,
+        crew: Crew | None = None,
+    ) -> None:
+        """``crew``: the island's other hosts, where it has some."""
         self.settings = settings
         self.vectors = vectors
         self.directory = directory
+        self.crew = crew
         self.starts = 0  # how often the ranks were started
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankProcess | RemoteRank] = []
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
         self._ready = False
+        self._gathering = False  # the ranks are not all started yet
         self._failed: Failed | None = None
 
     async def __aenter__(self) -> Island:
@@ -140,32 +144,82 @@ class Island:
         while not self._events.empty():  # an earlier life's snapshots are void
             self._events.get_nowait()
         self.vectors.clear()
+        if self.crew is not None:
+            self._gathering = True
+            self._supervisor = asyncio.create_task(self._run_with(self.crew))
+            return
+        life = await self._launch(())
+        self._supervisor = asyncio.create_task(self._supervise(life))
+
+    @property
+    def grown(self) -> bool:
+        """Whether another host has come, which starting again would take in."""
+        return self.crew is not None and self.crew.grown
+
+    async def _run_with(self, crew: Crew) -> None:
+        """Wait for the other hosts, start ranks on all of them, and supervise these."""
+        try:
+            hosts = await crew.muster(again=self.starts > 1)
+            self.settings = crew.fit(self.settings, hosts)
+        except OperatorError as error:
+            log = self.directory / "trainer-rank0.log"
+            died = TrainerDied(0, None, "", error.code, error.what, log, "", error)
+            self._events.put_nowait(died)
+            return
+        try:
+            life = await self._launch(hosts)
+        except OSError as error:  # no memory or disk for another process
+            log = self.directory / "trainer-rank0.log"
+            died = TrainerDied(0, None, "", "E405", f"ranks do not start: {error}", log, "")
+            self._events.put_nowait(died)
+            return
+        self._gathering = False
+        await self._supervise(life)
+
+    async def _launch(self, hosts: Sequence[Host]) -> _Life:
+        """Start all ranks, those of this host first."""
+        crew, settings = self.crew, self.settings
         self.directory.mkdir(parents=True, exist_ok=True)
         settings_file = self.directory / "trainer.json"
-        settings_file.write_text(self.settings.model_dump_json(indent=1), encoding="utf-8")
+        settings_file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
         rendezvous = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.directory))
+        store, environment = f"file://{rendezvous}/store", rank_environment(settings.threads)
+        shares = [range(settings.ranks)] if crew is None else crew.shares(settings.ranks, hosts)
         ours, theirs = socket.socketpair()
-        oom_kills = _oom_kills()
+        kills = oom_kills()
         try:
-            with theirs:
-                for rank in range(self.settings.ranks):
-                    arguments = ["--settings", str(settings_file), "--rank", str(rank)]
-                    arguments += ["--rendezvous", str(rendezvous / "store")]
-                    inherited: tuple[int, ...] = ()
-                    if rank == 0:
-                        inherited = (theirs.fileno(), self.vectors.descriptor)
-                        arguments += ["--channel", str(inherited[0])]
-                        arguments += ["--vectors", str(inherited[1])]
-                    self._ranks.append(await self._spawn(rank, arguments, inherited))
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(theirs)
+                rank_0 = {"--channel": theirs.fileno(), "--vectors": self.vectors.descriptor}
+                if crew is not None and hosts:
+                    address = crew.reached_at(hosts)
+                    listening = stack.enter_context(_listening(address))
+                    store = hostport(address, listening.getsockname()[1])
+                    rank_0["--store-socket"] = listening.fileno()
+                    environment |= told(address, os.environ)
+                for rank in shares[0]:
+                    words = ["--settings", str(settings_file), "--place", str(rank)]
+                    words += ["--store", store]
+                    inherited = rank_0 if rank == 0 else {}
+                    for flag, descriptor in inherited.items():
+                        words += [flag, str(descriptor)]
+                    self._ranks.append(
+                        await RankProcess.spawn(
+                            rank, self.directory, words, environment, tuple(inherited.values())
+                        )
+                    )
+            if crew is not None:
+                for host, share in zip(hosts, shares[1:], strict=True):
+                    self._ranks += crew.launch(host, self.starts, settings, share, store)
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:  # also Ctrl-C: ranks that were started must not outlive us
             ours.close()
             self._signal_all(signal.SIGKILL)
             for started in self._ranks:
-                await started.process.wait()
+                await started.wait()
             shutil.rmtree(rendezvous, ignore_errors=True)
             raise
-        self._supervisor = asyncio.create_task(self._supervise(reader, rendezvous, oom_kills))
+        return _Life(reader, rendezvous, kills)
 
     async def next_event(self) -> Event:
         """The next event, oldest first; waits for it."""
@@ -196,6 +250,10 @@ class Island:
         self._stopping = True
         if self._supervisor is None:
             return
+        if self._gathering:
+            self._gathering = False
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
         try:
             if self._ready and self.alive:  # before that it listens to nothing
                 with contextlib.suppress(ChannelClosedError):  # it went by itself meanwhile
@@ -206,7 +264,9 @@ class Island:
                 await asyncio.wait((self._supervisor,), timeout=TERMINATE_GRACE_S)
         finally:
             self._signal_all(signal.SIGKILL)
-            await self._supervisor
+            await asyncio.wait((self._supervisor,))
+            if not self._supervisor.cancelled():
+                self._supervisor.result()
             self._supervisor = None
 
     async def restart(self, **changes: Any) -> None:
@@ -218,50 +278,13 @@ class Island:
         self.settings = TrainerSettings.model_validate({**dict(self.settings), **changes})
         await self.start()
 
-    async def _spawn(self, rank: int, arguments: list[str], inherited: tuple[int, ...]) -> _Rank:
-        log = self.directory / f"trainer-rank{rank}.log"
-        with log.open("ab") as file:
-            start = file.tell()
-            process = await asyncio.create_subprocess_exec(
-                # -P: a folder called "node" where the operator stands must not be imported
-                sys.executable,
-                "-P",
-                "-m",
-                "node.trainer.rank",
-                "--parent",
-                str(os.getpid()),
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                pass_fds=inherited,
-                env=self._environment(),
-                start_new_session=True,
-            )
-        return _Rank(process, log, start)
-
-    def _environment(self) -> dict[str, str]:
-        packages = str(Path(node.__file__).resolve().parent.parent)
-        path = os.environ.get("PYTHONPATH")
-        return {
-            **os.environ,
-            "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": str(self.settings.threads),
-            "MKL_NUM_THREADS": str(self.settings.threads),
-            # all ranks are on this host; gloo would otherwise look its name up
-            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-        }
-
-    async def _supervise(
-        self, reader: asyncio.StreamReader, rendezvous: Path, oom_kills: int
-    ) -> None:
+    async def _supervise(self, life: _Life) -> None:
         """Read events until the first rank ends; then end the rest and say why."""
         ended: list[tuple[int, int]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(self._read(reader))
-                exits = [group.create_task(rank.process.wait()) for rank in self._ranks]
+                reading = group.create_task(self._read(life.reader))
+                exits = [group.create_task(rank.wait()) for rank in self._ranks]
                 await asyncio.wait((reading, *exits), return_when=asyncio.FIRST_COMPLETED)
                 if not self._stopping:
                     ended = await self._settle(exits)
@@ -273,9 +296,9 @@ class Island:
             self.vectors.clear()
             if self._writer is not None:
                 self._writer.close()
-            shutil.rmtree(rendezvous, ignore_errors=True)
+            shutil.rmtree(life.rendezvous, ignore_errors=True)
         if not self._stopping:
-            self._events.put_nowait(self._obituary(ended, oom_kills))
+            self._events.put_nowait(self._obituary(ended, life.oom_kills))
 
     async def _settle(self, exits: list[asyncio.Task[int]]) -> list[tuple[int, int]]:
         """Ranks that ended by themselves, as (rank, status), the likeliest cause first.
@@ -314,34 +337,41 @@ class Island:
             return
         self._events.put_nowait(report)
 
-    def _obituary(self, ended: list[tuple[int, int]], oom_kills: int) -> TrainerDied:
-        rank, status = ended[0] if ended else (0, 0)
+    def _obituary(self, ended: list[tuple[int, int]], kills: int) -> TrainerDied:
+        number, status = ended[0] if ended else (0, 0)
+        rank, error = self._ranks[number], None
         name = signal.Signals(-status).name if status < 0 else ""
-        out_of_memory = status == EXIT_OUT_OF_MEMORY or (
-            name == "SIGKILL" and _oom_kills() > oom_kills
-        )
-        if status == EXIT_STUCK:
+        local_kill = isinstance(rank, RankProcess) and name == "SIGKILL"
+        out_of_memory = status == EXIT_OUT_OF_MEMORY or (local_kill and oom_kills() > kills)
+        if status == HOST_LOST and isinstance(rank, RemoteRank):
+            error = operator_error(
+                "E408", f"{rank.host.shown} of this island is lost", why=rank.tail()
+            )
+            code, text = error.code, error.what
+        elif status == EXIT_STUCK:
             code, text = "E406", self._silence(ended)
-        elif rank == 0 and self._failed is not None and not out_of_memory:
+        elif number == 0 and self._failed is not None and not out_of_memory:
             code, text = self._failed.code or "E405", self._failed.text
         elif out_of_memory:
-            code, text = "E401", f"rank {rank} ran out of memory"
+            code, text = "E401", f"rank {number}{rank.where} ran out of memory"
         else:
-            code, text = "E405", f"rank {rank} {f'was ended by {name}' if name else 'crashed'}"
+            how = f"was ended by {name}" if name else "crashed"
+            code, text = "E405", f"rank {number}{rank.where} {how}"
         return TrainerDied(
-            rank=rank,
+            rank=number,
             exit_code=None if status < 0 else status,
             signal=name,
             code=code,
             text=text,
-            log=self._ranks[rank].log,
-            log_tail=self._ranks[rank].tail(),
+            log=rank.log,
+            log_tail=rank.tail(),
+            error=error,
         )
 
     def _silence(self, ended: list[tuple[int, int]]) -> str:
         """Which ranks were not in the collective call that did not end."""
         gone = {rank for rank, _ in ended}
-        silent = [str(rank) for rank in range(len(self._ranks)) if rank not in gone]
+        silent = [f"{n}{rank.where}" for n, rank in enumerate(self._ranks) if n not in gone]
         limit = f"a collective call did not end within {self.settings.collective_s:g} s"
         if not silent:
             return f"{limit}, and no rank is left that was not in it"
@@ -352,18 +382,15 @@ class Island:
             rank.signal(number)
 
 
+def _listening(address: str) -> socket.socket:
+    """A socket that listens at any free port of an address of this host."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
+
+
 def _blame(status: int) -> int:
     """How likely an exit status is the cause rather than the effect of another rank's end."""
-    if status < 0:
+    if status < 0 or status == HOST_LOST:
         return 0
     order = (EXIT_OUT_OF_MEMORY, EXIT_REFUSED, EXIT_CRASHED, EXIT_STUCK, EXIT_RANK_LOST)
     return 1 + (order.index(status) if status in order else len(order))
-
-
-def _oom_kills() -> int:
-    """Processes that the kernel has killed for memory since boot; 0 where it does not tell."""
-    try:
-        lines = OOM_COUNTER.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -6,11 +6,14 @@ stand at the top of the file too.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from bootstrap.manifest import Data, Model
+from node.setting_values import HostPort
 from node.trainer.dims import ParallelDims, choose
 
 AXES = {  # of --layout: the name that a person writes, and the key that it stands for
@@ -48,7 +51,30 @@ class IslandSettings(BaseModel):
     """Ranks, devices, and the layout of the model over them."""
 
     nproc: int = Field(
-        default=0, ge=0, le=1024, description="Trainer ranks; 0: one a GPU, or one on CPU."
+        default=0, ge=0, le=1024, description="Trainer ranks a host; 0: one a GPU, or one on CPU."
+    )
+    nnodes: str = Field(
+        default="1",
+        max_length=20,
+        description="Hosts of this island: a number, MIN:MAX, or auto (torchrun's, Slurm's or "
+        "Kubernetes' environment).",
+    )
+    node_rank: int | None = Field(
+        default=None,
+        ge=0,
+        le=1023,
+        description="Which of its hosts this is; host 0 runs the node, the others only train.",
+    )
+    rdzv_endpoint: HostPort = Field(
+        default="", description="HOST:PORT of host 0, where the island's hosts meet."
+    )
+    rdzv_id: str = Field(
+        default="",
+        max_length=256,
+        description="The same on all hosts of an island; who does not know it is turned away.",
+    )
+    hosts_wait_s: float = Field(
+        default=600.0, ge=1, description="Seconds to wait for hosts that are missing or lost."
     )
     threads: int = Field(
         default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
@@ -103,6 +129,16 @@ class IslandSettings(BaseModel):
             _sizes(text)
         return text
 
+    @field_validator("nnodes")
+    @classmethod
+    def _nnodes_parses(cls, text: str) -> str:
+        if text == "auto":
+            return text
+        found = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]) <= 1024:
+            raise ValueError("must be a number of hosts, as in 2, or MIN:MAX, as in 1:4, or auto")
+        return text
+
     @model_validator(mode="after")
     def _said_once(self) -> IslandSettings:
         if not self.layout:
@@ -121,26 +157,32 @@ class IslandSettings(BaseModel):
             return _sizes(self.layout)
         return {key: getattr(self, key) for key in AXES.values() if getattr(self, key)}
 
-    def ranks_wanted(self, devices: int) -> int:
-        """How many ranks to start, with so many devices that have to be used (0: CPU).
+    def ranks_wanted(self, devices: int, hosts: int = 1) -> int:
+        """How many ranks a host is to start, with so many devices to be used (0: CPU).
 
-        Raises ValueError where ``nproc`` and the layout contradict each other.
+        Raises ValueError where ``nproc`` and the layout contradict each other, or do not share
+        out evenly over ``hosts``.
         """
         axes = dict(self.axes)
         axes.pop("ep", None)
         product = 1
         for size in axes.values():
             product *= size
-        ranks = self.nproc or max(devices, product)
+        ranks = self.nproc * hosts or max(devices * hosts, product, hosts)
         open_ended = "dp_shard" not in axes and self.layout in ("", "auto")
         if ranks % product or (ranks != product and axes and not open_ended):
             raise ValueError(
                 f"a layout of {product} ranks ({self._shown(axes)}) does not fill {ranks} ranks "
-                f"({f'--nproc {self.nproc}' if self.nproc else 'one a GPU'})"
+                f"({f'--nproc {self.nproc}' if self.nproc else 'one a GPU'}"
+                f"{f' on each of {hosts} hosts' if hosts > 1 else ''})"
             )
+        if ranks % hosts:
+            raise ValueError(f"{ranks} ranks do not share out over {hosts} hosts: give --nproc")
         if self.layout == "single":
+            if hosts > 1:
+                raise ValueError(f"--layout single needs one host, not {hosts}")
             return 1
-        return ranks
+        return ranks // hosts
 
     def dims(
         self, ranks: int, hosts: int, memory: int, parameters: int, model: Model, data: Data
@@ -169,6 +211,45 @@ class IslandSettings(BaseModel):
         if self.recompute != "none" and dims.pp > 1 and dims.schedule == "zbv":
             raise ValueError("--recompute does not go with --schedule zbv: its backward is split")
         return dims, ""
+
+    def refit(
+        self,
+        full: ParallelDims,
+        ranks: int,
+        hosts: int,
+        memory: int,
+        parameters: int,
+        model: Model,
+        data: Data,
+    ) -> ParallelDims:
+        """The layout when fewer ranks are left than ``full`` was made for, on so many hosts.
+
+        What was chosen (auto) is chosen again. Else only data ranks go: what shares matrices,
+        sequences and layers stays, and of the copies' shards as many as fit. The batch stays: each
+        rank takes more of its rows. Raises ValueError where nothing fits.
+        """
+        if ranks >= full.size:
+            return full
+        if self.layout == "auto":
+            return self.dims(ranks, hosts, memory, parameters, model, data)[0]
+        inner = full.cp * full.tp * full.pp
+        why = f"{full} needs {inner} ranks, and {ranks} are left"
+        for count in range(ranks // inner, 0, -1):
+            shard = max(n for n in range(1, full.dp_shard + 1) if count % n == 0)
+            smaller = full.model_copy(
+                update={
+                    "dp_shard": shard,
+                    "dp_replicate": count // shard,
+                    "ep": math.gcd(full.ep, shard),
+                }
+            )
+            try:
+                smaller.check(model, data)
+            except ValueError as error:
+                why = str(error)
+                continue
+            return smaller
+        raise ValueError(why)
 
     @staticmethod
     def _shown(axes: dict[str, int]) -> str:

@@ -22,7 +22,7 @@ from trainer_kit import (
     tiny_vectors,
 )
 
-import node.island
+import node.rank_process
 from node.island import Event, Island, TrainerDied
 from node.trainer.channel import (
     Applied,
@@ -257,7 +257,7 @@ async def test_a_kill_by_the_kernel_for_memory(
 ) -> None:
     counter = tmp_path / "vmstat"
     counter.write_text("nr_free_pages 5\noom_kill 3\n")
-    monkeypatch.setattr(node.island, "OOM_COUNTER", counter)
+    monkeypatch.setattr(node.rank_process, "OOM_COUNTER", counter)
     script = f"sed -i 's/kill 3/kill 4/' {counter}; kill -9 $$"
     async with standing_in(tmp_path, script) as running:
         died = await until(running, TrainerDied)

@@ -236,9 +236,13 @@ def frame(message: Message) -> bytes:
 
 
 class Unframer:
-    """Cuts a stream into frames, without any IO; holds at most one incomplete frame."""
+    """Cuts a stream into frames, without any IO; holds at most one incomplete frame.
 
-    def __init__(self) -> None:
+    ``limit`` is the longest frame that is taken.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -247,7 +251,7 @@ class Unframer:
         frames = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if not 0 < length <= MAX_FRAME:
+            if not 0 < length <= self.limit:
                 raise Malformed(f"frame of {length} bytes")
             end = _LENGTH.size + length
             if len(self._buffer) < end:

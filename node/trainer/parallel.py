@@ -11,10 +11,12 @@ import datetime
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists no names
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.trainer.dims import ParallelDims
@@ -45,24 +47,39 @@ class Ranks:
         rank: int,
         dims: ParallelDims,
         device: torch.device,
-        rendezvous: str,
+        store: str,
         collective_s: float = COLLECTIVE_S,
+        listening: int | None = None,
     ) -> Ranks:
-        """Meet the other ranks at a URL: ``file://PATH`` of a new file, or ``tcp://HOST:PORT``.
+        """Meet the other ranks at a store: ``file://PATH`` of a new file, or ``HOST:PORT``.
 
         A collective call that takes longer than ``collective_s`` seconds fails.
-        On one host a file needs no port, so there is none to race for.
+        On one host a file needs no port, so there is none to race for. On several, rank 0 serves
+        the store on a socket that listens already, whose descriptor is ``listening``.
         """
         if dims.size == 1:
             return cls.alone(device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        timeout = datetime.timedelta(seconds=collective_s)
+        host, _, port = store.rpartition(":")
+        met: dict[str, Any] = {"init_method": store}
+        if not store.startswith("file:"):
+            met["store"] = TCPStore(
+                host.strip("[]"),
+                int(port),
+                dims.size,
+                rank == 0,
+                timeout,
+                master_listen_fd=listening,
+            )
+            del met["init_method"]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=rendezvous,
             rank=rank,
             world_size=dims.size,
-            timeout=datetime.timedelta(seconds=collective_s),
+            timeout=timeout,
+            **met,
         )
         axes = dims.axes
         mesh = init_device_mesh(

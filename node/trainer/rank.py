@@ -33,6 +33,8 @@ from protocols.errors import OperatorError
 if TYPE_CHECKING:
     import torch
 
+    from node.trainer.parallel import Ranks
+
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -42,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--rendezvous", type=Path, required=True)
+    parser.add_argument("--place", type=int, required=True, help="among the ranks of this host")
+    parser.add_argument("--store", required=True, help="file://PATH, or HOST:PORT of rank 0")
+    parser.add_argument("--store-socket", type=int, help="descriptor that listens there, rank 0")
     parser.add_argument("--channel", type=int, help="descriptor of the socket, rank 0 only")
     parser.add_argument("--vectors", type=int, help="descriptor of the shared file, rank 0 only")
     arguments = parser.parse_args(argv)
@@ -53,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.channel is not None:
         channel = Channel(socket.socket(fileno=arguments.channel))
     try:
-        train(settings, arguments.rank, arguments.rendezvous, channel, arguments.vectors)
+        device = pick_device(settings.device, arguments.place)
+        ranks = meet(settings, arguments.rank, device, arguments.store, arguments.store_socket)
+        train(settings, ranks, channel, arguments.vectors)
         return EXIT_STOPPED
     except ChannelClosedError as error:
         sys.stderr.write(f"{error}\n")
@@ -69,47 +75,52 @@ def main(argv: list[str] | None = None) -> int:
         return status
 
 
-def train(
-    settings: TrainerSettings,
-    rank: int,
-    rendezvous: Path,
-    channel: Channel | None,
-    vectors_descriptor: int | None,
-) -> None:
-    """Build this rank's part of the model and follow the daemon until it says stop."""
+def meet(
+    settings: TrainerSettings, rank: int, device: torch.device, store: str, listening: int | None
+) -> Ranks:
+    """Come together with the other ranks."""
     import torch
 
-    from node.trainer.layout import Layout
-    from node.trainer.leader import Leader
-    from node.trainer.loop import Trainer
     from node.trainer.parallel import Ranks
 
     torch.set_num_threads(settings.threads)
-    device = pick_device(settings.device, rank)
-    ranks = Ranks.join(rank, settings.layout, device, f"file://{rendezvous}", settings.collective_s)
+    return Ranks.join(rank, settings.layout, device, store, settings.collective_s, listening)
+
+
+def train(
+    settings: TrainerSettings, ranks: Ranks, channel: Channel | None, vectors: int | None
+) -> None:
+    """Build this rank's part of the model and follow the daemon until it says stop.
+
+    ``vectors``: descriptor of the shared vectors, on rank 0.
+    """
+    from node.trainer.layout import Layout
+    from node.trainer.leader import Leader
+    from node.trainer.loop import Trainer
+
     leader = None
-    if channel is not None and vectors_descriptor is not None:
+    if channel is not None and vectors is not None:
         size = Layout.of_manifest(settings.manifest).size
-        leader = Leader(channel, SharedVectors(vectors_descriptor, size), settings.wait_s)
+        leader = Leader(channel, SharedVectors(vectors, size), settings.wait_s)
     Trainer(settings, ranks, leader).run()
     ranks.leave()
 
 
-def pick_device(device: str, rank: int) -> torch.device:
-    """The rank's own device; raises E403 when CUDA was asked for and does not work."""
+def pick_device(device: str, place: int) -> torch.device:
+    """The device of a host's rank; raises E403 when CUDA was asked for and does not work."""
     import torch
 
     if device == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available() or torch.cuda.device_count() <= rank:
+    if not torch.cuda.is_available() or torch.cuda.device_count() <= place:
         raise OperatorError(
             "E403",
-            f"no CUDA device for rank {rank}",
+            f"no CUDA device for rank {place} of this host",
             f"torch {torch.__version__} built for CUDA {torch.version.cuda} "
             f"sees {torch.cuda.device_count()} devices",
             "check the driver with nvidia-smi, or start with --device cpu",
         )
-    return torch.device("cuda", rank)
+    return torch.device("cuda", place)
 
 
 def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]:

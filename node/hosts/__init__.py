@@ -1,0 +1,1 @@
+"""One island on several hosts: host 0 has the daemon, the others only trainer ranks."""

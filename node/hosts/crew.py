@@ -1,0 +1,125 @@
+"""What an island asks of its other hosts: to be there, and to start their share of the ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.config import NodeConfig
+from node.data.folder import is_folder
+from node.errors import operator_error
+from node.hardware import Hardware, device_memory
+from node.hosts.hub import Host, Hub, RemoteRank
+from node.hosts.meeting import meeting
+from node.hosts.tokens import fingerprint
+from node.hosts.wire import Job
+from node.outermost import first_known
+from node.trainer.dims import ParallelDims
+from node.trainer.settings import TrainerSettings
+
+if TYPE_CHECKING:
+    from node.entrance import Run
+
+Fit = Callable[[int, int], ParallelDims]  # ranks, hosts -> layout; raises ValueError
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The other hosts of an island, as :class:`node.island.Island` uses them."""
+
+    hub: Hub
+    own_ranks: int  # of host 0
+    layout: Fit
+
+    @property
+    def grown(self) -> bool:
+        """Whether a host is there that the present ranks were started without."""
+        return self.hub.grown
+
+    async def muster(self, *, again: bool) -> list[Host]:
+        """Wait for the other hosts; raises OperatorError E409, E410."""
+        return await self.hub.muster(again=again)
+
+    def fit(self, settings: TrainerSettings, hosts: Sequence[Host]) -> TrainerSettings:
+        """Settings with the layout for the ranks there are; raises OperatorError E409."""
+        ranks = self.own_ranks + sum(host.ranks for host in hosts)
+        try:
+            dims = self.layout(ranks, 1 + len(hosts))
+        except ValueError as error:
+            raise operator_error(
+                "E409", f"the island cannot go on with {ranks} ranks", why=str(error)
+            ) from error
+        if settings.dims is not None and settings.dims != dims:
+            self.hub.say(f"this island goes on with {1 + len(hosts)} hosts: {dims}")
+        changes = {"ranks": dims.size, "dims": dims, "hosts": 1 + len(hosts)}
+        return settings.model_copy(update=changes)
+
+    def shares(self, ranks: int, hosts: Sequence[Host]) -> list[range]:
+        """Which ranks each host starts, host 0 first; the last ones may have none left."""
+        shares, first = [], 0
+        for has in (self.own_ranks, *(host.ranks for host in hosts)):
+            shares.append(range(first, min(ranks, first + has)))
+            first = shares[-1].stop
+        return shares
+
+    def launch(
+        self, host: Host, life: int, settings: TrainerSettings, ranks: range, store: str
+    ) -> list[RemoteRank]:
+        """Have a host start its ranks, which meet at ``store``."""
+        return self.hub.launch(host, life, settings.model_dump_json(), ranks, store)
+
+    def reached_at(self, hosts: Sequence[Host]) -> str:
+        """This host's address as the others see it."""
+        return self.hub.reached_at(hosts)
+
+
+async def open_hub(
+    config: NodeConfig, device: str, say: Callable[[str], None], stack: AsyncExitStack
+) -> Hub | None:
+    """Listen for this island's other hosts until ``stack`` ends; None where there are none."""
+    place = meeting(config, os.environ)
+    if place is None:
+        return None
+    hub = Hub(place, device, say)
+    await hub.open()
+
+    async def close(
+        kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            hub.say_why(first_known(error))
+        await hub.aclose()
+
+    stack.push_async_exit(close)
+    return hub
+
+
+def crew_of(
+    hub: Hub | None, config: NodeConfig, settings: TrainerSettings, parameters: int, own: Hardware
+) -> Crew | None:
+    """The other hosts of an island of ``parameters`` that is laid out over all by ``settings``."""
+    if hub is None:
+        return None
+    manifest, full, (device, ranks) = settings.manifest, settings.layout, own
+    memory = device_memory(device, ranks)
+
+    def layout(left: int, hosts: int) -> ParallelDims:
+        return config.refit(full, left, hosts, memory, parameters, manifest.model, manifest.data)
+
+    return Crew(hub, ranks, layout)
+
+
+def job_of(run: Run, tokens: str, own_data: str, cache: Path) -> Job:
+    """What the other hosts need for the same tokens as this host's. Blocks."""
+    return Job(
+        run.manifest.model_dump_json().encode(),
+        run.shard,
+        run.tokenizer,
+        tokens if is_folder(tokens) else own_data,
+        fingerprint(tokens, run.manifest.model.vocab_size, cache),
+    )

@@ -1,0 +1,314 @@
+"""``node start`` on a host of an island that is not host 0: trainer ranks and nothing else.
+
+It has no identity, no open port and no part in the swarm. It asks host 0 for the run, makes or
+opens the training tokens, starts ranks when it is told to, and kills them when host 0 is gone; then
+it looks for host 0 for as long as it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from bootstrap.manifest import Manifest
+from node import __version__
+from node.config import NodeConfig
+from node.errors import operator_error
+from node.hardware import hardware
+from node.hosts.interface import told
+from node.hosts.meeting import Meeting
+from node.hosts.tokens import fingerprint
+from node.hosts.wire import (
+    GREETING_S,
+    Challenge,
+    Farewell,
+    Halt,
+    Hello,
+    Job,
+    Launch,
+    Link,
+    LinkLostError,
+    Prepared,
+    RankEnded,
+    Welcome,
+    nonce,
+    proof,
+    proven,
+)
+from node.monitor.console import Console
+from node.monitor.events import EventLog, Notice
+from node.own_address import hostport
+from node.rank_process import RankProcess, oom_kills, rank_environment
+from node.statedir import StateDir
+from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
+from protocols.errors import OperatorError
+
+RETRY_S = 1.0  # between tries to reach host 0
+TELL_S = 15.0  # between lines about that
+DIAL_S = 10.0
+
+
+def run(config: NodeConfig, meeting: Meeting) -> int:
+    """Serve host 0 until it says farewell or is lost for good; the process's exit status."""
+    return asyncio.run(Helper(config, meeting).main())
+
+
+class Helper:
+    """One host beside host 0."""
+
+    def __init__(self, config: NodeConfig, meeting: Meeting) -> None:
+        self.config, self.meeting = config, meeting
+        # hosts may share one disk, and the directory with it
+        self.home = StateDir(config.dir / f"host-{meeting.host}")
+        self.tokens = ""  # where they are
+        self.device, self.ranks = hardware(config, meeting.maximum)
+        self._running: list[RankProcess] = []
+        self._life = -1
+        self._waiting: asyncio.TaskGroup
+        self._stopped: asyncio.Event
+        self.events: EventLog
+
+    async def main(self) -> int:
+        """Until the end; raises OperatorError E409, E410, or what host 0 says."""
+        self.home.lock()
+        with ExitStack() as stack:
+            stack.callback(self.home.unlock)
+            stack.enter_context(self.home.logging())
+            events = EventLog(self.home.events)
+            stack.callback(events.close)
+            events.subscribe(Console(sys.stdout, as_json=self.config.json_log))
+            self.events = events
+            self._stopped = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stopped.set)
+            serving = asyncio.ensure_future(self._serve())
+            stopping = asyncio.ensure_future(self._stopped.wait())
+            try:
+                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopping.cancel()
+                serving.cancel()
+                await asyncio.wait((serving, stopping))
+            if not serving.cancelled():
+                serving.result()
+        return 0
+
+    async def _serve(self) -> None:
+        """Follow host 0, and look for it again when it is lost."""
+        why = ""
+        while True:
+            link = await self._find(why)
+            try:
+                if await self._follow(link):
+                    return
+            except LinkLostError as error:
+                why = str(error)
+                self.say(f"host 0 of this island is lost: {why}; this host's ranks are stopped")
+            finally:
+                link.close()
+            await asyncio.sleep(RETRY_S)
+
+    # --- coming to host 0 ---------------------------------------------------------------------
+
+    async def _find(self, why: str) -> Link:
+        """A greeted connection to host 0; raises E409 when none comes about in time."""
+        loop = asyncio.get_running_loop()
+        meeting = self.meeting
+        end, told_at = loop.time() + meeting.wait_s, 0.0
+        where = hostport(meeting.address, meeting.port)
+        while True:
+            try:
+                return await self._dial()
+            except (OSError, TimeoutError, LinkLostError) as error:
+                why = why or str(error) or "no answer in time"
+            left = end - loop.time()
+            if left <= 0:
+                raise operator_error(
+                    "E409",
+                    f"host 0 of this island is not there: given up after {meeting.wait_s:.0f} s",
+                    why=f"{where}: {why}",
+                    fix="start host 0 with the same --rdzv-endpoint, or see its log",
+                )
+            if loop.time() - told_at >= TELL_S:
+                self.say(f"looking for host 0 of this island at {where}; {left:.0f} s left")
+                told_at = loop.time()
+            why = ""
+            await asyncio.sleep(min(RETRY_S, left))
+
+    async def _dial(self) -> Link:
+        meeting = self.meeting
+        async with asyncio.timeout(DIAL_S):
+            reader, writer = await asyncio.open_connection(meeting.address, meeting.port)
+        link = Link(reader, writer)
+        try:
+            async with asyncio.timeout(GREETING_S):
+                await self._greet(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    async def _greet(self, link: Link) -> None:
+        meeting, mine = self.meeting, nonce()
+        challenge = await link.receive()
+        if not isinstance(challenge, Challenge):
+            raise LinkLostError("what answers there is no host of an island")
+        whole = (challenge.nonce, mine, meeting.host.to_bytes(4, "big"))
+        link.send(
+            Hello(
+                __version__,
+                meeting.host,
+                socket.gethostname()[:64],
+                self.ranks,
+                self.device,
+                mine,
+                proof(meeting.key, b"hello", *whole),
+            )
+        )
+        answer = await link.receive()
+        if isinstance(answer, Farewell):
+            raise OperatorError(answer.code or "E410", answer.what, answer.why, answer.fix)
+        if not isinstance(answer, Welcome) or not proven(
+            meeting.key, answer.proof, b"welcome", *whole
+        ):
+            raise operator_error("E410", "host 0 does not know the rendezvous id")
+        link.admit()
+
+    # --- following it -------------------------------------------------------------------------
+
+    async def _follow(self, link: Link) -> bool:
+        """Do what host 0 says; true at its farewell. Raises LinkLostError, OperatorError."""
+        self.say(f"host {self.meeting.host} of an island: {self.ranks} ranks, host 0 is there")
+        reading = asyncio.ensure_future(self._obey(link))
+        watching = asyncio.ensure_future(link.watch())
+        try:
+            async with asyncio.TaskGroup() as self._waiting:
+                try:
+                    done, _ = await asyncio.wait(
+                        (reading, watching), return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:  # nothing starts a rank after this
+                    for task in (reading, watching):
+                        task.cancel()
+                    await asyncio.wait((reading, watching))
+                    self._kill()
+            return bool(next(iter(done)).result())
+        finally:
+            self._kill()
+            if not link.lost:
+                link.send(Farewell("", f"host {self.meeting.host} was stopped"))
+
+    async def _obey(self, link: Link) -> bool:
+        while True:
+            match await link.receive():
+                case Job() as job:
+                    try:
+                        await self._prepare(job)
+                    except OperatorError as error:
+                        link.send(Farewell(error.code, error.what, error.why, error.fix))
+                        await link.flush(RETRY_S)
+                        raise
+                    link.send(Prepared())
+                case Launch() as launch:
+                    await self._launch(launch, link)
+                case Halt() as halt:
+                    if halt.life == self._life:
+                        self._kill()
+                case Farewell() as farewell:
+                    if farewell.code:
+                        raise OperatorError(
+                            farewell.code, f"host 0: {farewell.what}", farewell.why, farewell.fix
+                        )
+                    self.say(farewell.what)
+                    return True
+                case word:
+                    raise LinkLostError(f"it sent a {type(word).__name__}")
+
+    async def _prepare(self, job: Job) -> None:
+        """Make or open this host's tokens, the same as host 0's."""
+        manifest = Manifest.model_validate_json(job.manifest)
+        (self.home.root / "evaluation.bin").write_bytes(job.shard)
+        place = self.config.data or job.place
+        wanted = True
+
+        def progress(done: int, total: int) -> None:
+            if not wanted:
+                raise asyncio.CancelledError
+
+        def tokens() -> tuple[str, bytes]:
+            from node.data.supply import tokens_for
+
+            found = tokens_for(manifest, job.shard, job.tokenizer, place, progress)
+            try:
+                return found, fingerprint(found, manifest.model.vocab_size, self._cache)
+            except OSError as error:
+                raise operator_error("E601", why=str(error)) from error
+
+        try:
+            self.tokens, found = await asyncio.to_thread(tokens)
+        finally:
+            wanted = False  # a thread that still reads ends soon
+        if found != job.tokens:
+            raise operator_error(
+                "E410",
+                "this host has other training tokens than host 0",
+                why=f"{self.tokens} differs: other text, another Python or another --data",
+                fix="give all hosts the same --data: a folder of `node data prepare` on a disk "
+                "that all see, a copy of it, or its URL",
+            )
+
+    @property
+    def _cache(self) -> Path:
+        return self.home.root / "data-cache"
+
+    async def _launch(self, launch: Launch, link: Link) -> None:
+        """Start this host's ranks; their ends are told to host 0."""
+        self._kill()
+        self._life, self._running = launch.life, []
+        threads = self.config.threads or max(1, (os.cpu_count() or 1) // max(1, launch.count))
+        settings = TrainerSettings.model_validate_json(launch.settings).model_copy(
+            update={
+                "tokens": self.tokens,
+                "cache": self._cache,
+                "cache_bytes": int(self.config.data_cache),
+                "evaluation": self.home.root / "evaluation.bin",
+                "threads": threads,
+            }
+        )
+        file = self.home.logs / "trainer.json"
+        file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+        environment = rank_environment(threads) | told(link.own_address, os.environ)
+        kills = oom_kills()
+        for place in range(launch.count):
+            arguments = ["--settings", str(file), "--store", launch.store]
+            arguments += ["--place", str(place)]
+            rank = await RankProcess.spawn(
+                launch.first + place, self.home.logs, arguments, environment
+            )
+            self._running.append(rank)
+            self._waiting.create_task(self._tell_end(rank, launch.life, kills, link))
+        if launch.count:
+            self.say(f"{launch.count} of {settings.ranks} ranks are started here")
+        else:
+            self.say("the layout needs none of this host's ranks")
+
+    async def _tell_end(self, rank: RankProcess, life: int, kills: int, link: Link) -> None:
+        status = await rank.wait()
+        if status == -signal.SIGKILL and oom_kills() > kills:
+            status = EXIT_OUT_OF_MEMORY
+        number, status = (-status, 0) if status < 0 else (0, status)
+        link.send(RankEnded(life, rank.number, status, number, str(rank.log), rank.tail()))
+
+    def say(self, text: str) -> None:
+        """A line for the operator."""
+        self.events.emit(Notice(text=text))
+
+    def _kill(self) -> None:
+        for rank in self._running:
+            rank.signal(signal.SIGKILL)

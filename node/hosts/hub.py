@@ -1,0 +1,391 @@
+"""Host 0's side of an island on several hosts: who is there, what they run, who is lost.
+
+A :class:`Hub` listens at the rendezvous endpoint for as long as the node runs. Hosts come, are told
+the run, and make their training tokens; :meth:`Hub.muster` waits for them before ranks start. The
+ranks of another host are :class:`RemoteRank`\\ s, which :mod:`node.island` supervises beside those
+of this host. A host that is lost ends its ranks with :data:`HOST_LOST`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node import __version__
+from node.errors import operator_error
+from node.hosts.meeting import Meeting
+from node.hosts.wire import (
+    GREETING_S,
+    Challenge,
+    Farewell,
+    Halt,
+    Hello,
+    Job,
+    Launch,
+    Link,
+    LinkLostError,
+    Prepared,
+    RankEnded,
+    Welcome,
+    nonce,
+    proof,
+    proven,
+)
+from node.own_address import hostport
+from protocols.errors import OperatorError
+
+HOST_LOST = 1000  # "exit status" of a rank whose host is lost
+LAST_CALL_S = 30.0  # with the minimum there, for the others: when the island first starts,
+RESTART_CALL_S = 3.0  # and when it starts again
+TELL_S = 15.0  # between lines about who is missing
+FAREWELL_S = 3.0
+MAX_STRANGERS = 64  # connections at a time that have not shown who they are
+
+
+@dataclass
+class Host:
+    """One of the other hosts, from its greeting on."""
+
+    number: int
+    name: str
+    ranks: int
+    link: Link
+    prepared: bool = False
+    running: dict[int, RemoteRank] = field(default_factory=dict)  # by rank
+
+    @property
+    def shown(self) -> str:
+        """As people are told of it."""
+        return f"host {self.number} ({self.name})"
+
+
+class RemoteRank:
+    """A rank on another host; the same to its supervisor as :class:`node.rank_process`'s."""
+
+    def __init__(self, number: int, host: Host, life: int) -> None:
+        self.number, self.host, self.life = number, host, life
+        self.where = f" on {host.shown}"
+        self.log = Path("trainer.log")
+        self._tail = ""
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        """Its status as of a process of this host, or :data:`HOST_LOST`."""
+        return await asyncio.shield(self._status)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal kills: the other host is asked to, and silence of it is noticed."""
+        if not self._status.done():
+            self.host.link.send(Halt(self.life))
+
+    def tail(self) -> str:
+        """The last that it said."""
+        return self._tail
+
+    def ended(self, status: int, log: str, tail: str) -> None:
+        """It is no more; the first news counts."""
+        if not self._status.done():
+            self.log, self._tail = Path(log), tail
+            self._status.set_result(status)
+
+
+class Hub:
+    """The other hosts of this node's island."""
+
+    def __init__(self, meeting: Meeting, device: str, say: Callable[[str], None]) -> None:
+        self.meeting, self.device, self.say = meeting, device, say
+        self.hosts: dict[int, Host] = {}
+        self.lost: dict[int, str] = {}  # why, of those that are not there any more
+        self._refused: dict[int, OperatorError] = {}  # what a host said that it lacks
+        self._job: Job | None = None
+        self._used: frozenset[int] = frozenset()  # hosts that the present life was offered to
+        self._news = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._strangers = 0
+        self._closing = False
+        self._server: asyncio.Server | None = None
+        self._farewell = Farewell("", "host 0 has stopped")
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Listen; raises OperatorError E303 where the port is taken."""
+        host, port = self.meeting.address, self.meeting.port
+        for address in (host, None):  # None: on all, where the name is not of this machine
+            try:
+                self._server = await asyncio.start_server(self._connected, address, port)
+            except (socket.gaierror, OSError) as error:
+                ours = not isinstance(error, socket.gaierror) and error.errno == errno.EADDRINUSE
+                if address is None or ours:
+                    raise operator_error(
+                        "E303",
+                        f"cannot listen for this island's hosts at {hostport(host, port)}",
+                        why=error.strerror or str(error),
+                        fix="stop what listens there, or give another port with --rdzv-endpoint",
+                    ) from error
+            else:
+                return
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def say_why(self, error: OperatorError | None) -> None:
+        """What the other hosts are told at the end; None: nothing went wrong."""
+        if error is not None:
+            self._farewell = Farewell(error.code, error.what, error.why, error.fix)
+
+    async def aclose(self) -> None:
+        """Say farewell and close; the other hosts end, too."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        for host in self.hosts.values():
+            host.link.send(self._farewell)
+        links = [host.link for host in self.hosts.values()]
+        await asyncio.gather(*(link.flush(FAREWELL_S) for link in links))
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    # --- who is there -------------------------------------------------------------------------
+
+    def offer(self, job: Job) -> None:
+        """Tell all hosts, also those that come later, what they need for their tokens."""
+        self._job = job
+        for host in self.hosts.values():
+            host.link.send(job)
+
+    @property
+    def ready(self) -> list[Host]:
+        """Hosts that can train, by number."""
+        return [host for _, host in sorted(self.hosts.items()) if host.prepared]
+
+    @property
+    def grown(self) -> bool:
+        """Whether a host can train that the present ranks were started without."""
+        return any(host.number not in self._used for host in self.ready)
+
+    async def muster(self, *, again: bool) -> list[Host]:
+        """Wait for the other hosts: for all, or once the minimum is there only a while longer.
+
+        ``again``: ranks have run before. Raises OperatorError E409 when too few come in time, or
+        what a host lacks, where it cannot do without that host.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        enough_since: float | None = None
+        told, last_told = "", began - TELL_S
+        last_call = RESTART_CALL_S if again else LAST_CALL_S
+        while True:
+            now, ready = loop.time(), self.ready
+            if len(ready) + 1 >= self.meeting.maximum:
+                break
+            if len(ready) + 1 < self.meeting.minimum:
+                enough_since = None
+                end = began + self.meeting.wait_s
+                self._raise_if_hopeless(over=now >= end)
+            else:
+                enough_since = now if enough_since is None else enough_since
+                end = enough_since + last_call
+                if now >= end:
+                    break
+            line = self._missing()
+            if line != told or now - last_told >= TELL_S:
+                self.say(f"{line}; {end - now:.0f} s left")
+                told, last_told = line, now
+            self._news.clear()
+            try:
+                async with asyncio.timeout(max(0.0, min(end - now, TELL_S))):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+        self._used = frozenset(host.number for host in ready)
+        return ready
+
+    def _raise_if_hopeless(self, *, over: bool) -> None:
+        able = self.meeting.maximum - len(self._refused)
+        if able < self.meeting.minimum:
+            raise next(iter(self._refused.values()))
+        if over:
+            raise operator_error(
+                "E409",
+                f"{self._missing()}: given up after {self.meeting.wait_s:.0f} s",
+                why=self._whys(),
+            )
+
+    def _missing(self) -> str:
+        wanted = range(1, self.meeting.maximum)
+        here = [host.number for host in self.ready]
+        missing = [
+            f"{n} (reads its data)" if n in self.hosts else str(n) for n in wanted if n not in here
+        ]
+        need = self.meeting.minimum
+        return (
+            f"hosts of this island: {len(here) + 1} of {self.meeting.maximum} are ready, "
+            f"host {', '.join(missing)} is missing" + (f" (at least {need})" if need > 1 else "")
+        )
+
+    def _whys(self) -> str:
+        whys = [f"host {number}: {why}" for number, why in sorted(self.lost.items())]
+        return "; ".join(whys) or "they did not connect to " + hostport(
+            self.meeting.address, self.meeting.port
+        )
+
+    # --- ranks --------------------------------------------------------------------------------
+
+    def launch(
+        self, host: Host, life: int, settings: str, ranks: range, store: str
+    ) -> list[RemoteRank]:
+        """Have a host start ranks; it may be lost already, then they end at once."""
+        started = [RemoteRank(number, host, life) for number in ranks]
+        host.running = {rank.number: rank for rank in started}
+        if self.hosts.get(host.number) is not host:
+            self._end_ranks(host, "it was lost before its ranks were started")
+        host.link.send(Launch(life, settings.encode(), ranks.start, len(ranks), store))
+        return started
+
+    def reached_at(self, hosts: Sequence[Host]) -> str:
+        """This host's address as the others see it."""
+        return hosts[0].link.own_address
+
+    def _end_ranks(self, host: Host, why: str) -> None:
+        for rank in host.running.values():
+            rank.ended(HOST_LOST, "", why)
+
+    # --- connections --------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection from its first byte to its end; owned by :meth:`aclose`."""
+        link = Link(reader, writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        host = None
+        try:
+            host = await self._greet(link)
+            if host is not None:
+                await self._follow(host)
+        except LinkLostError as error:
+            if host is not None:
+                self._lose(host, str(error))
+        finally:
+            link.close()
+            self._connections.discard(task)
+
+    async def _greet(self, link: Link) -> Host | None:
+        """Let a host in that knows the rendezvous id; None for anybody else."""
+        if self._strangers >= MAX_STRANGERS:
+            return None
+        challenge = nonce()
+        link.send(Challenge(challenge))
+        self._strangers += 1
+        try:
+            async with asyncio.timeout(GREETING_S):
+                hello = await link.receive()
+        except (TimeoutError, LinkLostError):
+            return None
+        finally:
+            self._strangers -= 1
+        if not isinstance(hello, Hello):
+            return None
+        whole = (challenge, hello.nonce, hello.host.to_bytes(4, "big"))
+        if hello.host > 2**31 or not proven(self.meeting.key, hello.proof, b"hello", *whole):
+            refusal = operator_error("E410", "the rendezvous id differs from host 0's")
+        elif problem := self._unfit(hello):
+            refusal = problem
+        else:
+            link.admit()
+            link.send(Welcome(proof(self.meeting.key, b"welcome", *whole)))
+            return self._admit(Host(hello.host, hello.name, hello.ranks, link))
+        link.send(Farewell(refusal.code, refusal.what, refusal.why, refusal.fix))
+        await link.flush(FAREWELL_S)
+        return None
+
+    def _unfit(self, hello: Hello) -> OperatorError | None:
+        if hello.version != __version__:
+            return operator_error(
+                "E410",
+                "the hosts of this island run different versions of Atoll",
+                why=f"host 0 has {__version__}, host {hello.host} has {hello.version}",
+            )
+        if not 1 <= hello.host < self.meeting.maximum:
+            return operator_error(
+                "E410",
+                f"host {hello.host} is not of this island",
+                why=f"host 0 was started with --nnodes for {self.meeting.maximum} hosts",
+            )
+        if hello.device != self.device:
+            return operator_error(
+                "E410",
+                "the hosts of this island train on different devices",
+                why=f"host 0 on {self.device}, host {hello.host} on {hello.device}",
+            )
+        return None
+
+    def _admit(self, host: Host) -> Host:
+        before = self.hosts.get(host.number)
+        if before is not None:  # the same host once more: what it was before is no more
+            self._lose(before, "it has connected anew")
+            before.link.close()
+        self.hosts[host.number] = host
+        self._refused.pop(host.number, None)
+        if self._job is not None:
+            host.link.send(self._job)
+        self._news.set()
+        return host
+
+    def _lose(self, host: Host, why: str) -> None:
+        if self.hosts.get(host.number) is host:
+            del self.hosts[host.number]
+            self.lost[host.number] = why
+            self._used -= {host.number}
+            if not self._closing:
+                self.say(f"{host.shown} of this island is lost: {why}")
+        self._end_ranks(host, why)
+        self._news.set()
+
+    async def _follow(self, host: Host) -> None:
+        """Take what a host says, until one of both is gone; raises LinkLostError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(host.link.watch())
+                group.create_task(self._read(host))
+        except BaseExceptionGroup as group:
+            lost, rest = group.split(LinkLostError)
+            if rest is not None or lost is None:
+                raise
+            raise next(leaf for leaf in lost.exceptions) from None
+
+    async def _read(self, host: Host) -> None:
+        while True:
+            match await host.link.receive():
+                case Prepared():
+                    host.prepared = True
+                    self.lost.pop(host.number, None)
+                    self.say(f"{host.shown} of this island is ready: {host.ranks} ranks")
+                    self._news.set()
+                case RankEnded() as ended:
+                    rank = host.running.get(ended.rank)
+                    if rank is not None and rank.life == ended.life:
+                        status = -ended.signal or ended.status
+                        rank.ended(status, ended.log, ended.tail)
+                case Farewell() as farewell:
+                    if farewell.code:
+                        self._refused[host.number] = operator_error(
+                            "E410",
+                            f"{host.shown} cannot take part: {farewell.what}",
+                            why=farewell.why,
+                            fix=farewell.fix,
+                        )
+                    raise LinkLostError(farewell.what)
+                case word:
+                    raise LinkLostError(f"it sent a {type(word).__name__}")

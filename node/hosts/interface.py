@@ -1,0 +1,51 @@
+"""The network interface that has an address: gloo and NCCL are told by its name."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SIOCGIFADDR = 0x8915  # netdevice(7)
+_REQUEST = struct.Struct("16sH2x4s8x")  # struct ifreq with a sockaddr_in
+INET6 = Path("/proc/net/if_inet6")
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def interface_of(address: str) -> str:
+    """The interface with this IPv4 or IPv6 address; empty where none has it (or not on Linux)."""
+    if sys.platform != "linux":
+        return ""
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(wanted, ipaddress.IPv6Address):
+        if wanted.ipv4_mapped is not None:
+            return interface_of(str(wanted.ipv4_mapped))
+        return _ipv6(wanted)
+    if wanted.is_loopback:
+        return "lo"
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = _REQUEST.pack(name.encode()[:15], socket.AF_INET, bytes(4))
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, request + bytes(8))
+            except OSError:  # it has no IPv4 address
+                continue
+            if answer[20:24] == wanted.packed:
+                return name
+    return ""
+
+
+def _ipv6(wanted: ipaddress.IPv6Address) -> str:
+    lines = INET6.read_text(encoding="ascii").splitlines() if INET6.is_file() else []
+    return next((line.split()[-1] for line in lines if line.startswith(wanted.packed.hex())), "")
+
+
+def told(address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which ranks find each other over this address; the operator's own count."""
+    name = interface_of(address)
+    return {variable: environ.get(variable) or name for variable in VARIABLES if name}

@@ -1,0 +1,194 @@
+"""Who the hosts of an island are and where they meet: from flags, or from what started them.
+
+``--nnodes``, ``--node-rank``, ``--rdzv-endpoint`` and ``--rdzv-id`` are those of torchrun.
+With ``--nnodes auto``, or where one of them is left out, the environment is asked: torchrun's own
+variables (``PET_*``, ``MASTER_ADDR``), then Slurm's, then those of a Kubernetes Job with an
+index or of a StatefulSet.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from node.errors import operator_error
+from node.island_settings import IslandSettings
+from node.setting_values import host_port
+from protocols.errors import OperatorError
+
+DEFAULT_PORT = 29_400  # torchrun's
+PORTS = 1000  # above it, of which a Slurm job takes one by its number
+MAX_HOSTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One host's place among those of its island."""
+
+    host: int  # its number; 0 runs the daemon
+    minimum: int
+    maximum: int
+    address: str  # of host 0,
+    port: int  # where it listens for the others
+    key: str  # the rendezvous id
+    wait_s: float  # for hosts that are missing
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an environment says; None and empty: nothing."""
+
+    by: str
+    nnodes: str = ""
+    host: int | None = None
+    address: str = ""
+    port: int = DEFAULT_PORT
+    key: str = ""
+
+
+def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | None:
+    """Where this host meets the others; None for an island of one host.
+
+    Raises OperatorError E204 that names the flag that is missing or contradicts another.
+    """
+    auto = settings.nnodes == "auto"
+    if not auto and _bounds(settings.nnodes)[1] == 1:
+        return None
+    found = [*_torchrun(environ), *_slurm(environ), *_kubernetes(environ)]
+    nnodes = settings.nnodes
+    if auto:
+        nnodes = next((item.nnodes for item in found if item.nnodes), "")
+        if not nnodes:
+            raise _bad(
+                "--nnodes auto: nothing says how many hosts there are",
+                "neither torchrun's variables (PET_NNODES, NNODES) nor Slurm's are set",
+                "give --nnodes with the number, or MIN:MAX",
+            )
+    minimum, maximum = _bounds(nnodes)
+    if maximum == 1:
+        return None
+    host = settings.node_rank
+    if host is None:
+        host = next((item.host for item in found if item.host is not None), None)
+    if host is None:
+        raise _bad("--node-rank is missing", "nothing says which of the hosts this one is")
+    if host >= maximum:
+        raise _bad(
+            f"--node-rank {host} is too large", f"of {maximum} hosts the last one has {maximum - 1}"
+        )
+    address, port = "", DEFAULT_PORT
+    if settings.rdzv_endpoint:
+        address, port = host_port(settings.rdzv_endpoint)
+    else:
+        named = next((item for item in found if item.address), None)
+        if named is not None:
+            address, port = named.address, named.port
+    if not address:
+        raise _bad("--rdzv-endpoint is missing", "nothing says where host 0 is")
+    key = settings.rdzv_id or next((item.key for item in found if item.key), "")
+    return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
+
+
+def _bounds(nnodes: str) -> tuple[int, int]:
+    """``2`` or ``1:2`` as (minimum, maximum); :class:`IslandSettings` has checked its form."""
+    low, _, high = nnodes.partition(":")
+    return int(low), int(high or low)
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+def _torchrun(environ: Mapping[str, str]) -> list[Found]:
+    """``PET_NNODES`` and its like, and the names that training operators set."""
+
+    def first(*names: str) -> str:
+        return next((environ[name] for name in names if environ.get(name)), "")
+
+    address, port = first("PET_MASTER_ADDR", "MASTER_ADDR"), first("PET_MASTER_PORT", "MASTER_PORT")
+    if endpoint := first("PET_RDZV_ENDPOINT"):
+        try:
+            address, port = map(str, host_port(endpoint))
+        except ValueError:
+            address = endpoint
+    nnodes = first("PET_NNODES", "NNODES", "GROUP_WORLD_SIZE")
+    found = Found(
+        "torchrun",
+        nnodes if re.fullmatch(r"\d+(:\d+)?", nnodes) else "",
+        _number(first("PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")),
+        address,
+        _number(port) or DEFAULT_PORT,
+        first("PET_RDZV_ID", "TORCHELASTIC_RUN_ID"),
+    )
+    return [found] if nnodes or found.host is not None or address else []
+
+
+def _slurm(environ: Mapping[str, str]) -> list[Found]:
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
+    if not job:
+        return []
+    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    names = hosts_of(listed)
+    return [
+        Found(
+            "Slurm",
+            environ.get("SLURM_NNODES") or environ.get("SLURM_JOB_NUM_NODES") or str(len(names)),
+            _number(environ.get("SLURM_NODEID", "")),
+            names[0] if names else "",
+            DEFAULT_PORT + int(re.sub(r"\D", "", job) or "0") % PORTS,
+            f"slurm-{job}",
+        )
+    ]
+
+
+def hosts_of(listed: str) -> list[str]:
+    """Names in Slurm's list of hosts, as in ``a[1-3,05],b-7``; raises OperatorError E204."""
+    names: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", listed):
+        names += _expanded(part)
+    if "".join(re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*,?", listed)) != listed:
+        raise _bad(f"SLURM_JOB_NODELIST: {listed!r} is no list of hosts", "brackets do not close")
+    return names
+
+
+def _expanded(part: str) -> list[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, after = rest.partition("]")
+    names: list[str] = []
+    for piece in inside.split(","):
+        low, dash, high = piece.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise _bad(f"SLURM_JOB_NODELIST: {part!r} is no list of hosts", f"what is {piece!r}?")
+        if len(names) + int(high or low) - int(low) > MAX_HOSTS:
+            raise _bad(f"SLURM_JOB_NODELIST: {part!r} is too long", f"at most {MAX_HOSTS} hosts")
+        for number in range(int(low), int(high or low) + 1):
+            for end in _expanded(after):
+                names.append(f"{before}{number:0{len(low)}d}{end}")
+    return names
+
+
+def _kubernetes(environ: Mapping[str, str], host: str = "") -> list[Found]:
+    """An indexed Job's pod, or a StatefulSet's: ``NAME-INDEX``, and host 0 is ``NAME-0``."""
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return []
+    short, dot, domain = (host or socket.getfqdn()).partition(".")
+    index = _number(environ.get("JOB_COMPLETION_INDEX", ""))
+    name, _, last = short.rpartition("-")
+    if index is None:
+        index = _number(last)
+    if index is None or not name:
+        return []
+    return [Found("Kubernetes", "", index, f"{name}-0{dot}{domain}", DEFAULT_PORT, name)]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _bad(what: str, why: str, fix: str = "") -> OperatorError:
+    return operator_error(
+        "E204", what, why=why, fix=fix or "give it, or see `Several hosts` in docs/parallelism.md"
+    )

@@ -1,0 +1,220 @@
+"""What the hosts of one island say to each other beside training: a spoken-for TCP connection.
+
+Host 0 listens at the rendezvous endpoint, the others connect to it::
+
+    host 0                               another host
+    Challenge(nonce)              ->
+                                  <-     Hello(who, nonce, proof)
+    Welcome(proof) or Farewell    ->
+    Job(manifest, shard, …)       ->     makes its training tokens
+                                  <-     Prepared, or Farewell with what is missing
+    Launch(life, settings, store) ->     starts its ranks
+                                  <-     RankEnded, for each of them
+    Halt(life)                    ->     kills them; RankEnded follows all the same
+    Beat                         <->     every :data:`BEAT_S` seconds
+    Farewell                     <->     the end, in order
+
+Frames are those of :mod:`node.trainer.channel`. Either side proves that it knows the rendezvous
+id, without showing it. What the ranks exchange travels by gloo or NCCL, which know no secrets: the
+network between the hosts of an island has to be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from typing import Annotated
+
+from blake3 import blake3
+
+from node.trainer.channel import READ_BYTES, Unframer, frame
+from protocols.errors import AtollError, Malformed
+from protocols.wire import Max, Message, decode_any
+
+BEAT_S = 2.0
+SILENT_BEATS = 5  # in a row without a word, then the other side is lost
+GREETING_S = 20.0  # for a stranger to show who it is
+MAX_GREETED_FRAME = 256 * 1024 * 1024  # a job has the evaluation shard and the tokenizer's file
+PROOF_BYTES = 32
+_CONTEXT = "Atoll 2026-11-21 hosts of one island"  # of blake3's key derivation
+
+Text = Annotated[str, Max(8192)]
+Bulk = Annotated[bytes, Max(128 * 1024 * 1024)]
+Proof = Annotated[bytes, Max(PROOF_BYTES)]
+
+
+class Challenge(Message, kind=130):
+    """Host 0's first word to whoever connects."""
+
+    nonce: Proof
+
+
+class Hello(Message, kind=131):
+    """Another host: who it is and what it has."""
+
+    version: Annotated[str, Max(64)]
+    host: int  # its number, from 1 on
+    name: Annotated[str, Max(256)]
+    ranks: int
+    device: Annotated[str, Max(16)]
+    nonce: Proof
+    proof: Proof
+
+
+class Welcome(Message, kind=132):
+    """Host 0 knows the rendezvous id as well."""
+
+    proof: Proof
+
+
+class Job(Message, kind=133, max_bytes=MAX_GREETED_FRAME):
+    """The run, and what is needed to make the training tokens that host 0 has."""
+
+    manifest: Bulk  # JSON
+    shard: Bulk
+    tokenizer: Bulk
+    place: Text  # host 0's --data
+    tokens: Proof  # fingerprint, see node.hosts.tokens
+
+
+class Prepared(Message, kind=134):
+    """The tokens are there, and are the same."""
+
+
+class Launch(Message, kind=135, max_bytes=MAX_GREETED_FRAME):
+    """Start ranks ``first`` to ``first + count - 1``; none, where the layout needs fewer."""
+
+    life: int
+    settings: Bulk  # TrainerSettings as JSON; paths are host 0's
+    first: int
+    count: int
+    store: Annotated[str, Max(300)]  # HOST:PORT where the ranks meet
+
+
+class Halt(Message, kind=136):
+    """Kill the ranks of this life."""
+
+    life: int
+
+
+class RankEnded(Message, kind=137):
+    """A rank has ended: with a status, or by a signal."""
+
+    life: int
+    rank: int
+    status: int
+    signal: int  # 0: none
+    log: Text
+    tail: Text
+
+
+class Beat(Message, kind=138):
+    """Nothing but a sign of life."""
+
+
+class Farewell(Message, kind=139):
+    """The end: ``code`` is empty where all is well, else what the operator is to be told."""
+
+    code: Annotated[str, Max(8)]
+    what: Text
+    why: Text = ""
+    fix: Text = ""
+
+
+Word = Challenge | Hello | Welcome | Job | Prepared | Launch | Halt | RankEnded | Beat | Farewell
+WORDS = (Challenge, Hello, Welcome, Job, Prepared, Launch, Halt, RankEnded, Beat, Farewell)
+
+
+class LinkLostError(AtollError):
+    """The other side is gone, silent, or broke the rules; the text says which."""
+
+
+class Link:
+    """One connection between two hosts of an island."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._unframer = Unframer()
+        self._words: list[Word] = []
+        self.lost = False  # there is nobody to say farewell to
+        self.heard = 0  # bytes so far
+
+    @property
+    def own_address(self) -> str:
+        """The address of this host as the other one sees it."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def admit(self) -> None:
+        """From here on large frames are taken: the other side is no stranger."""
+        self._unframer.limit = MAX_GREETED_FRAME
+
+    def send(self, word: Word) -> None:
+        """Queue a message; one that cannot be sent shows as silence of the other side."""
+        if not self._writer.is_closing():
+            self._writer.write(frame(word))
+
+    async def receive(self) -> Word:
+        """The next message but beats; raises :class:`LinkLostError`."""
+        while True:
+            while self._words:
+                word = self._words.pop(0)
+                if not isinstance(word, Beat):
+                    return word
+            try:
+                data = await self._reader.read(READ_BYTES)
+                self._words += [decode_any(raw, *WORDS) for raw in self._unframer.feed(data)]
+            except OSError as error:
+                self.lost = True
+                raise LinkLostError(f"the connection broke ({error.strerror or error})") from error
+            except Malformed as error:
+                raise LinkLostError(f"it sent what is no message of a host: {error}") from error
+            if not data:
+                self.lost = True
+                raise LinkLostError("it closed the connection")
+            self.heard += len(data)
+
+    async def watch(self) -> None:
+        """Send signs of life; raises :class:`LinkLostError` when none come back.
+
+        Silence is counted in beats, not by the clock: after a time in which this process itself
+        stood still, what the other side sent meanwhile is read first.
+        """
+        silent = 0
+        while silent < SILENT_BEATS:
+            self.send(Beat())
+            before = self.heard
+            await asyncio.sleep(BEAT_S)
+            silent = silent + 1 if self.heard == before else 0
+        raise LinkLostError(f"no sign of life for {SILENT_BEATS * BEAT_S:.0f} s")
+
+    async def flush(self, timeout: float) -> None:
+        """Wait until what was sent has left, so long at most."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer.drain()
+                self._writer.close()
+                await self._writer.wait_closed()
+        except (OSError, TimeoutError):
+            self.close()
+
+    def close(self) -> None:
+        """End the connection at once."""
+        self._writer.transport.abort()
+
+
+def nonce() -> bytes:
+    """What the other side has to show its proof over."""
+    return secrets.token_bytes(PROOF_BYTES)
+
+
+def proof(key: str, *parts: bytes) -> bytes:
+    """That its maker knows ``key``."""
+    derived = blake3(key.encode(), derive_key_context=_CONTEXT).digest()
+    message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return blake3(message, key=derived).digest()
+
+
+def proven(key: str, shown: bytes, *parts: bytes) -> bool:
+    """Whether ``shown`` is the proof."""
+    return hmac.compare_digest(proof(key, *parts), shown)

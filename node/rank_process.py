@@ -1,0 +1,107 @@
+"""One trainer rank as a child process: started with its log, signalled, and read at its end.
+
+The daemon starts ranks so (:mod:`node.island`), and so do the other hosts of an island
+(:mod:`node.hosts.helper`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import node
+
+TAIL_BYTES = 4096
+OOM_COUNTER = Path("/proc/vmstat")
+
+
+@dataclass
+class RankProcess:
+    """A rank of this host."""
+
+    number: int  # among all ranks of the island
+    process: asyncio.subprocess.Process
+    log: Path
+    log_start: int  # bytes that were in the log before
+    where: str = ""  # " on host 1", of another host's
+
+    @classmethod
+    async def spawn(
+        cls,
+        number: int,
+        directory: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        inherited: Sequence[int] = (),
+    ) -> RankProcess:
+        """Start ``python -m node.trainer.rank`` with a log in ``directory``."""
+        log = directory / f"trainer-rank{number}.log"
+        with log.open("ab") as file:
+            start = file.tell()
+            process = await asyncio.create_subprocess_exec(
+                # -P: a folder called "node" where the operator stands must not be imported
+                sys.executable,
+                "-P",
+                "-m",
+                "node.trainer.rank",
+                "--parent",
+                str(os.getpid()),
+                "--rank",
+                str(number),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=inherited,
+                env=environment,
+                start_new_session=True,
+            )
+        return cls(number, process, log, start)
+
+    async def wait(self) -> int:
+        """Its exit status, or the negative number of the signal that has ended it."""
+        return await self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send to the rank's whole process group, if it is still there."""
+        if self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, number)  # pid and group id are equal: own session
+            except ProcessLookupError:
+                return  # ended, and not yet reaped
+
+    def tail(self) -> str:
+        """The end of what it has said in this life."""
+        with self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self.log_start, end - TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """This process's environment as a rank needs it; all ranks on this host."""
+    packages = str(Path(node.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{packages}{os.pathsep}{path}" if path else packages,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # gloo would otherwise look this host's name up
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+    }
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for memory since boot; 0 where it does not tell."""
+    try:
+        lines = OOM_COUNTER.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
