@@ -206,7 +206,7 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _mode(self) -> Manifest:
         check_mode(self.mode, self.outer, self.rounds)
-        check_gossip(self.mode, self.gossip, self.rounds, self.merge)
+        check_gossip(self.mode, self.gossip, self.outer, self.rounds, self.merge)
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bootstrap.manifest_rounds import Merge, Rounds, Section
+from bootstrap.manifest_rounds import Merge, Outer, Rounds, Section
 
 MODES = ("gossip", "push-sum")
 PRECISE = ("fp32", "bf16", "fp16", "int8")  # good enough for parameters themselves
@@ -25,12 +25,19 @@ class Gossip(Section):
     bound: float = Field(default=3.0, gt=0)
 
 
-def check_gossip(mode: str, gossip: Gossip, rounds: Rounds, merge: Merge) -> None:
+def check_gossip(mode: str, gossip: Gossip, outer: Outer, rounds: Rounds, merge: Merge) -> None:
     """Raise ValueError where a run of islands in pairs asks for what has no meaning there."""
     if mode not in MODES:
         return
     if (mode == "push-sum") != (gossip.rule == "push-sum"):
         raise ValueError(f"mode {mode} with gossip.rule {gossip.rule}: leave gossip.rule away")
+    wanted = "heavyball" if gossip.rule == "noloco" else "sgd"
+    if outer.optimizer != wanted or (wanted == "sgd" and (outer.lr, outer.lr_start) != (1.0, 1.0)):
+        raise ValueError(
+            f"gossip.rule {gossip.rule} with outer.optimizer {outer.optimizer} and outer.lr "
+            f"{outer.lr:g}: it is {wanted}"
+            + (" with outer.lr 1" if wanted == "sgd" else "; leave outer.optimizer away")
+        )
     if rounds.codec not in PRECISE:
         raise ValueError(
             f"mode {mode} with codec {rounds.codec}: islands have no state in common to which a "
