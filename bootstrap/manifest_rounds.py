@@ -51,8 +51,15 @@ MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "merge": {"weights": "rate"},
     },
     "server": {"rounds": {"owners": "servers", "staleness": 0}},
-    "gossip": {"rounds": {"codec": "bf16"}},
-    "push-sum": {"rounds": {"codec": "bf16"}, "gossip": {"rule": "push-sum"}},
+    "gossip": {  # NoLoCo: η = β, μ = α of its paper
+        "rounds": {"codec": "bf16"},
+        "outer": {"optimizer": "heavyball", "lr": 0.7, "momentum": 0.5, "warmup_rounds": 0},
+    },
+    "push-sum": {
+        "rounds": {"codec": "bf16"},
+        "outer": {"optimizer": "sgd", "warmup_rounds": 0},
+        "gossip": {"rule": "push-sum"},
+    },
     "fedavg": {"rounds": {"clients": 0.5}, "outer": {"optimizer": "sgd"}},
     "btm": {
         "rounds": {"total_rounds": 1, "inner_steps": 1000, "staleness": 0},
@@ -242,6 +249,8 @@ def with_defaults(given: Any) -> Any:
     rounds = _plain(tables.get("rounds"))
     if mode == "server" and str(rounds.get("staleness", 0)) != "0":  # lock-step is given up
         wanted = {**MODE_DEFAULTS["async"], "rounds": {**_ALONE, "owners": "servers"}}
+    if mode == "gossip" and str(_plain(tables.get("gossip")).get("rule")) == "average":
+        wanted = {**wanted, "outer": MODE_DEFAULTS["push-sum"]["outer"]}
     outer = _plain(tables.get("outer"))
     if outer.get("optimizer") == "sparseloco":
         wanted = {**wanted, "rounds": {"codec": "top12", **wanted.get("rounds", {})}}
