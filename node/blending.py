@@ -1,15 +1,16 @@
 """What an island of a run of gossip does with parameters: encode them, mix them, step. Pure.
 
 ``base`` is φ, this island's slow parameters; ``fast`` starts as θ, what its inner steps made of
-them, and is moved towards others by its exchanges; the outer step then leads from φ to it. So one
-tensor an exchange travels, and one rule serves all of :mod:`diloco.mixing`:
+them, and is moved towards others by its exchanges; the outer step leads from φ towards it, with
+D = φ − fast in the place of a merged pseudo-gradient. So one tensor an exchange travels, and the
+run's outer optimizer (:mod:`diloco.optimizers`) makes the difference between the rules:
 
-- ``noloco`` (2506.10911, equation 2 with β = γ: the partners' slow parameters cancel):
-  m ← α m + β (fast − φ), φ ← φ + m, where fast is the mean of θ over the pair;
-- ``average``: φ ← fast;
-- ``push-sum`` (1811.10792): φ ← x / w, with x and w moved by shares. What inner steps made counts
-  with the island's weight w, which is 1 in the mean; in the paper it counts 1, which would throw
-  an island far off that nobody has sent to for long.
+- ``noloco`` (2506.10911, equation 2 with β = γ, where the partners' slow parameters cancel:
+  :func:`diloco.mixing.noloco`) is heavy ball with η = β and μ = α: v ← α v + D, φ ← φ − β v;
+- ``average`` is φ ← fast, plain SGD with η = 1;
+- ``push-sum`` (1811.10792) likewise, where fast is x / w, and x and w are moved by shares. What
+  inner steps made counts with the island's weight w, which is 1 in the mean; in the paper it
+  counts 1, which would throw an island far off that nobody has sent to for long.
 
 What coarse codecs lose does not move the mean of all: an island adds ``share`` of the difference
 of the two vectors *as they travelled*, its own as well as the other's, so what one adds the other
@@ -24,16 +25,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diloco import mixing
+from diloco import optimizers
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 
 
 class Blend:
     """One island's parameters between a snapshot and its outer step; fp32 [N] vectors."""
 
-    def __init__(self, base: Tensor, momentum: Tensor, codec: RangeCodec, rule: str) -> None:
-        """``base`` and ``momentum`` are changed in place by :meth:`step`."""
-        self.base, self.momentum, self.codec, self.rule = base, momentum, codec, rule
+    def __init__(self, base: Tensor, codec: RangeCodec, *, shares: bool) -> None:
+        """``base`` is changed in place by :meth:`step`; ``shares``: by push-sum."""
+        self.base, self.codec, self.shares = base, codec, shares
         self.fast = torch.empty(0)  # taken when there is something to exchange
         self.weight = 1.0  # of push-sum
 
@@ -56,7 +57,7 @@ class Blend:
         """
         data = torch.empty(self.codec.encoded_size(0, len(self.base)), dtype=torch.uint8)
         self.codec.encode(0, self.fast, data)
-        if self.rule != "push-sum":
+        if not self.shares:
             return data, 1.0
         self.weight /= receivers + 1
         for chunk in self._chunks:  # x − n·sent: what rounding lost stays here
@@ -84,35 +85,33 @@ class Blend:
             fast = self.fast[chunk.start : chunk.stop]
             own_here, other = mine[: len(fast)], theirs[: len(fast)]
             own_here.copy_(fast)
-            if own is not None and self.rule != "push-sum":
+            if own is not None and not self.shares:
                 self._decode(chunk, own, own_here)
-            if self.rule == "push-sum":
+            if self.shares:
                 fast.mul_(self.weight / whole)
             for index, (data, weight, share) in enumerate(letters):
                 self._decode(chunk, data, other)
                 if index == 0:
                     difference = other - own_here
                     square += torch.dot(difference, difference).item()
-                if self.rule == "push-sum":
+                if self.shares:
                     fast.add_(other, alpha=weight / whole)
                 else:
                     fast.add_(other.sub_(own_here), alpha=share)
-        if self.rule == "push-sum":
+        if self.shares:
             self.weight = whole
         return math.sqrt(square / len(self.base))
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """The outer step, from φ towards what the exchanges made of θ."""
+    def step(
+        self, rule: optimizers.Rule, vectors: dict[str, Tensor], rates: optimizers.Rates
+    ) -> None:
+        """The outer step of a rule and its ``vectors``, from φ towards what exchanges made of θ."""
         for start in range(0, len(self.base), CHUNK):
             here = slice(start, start + CHUNK)
             slow, fast = self.base[here], self.fast[here]
-            if self.rule == "noloco":
-                mixing.noloco(
-                    slow, self.momentum[here], fast, fast, alpha=mixing.ALPHA, beta=mixing.BETA
-                )
-            else:
-                slow.copy_(fast)
+            part = {name: vectors[name][here] for name in rule.vectors}
+            rule.step(part, slow - fast, slow, rates)
 
     def _decode(self, chunk: Chunk, data: Tensor, out: Tensor) -> None:
         self.codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], out)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from blake3 import blake3
 
+from diloco.mixing import ALPHA, BETA
+from diloco.optimizers import Rates, named
 from gossip.agreement import Place
 from gossip.bodies import Wiring
 from gossip.certificate import genesis
@@ -35,7 +37,11 @@ class ToyState:
 
     def __init__(self, start: torch.Tensor, codec: RangeCodec, rule: str) -> None:
         self.base, self.sent = start.clone(), start.clone()
-        self.blend = Blend(self.base, torch.zeros_like(start), codec, rule)
+        self.blend = Blend(self.base, codec, shares=rule == "push-sum")
+        noloco = rule == "noloco"
+        self.rule = named("heavyball" if noloco else "sgd")
+        self.vectors = self.rule.init(start).vectors
+        self.rates = Rates(BETA, ALPHA) if noloco else Rates(1.0, 0.0)
         self.place = Place(RUN, 0, 0, genesis(RUN), self.digest(), 0)
 
     def digest(self) -> bytes:
@@ -55,7 +61,7 @@ class ToyState:
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         assert ours
-        self.blend.step()
+        self.blend.step(self.rule, self.vectors, self.rates)
         self.place = replace(self.place, round=round_ + 1, state=self.digest())
 
 

@@ -1,0 +1,89 @@
+"""The state of an island that gossips: its own parameters and momentum, which nobody else has.
+
+What :class:`~node.replica.OuterReplica` is for certified rounds. The trainer sees no difference:
+it goes on with its inner steps while exchanges run, and does θ ← base + (θ − sent) between two of
+them when the outer step is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from bootstrap.manifest import Manifest
+from bootstrap.state import state_digest
+from diloco.optimizers import Rates
+from diloco.outer import outer_rates
+from gossip.letters import Letter
+from node.blending import Blend
+from node.replica import Offload, OuterReplica
+from node.trainer.shared import SharedVectors
+from protocols.codecs import RangeCodec
+from protocols.identity import PeerId
+
+
+class OwnReplica(OuterReplica):
+    """This island's φ and momentum; for :class:`gossip.roamer.Roamer`.
+
+    Its round is this island's own count, its roster whoever trains at the moment.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        vectors: SharedVectors,
+        codec: RangeCodec,
+        offload: Offload,
+    ) -> None:
+        super().__init__(manifest, me, vectors, codec, offload, (me,))
+        self.blend = Blend(self.base, codec, shares=manifest.gossip.rule == "push-sum")
+        self.who: Callable[[], tuple[PeerId, ...]] = lambda: (me,)
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Everybody who trains: decides which windows of the data are this island's."""
+        return self.who()
+
+    async def start(self) -> None:
+        """What the trainer has learnt, in ``sent``, becomes what is exchanged."""
+        await self.offload(lambda: self.blend.start(self.sent))
+
+    async def encode(self, receivers: int) -> tuple[torch.Tensor, float]:
+        """A letter for so many, and its weight."""
+        found: tuple[torch.Tensor, float] = await self.offload(lambda: self.blend.encode(receivers))
+        return found
+
+    async def take_back(self, data: torch.Tensor, weight: float) -> None:
+        """A letter that did not arrive."""
+        await self.offload(lambda: self.blend.take_back(data, weight))
+
+    async def mix(self, own: torch.Tensor | None, letters: Sequence[tuple[Letter, float]]) -> float:
+        """Move towards letters by their shares; RMS difference to the first."""
+        given = [(letter.data, letter.weight, share) for letter, share in letters]
+        difference: float = await self.offload(lambda: self.blend.mix(own, given))
+        return difference
+
+    async def finish(self, round_: int, *, ours: bool) -> None:
+        """Take the outer step of a round and hand the result to the trainer.
+
+        ``ours``: what was exchanged is the trainer's snapshot; else (it was started anew
+        meanwhile) what it has learnt since then stays on top of the result.
+        """
+        snapshot = await self.trainer.hold() if self.trainer is not None else None
+        counted = ours and snapshot is not None
+        lr, momentum = outer_rates(round_, **self.manifest.outer.schedule)
+
+        def step() -> bytes:
+            if not counted:
+                self.sent.copy_(self.base)
+            self.blend.step(self.rule, self.vectors, Rates(lr, momentum, round_ + 1))
+            return bytes(state_digest(self.state)[0])
+
+        digest: bytes = await self.offload(step)
+        self.merged_mine = counted
+        self._place = replace(self._place, round=round_ + 1, state=digest)
+        if self.trainer is not None:
+            await self.trainer.resume(contributed=counted, reset=False)
