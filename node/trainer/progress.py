@@ -28,7 +28,7 @@ from node.trainer.channel import (
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
-from node.trainer.pieces import Piece, due
+from node.trainer.pieces import Piece, due, due_at_will
 from node.trainer.resume import (
     Share,
     Standing,
@@ -71,11 +71,13 @@ class Progress:
         self.pieces = [Piece(layout.names(fragment)) for fragment in range(len(layout.cuts))]
         self.slot = 0
         self.slots = 1
-        self.target_steps = 0
+        self.target_steps = 0  # 0: at rest, once it has begun
+        self.at_will = self.forgets = False  # see :class:`~node.trainer.channel.Begin`
         self.round_step = 0  # inner steps since the last Apply: the sampler's position
         self.step = self.tokens = 0
         self.rewarm_from: int | None = None
         self.bad_steps = 0  # in a row
+        self.one_disk = True  # every rank sees the same files
         self._writing: Writing | None = None
         self._written_to = ""
 
@@ -90,12 +92,20 @@ class Progress:
 
         Steps are counted from the last Apply, which comes to all islands at once, so that all
         are due at once; who was late in the last round has more to send, not a phase of its own.
+        Where islands contribute at will they are counted from the last contribution.
         """
-        if not self.begun:
+        if not self.begun or self.resting:
             return []
         if self.bad_steps >= BAD_STEPS:
             return [p for p, piece in enumerate(self.pieces) if piece.outstanding is None]
+        if self.at_will:
+            return due_at_will(self.pieces, self.target_steps)
         return due(self.pieces, self.round_step, self.target_steps)
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next rounds do without this island, which is to do nothing meanwhile."""
+        return self.begun and not self.target_steps
 
     @property
     def waiting(self) -> bool:
@@ -128,12 +138,15 @@ class Progress:
         rounds = (command.round, *command.others)
         self.slot, self.slots = command.slot, command.slots
         self._set_pace(command)
+        self.at_will, self.forgets = command.at_will, command.forgets
         self.step, self.tokens = command.step, command.tokens
         self.round_step = self.bad_steps = 0
         shares = tuple(Share(round=round_) for round_ in rounds)
         self.rewarm_from = command.step if command.rewarm else None
         if command.resume:
-            standing = load(Path(command.resume), self.weights, self.optimizer)
+            standing = load(
+                Path(command.resume), self.weights, self.optimizer, one_disk=self.one_disk
+            )
             shares = standing.fragments
             if (made := tuple(share.round for share in shares)) != rounds:
                 raise OperatorError(
@@ -208,6 +221,8 @@ class Progress:
         if command.reset:
             sanitise(self.optimizer)
             self.bad_steps = 0
+        if self.forgets:
+            self.optimizer.state.clear()
         piece.answer(command.round, contributed=command.contributed, reset=command.reset)
         if command.fragment == 0:
             self.round_step = 0
@@ -248,7 +263,13 @@ class Progress:
         self.finish_writing()
         failure: OSError | None = None
         try:
-            self._writing = save(Path(command.directory), self.weights, self.optimizer, standing)
+            self._writing = save(
+                Path(command.directory),
+                self.weights,
+                self.optimizer,
+                standing,
+                one_disk=self.one_disk,
+            )
         except OSError as error:
             failure = error
         self._written_to = command.directory

@@ -3,8 +3,9 @@
 Every rank writes the shards that it holds into the folder ``trainer`` of a checkpoint, as
 safetensors with their places in the header (torch.distributed.checkpoint), so that an island may
 come back with another number of ranks and another layout: see :func:`load`. It is written from a
-copy while training goes on. The learning rate and the windows to read follow from counters; there
-is no other state, and nothing is pickled.
+copy while training goes on. Where ranks are on several hosts, which need not share a disk, rank 0
+gathers the tensors and writes, or reads, all of them; the files are those of one rank. The learning
+rate and the windows to read follow from counters; there is no other state, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -29,8 +30,9 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
-from node.trainer.weights import Weights, local
+from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
 
 # said for every checkpoint of a single rank, in a thread where no narrower filter reaches
@@ -115,42 +117,86 @@ class Writing:
 
 @torch.no_grad()
 def save(
-    directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, standing: Standing
+    directory: Path,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    standing: Standing,
+    *,
+    one_disk: bool = True,
 ) -> Writing:
     """Copy tensors and standing, and begin to write them; every rank must call it.
 
     Returns when the copies are made: what happens to the tensors from then on does not matter.
-    Each rank writes what it holds, by torch.distributed.checkpoint. Raises OSError.
+    Each rank writes what it holds, by torch.distributed.checkpoint; or rank 0 everything, where
+    not all see ``one_disk``. Raises OSError.
     """
     folder, failure = directory / FOLDER, None
     try:
-        folder.mkdir(exist_ok=True)
+        if one_disk or weights.ranks.leads:
+            folder.mkdir(exist_ok=True)
     except OSError as error:
         failure = error
     if not weights.ranks.all_true(failure is None):  # else the others would wait for this one
         raise failure or OSError(f"not every rank can write to {directory}")
+    state = folder / STATE if weights.ranks.leads else None
+    if not one_disk:
+        return Writing(_write_whole(folder, weights, optimizer, standing), state, standing)
     tensors: dict[str, Tensor] = {}
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
         if standing.optimizer_steps:
-            state = optimizer.state[parts[0]]
-            tensors |= {f"{m}/{name}": state[m] for m in MOMENTS if m in state}
+            moments = optimizer.state[parts[0]]
+            tensors |= {f"{m}/{name}": moments[m] for m in MOMENTS if m in moments}
     future = async_save(
         tensors,
         storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
         process_group=weights.ranks.background(),
         no_dist=weights.ranks.size == 1,
     )
-    state = folder / STATE if weights.ranks.leads else None
     return Writing(cast("Future[object]", future), state, standing)
 
 
+def _write_whole(
+    folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, standing: Standing
+) -> Future[object]:
+    """Gather all tensors on rank 0 and begin to write them there; every rank must call it."""
+    mine: dict[str, list[str]] = {}
+    for name, parts in weights.parts.items() if standing.optimizer_steps else ():
+        mine[name] = [m for m in MOMENTS if m in optimizer.state[parts[0]]]
+    moments = {name: found for part in weights.everywhere(mine) for name, found in part.items()}
+    whole: dict[str, Tensor] = {}
+    for name in weights.names:
+        picks: dict[str, Pick] = {PARAMETER + name: itself}
+        picks |= {f"{m}/{name}": _moment(optimizer, m) for m in moments.get(name, ())}
+        for key, pick in picks.items():
+            tensor = weights.gather(name, pick)
+            if weights.ranks.leads:
+                assert tensor is not None
+                whole[key] = tensor.to("cpu", copy=True)
+    if not weights.ranks.leads:
+        done: Future[object] = Future()
+        done.set_result(None)
+        return done
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    future = pool.submit(save_now, whole, storage_writer=writer, no_dist=True)
+    pool.shutdown(wait=False)
+    return cast("Future[object]", future)
+
+
+def _moment(optimizer: torch.optim.Optimizer, name: str) -> Pick:
+    return lambda parameter: optimizer.state[parameter][name]
+
+
 @torch.no_grad()
-def load(directory: Path, weights: Weights, optimizer: torch.optim.Optimizer) -> Standing:
+def load(
+    directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, *, one_disk: bool = True
+) -> Standing:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
 
     It may have been written by another number of ranks in another layout: each rank reads the
-    elements that it holds now. Raises E404 when files are missing, damaged, or of another model.
+    elements that it holds now, or rank 0 all of them where not all see ``one_disk``. Raises E404
+    when files are missing, damaged, or of another model.
     """
     folder, problem, raw = directory / FOLDER, "", b""
     found: dict[str, torch.Size] = {}
@@ -177,6 +223,9 @@ def load(directory: Path, weights: Weights, optimizer: torch.optim.Optimizer) ->
             zeros = {moment: torch.zeros_like(parameter) for moment in moments}
             optimizer.state[parameter] = {"step": count, **zeros}
         tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in moments}
+    if not one_disk:
+        _read_whole(folder, weights, optimizer, there if standing.optimizer_steps else set())
+        return standing
     load_sharded(
         tensors,
         storage_reader=HuggingFaceStorageReader(str(folder)),
@@ -189,6 +238,22 @@ def load(directory: Path, weights: Weights, optimizer: torch.optim.Optimizer) ->
             for moment, value in optimizer.state.get(parts[0], {}).items():
                 local(optimizer.state[twin][moment]).copy_(local(value))
     return standing
+
+
+def _read_whole(
+    folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, there: set[str]
+) -> None:
+    """Read tensor by tensor on rank 0 into the parts of all; every rank must call it."""
+    for name, shape in weights.shapes.items():
+        picks: dict[str, Pick] = {PARAMETER + name: itself}
+        picks |= {f"{m}/{name}": _moment(optimizer, m) for m in MOMENTS if f"{m}/{name}" in there}
+        whole = dict.fromkeys(picks, torch.empty(0))
+        if weights.ranks.leads:
+            whole = {key: torch.empty(shape) for key in picks}
+            reader = HuggingFaceStorageReader(str(folder))
+            load_sharded(whole, storage_reader=reader, no_dist=True)
+        for key, pick in picks.items():
+            weights.set(name, whole[key] if weights.ranks.leads else None, pick)
 
 
 def _contents(folder: Path) -> dict[str, torch.Size]:
