@@ -83,6 +83,7 @@ class Trainer(Progress):
             leader,
             manifest.rounds.overlap_steps,
         )
+        self.one_disk = settings.hosts == 1
 
     # --- the loop -----------------------------------------------------------------------------
 
