@@ -23,14 +23,15 @@ from gossip.bodies import Wiring as Wiring  # an exchange is made from it
 from gossip.bodies import chunk_at, result_from, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import basis_of, check_result
-from gossip.lateness import Overdue, owner_patience_s
+from gossip.fetching import Fetching
 from gossip.owning import Owning
-from gossip.receiving import Inflow, PartDrain, pull_part
+from gossip.receiving import Inflow, PartDrain
 from gossip.relaying import Relaying, SharedInflow
 from gossip.routing import Routes
 from gossip.slicing import OwnContribution, SliceFeed, Source, WantsMerged, shares
-from gossip.transfers import Transfers
+from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place, Shape, check_statement, key_of
+from gossip.watches import Watches
 from protocols.errors import (
     Malformed,
     RemoteProtocolError,
@@ -80,8 +81,8 @@ class Exchange:
     _whole: Whole = field(init=False)
     _inflows: dict[PartKey, Inflow] = field(default_factory=dict)
     _slices: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
-    _watches: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
-    _fetches: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
+    _watches: Watches = field(init=False)
+    _fetching: Fetching = field(init=False)
 
     def __post_init__(self) -> None:
         self._transfers = Transfers(self.wiring)
@@ -111,6 +112,13 @@ class Exchange:
             self.shape.mix,
             self.listener.weighed,
             fault=self.listener.fault,
+        )
+        parts, inflows = self.parts, self._inflows
+        self._watches = Watches(
+            self._transfers, listener, self.place, parts, inflows, self._shunned
+        )
+        self._fetching = Fetching(
+            self._transfers, listener, me, parts, inflows, self._whole, self._hold
         )
 
     @property
@@ -158,15 +166,13 @@ class Exchange:
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
         holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
-        for watch in self._watches.values():
-            watch.cancel()
-        self._watches.clear()
+        self._watches.stop()
         wanted: set[PartKey] = set()
         routes = Routes(plan)
         others = sorted(enumerate(plan.parts), key=lambda n: (n[1].owner <= self.me, n[1].owner))
         for number, part in others:  # start behind myself, so that not all send to one owner first
             if part.result is not None:
-                self._want(part.result, plan)
+                self._fetching.want(part.result, plan)
                 continue
             key = (part.start, part.stop, part.owner, basis)
             self._planned[key] = plan
@@ -174,7 +180,7 @@ class Exchange:
             wanted.add(key)
             if part.owner == self.me:
                 self._relaying.drop(key)
-                self._owning.work(key, self._header(key, plan), plan, routes.paths(number))
+                self._owning.work(key, header_of(self.place, key, plan), plan, routes.paths(number))
             elif key not in self.parts:
                 relay = routes.relay_of(self.me, number) if plan.groups else None
                 via = self._relay(key, plan, relay, routes, number) if relay else None
@@ -188,7 +194,7 @@ class Exchange:
                     self._slices[key] = self._transfers.start(self._send_slice(key, plan, via))
                 if not plan.draft:  # else its owner has nothing to give yet
                     passing = None if relay == self.me else relay
-                    self._watches[key] = self._transfers.start(self._watch(key, plan, passing))
+                    self._watches.watch(key, plan, passing)
         for key, task in self._slices.items():
             if key not in wanted:  # taken over by another owner, or merged already
                 task.cancel()
@@ -198,17 +204,16 @@ class Exchange:
         self, key: PartKey, plan: Plan, relay: PeerId, routes: Routes, number: int
     ) -> PeerId | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
-        paths = routes.paths(number)
-        brought = paths.collected.get(relay)
+        brought, passed_on = routes.through(number, relay)
         named = (*key[:2], relay, key[3])
         self._planned[named] = plan
         if relay == self.me:
-            self._passed[key] = paths.passed_on[relay]
-            if brought is not None:
-                self._relaying.collect(key, self._header(key, plan), plan, brought)
+            self._passed[key] = passed_on
+            if brought:
+                self._relaying.collect(key, header_of(self.place, key, plan), plan, brought)
             return None
         self._named[named] = key
-        return relay if brought is not None and self.me in brought else None
+        return relay if self.me in brought else None
 
     def _straight(self, key: PartKey) -> None:
         """What of my slice has not come through its relay is to go to the owner."""
@@ -223,16 +228,16 @@ class Exchange:
         What others still receive goes on.
         """
         self._transfers.closed = True
-        ended = [*self._slices.values(), *self._watches.values(), *self._fetches.values()]
-        for task in ended:
+        ended = [*self._slices.values(), *self._watches.stop(), *self._fetching.stop()]
+        for task in self._slices.values():
             task.cancel()
         self._owning.stop()
         self._relaying.stop()
         await self._announce_change()
         if ended:
             await asyncio.wait(ended)
-        for running in (self._slices, self._watches, self._fetches, self._inflows):
-            running.clear()
+        self._slices.clear()
+        self._inflows.clear()
         await self._owning.stopped()
         await self._relaying.stopped()
         await self._own.stop()
@@ -241,11 +246,6 @@ class Exchange:
         async with self._changed:
             self._changed.notify_all()
 
-    def _header(self, key: PartKey, plan: Plan) -> Transfer:
-        start, stop, _, basis = key
-        place = self.place
-        return Transfer(place.run, place.fragment, place.round, start, stop, plan.codec, basis, 0)
-
     # --- slices ------------------------------------------------------------------------------
 
     async def _send_slice(
@@ -253,7 +253,7 @@ class Exchange:
     ) -> None:
         """Send my slice to a part's owner, or to the relay ``via``; ``ask`` how much it has."""
         start, stop, owner, _ = key
-        codec, header = self.wiring.codec.named(plan.codec), self._header(key, plan)
+        codec, header = self.wiring.codec.named(plan.codec), header_of(self.place, key, plan)
         to = via or owner
         if via is not None:
             self._vias[key] = via
@@ -389,78 +389,6 @@ class Exchange:
             raise RemoteRefused("late", "no plan has this part") from None
         if self.closed:
             raise RemoteRefused("late", "the round is over here")
-
-    def _want(self, result: PartResult, plan: Plan) -> None:
-        """Fetch a part that is merged already, if it is not held or on its way."""
-        key = key_of(result)
-        running = self._fetches.get(key)
-        if result.digest and key not in self.parts and (running is None or running.done()):
-            self._fetches[key] = self._transfers.start(self._fetch(result, plan))
-
-    async def _fetch(self, result: PartResult, plan: Plan) -> None:
-        """Pull a part from its owner or from any other member."""
-        key = key_of(result)
-        await self._while_it_comes(key, plan.patience_s)
-        sources = [result.owner, *(peer for peer in plan.roster if peer != result.owner)]
-        for peer in [peer for peer in sources if peer != self.me] * 2:
-            if key in self.parts:
-                return
-            try:
-                data = await pull_part(self.wiring, peer, result, plan.patience_s, self._whole)
-            except RemoteProtocolError as error:
-                self.listener.refused(peer, str(error))
-            except TransportError:
-                continue
-            else:
-                self._transfers.bytes_received += data.numel()
-                self._hold(result, data)
-                return
-        if key not in self.parts:
-            self.listener.lost(result)
-
-    async def _while_it_comes(self, key: PartKey, patience: float) -> None:
-        """Wait as long as a part is on its way here already and moves: nobody sends it twice."""
-        moved = -1
-        while (inflow := self._inflows.get(key)) is not None and inflow.moved != moved:
-            moved = inflow.moved
-            await asyncio.sleep(patience / 4)
-
-    async def _watch(self, key: PartKey, plan: Plan, passing: PeerId | None) -> None:
-        """Blame the owner of a part that does not come and does not move.
-
-        Where the relay ``passing`` ought to pass it on, the owner is first asked for it.
-        """
-        patience = plan.patience_s
-        if plan.groups:
-            patience = owner_patience_s(patience, plan.expected_s)
-        if passing is not None:
-            await self._until_overdue(key, plan, patience, passing)
-            if key in self.parts:
-                return
-            try:
-                header = self._header(key, plan).encode()
-                await self.wiring.transport.call(key[2], "give", header, timeout=plan.patience_s)
-            except (TransportError, RemoteProtocolError) as error:
-                self.listener.fault(key[2], f"gives no part: {error}")
-                return
-        await self._until_overdue(key, plan, patience)
-        if key not in self.parts:
-            self.listener.fault(key[2], "its part does not come")
-
-    async def _until_overdue(
-        self, key: PartKey, plan: Plan, patience: float, relay: PeerId | None = None
-    ) -> None:
-        """Wait until a part is held, or is overdue, or its relay is found to be of no use."""
-        clock = self.wiring.now
-        size = self.wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
-        overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
-        while key not in self.parts and relay not in self._shunned:
-            inflow = self._inflows.get(key)
-            moved = inflow.moved if inflow is not None else 0
-            left = overdue.left(clock(), moved, bool(self.parts))
-            if left <= 0:
-                return
-            await asyncio.sleep(min(left, patience / 8))
 
     def _hold(self, result: PartResult, data: torch.Tensor) -> None:
         """Keep a part, the first that comes."""

@@ -5,12 +5,16 @@ that the bytes need on the links as they were announced (``expected``). Whoever 
 that it has announced is never late: nothing is held against a transfer that moves before
 ``expected`` seconds have passed, nor after them while it will end within as many again. Whoever
 trickles is: what counts is when a transfer would end at its pace, not that it moves.
+
+Announced speeds may be wrong, and before the first round they are a guess. So where several are
+waited for, and even the fastest of them need longer than ``expected``, that longer time takes its
+place: on links that are all slower than thought nobody is late.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 
@@ -59,6 +63,17 @@ class Pace:
         return now + (size - count) / rate if rate else inf
 
 
+def usual_s(started: float, ends: Sequence[float], expected_s: float) -> float:
+    """Seconds that transfers take which end at ``ends`` (inf: never), by the fastest quarter.
+
+    At least ``expected_s``; and just that, where so few move or there is but one.
+    """
+    if len(ends) < 2:
+        return expected_s
+    end = sorted(ends)[(len(ends) - 1) // 4]
+    return max(expected_s, end - started) if end < inf else expected_s
+
+
 def relay_patience_s(patience_s: float, expected_s: float) -> float:
     """How long a relay may stand still, which may wait itself for a member that trickles.
 
@@ -80,7 +95,8 @@ class Lateness:
     Late is one that has begun and stood still for ``patience_s``, one of whom nothing has come in
     twice that time while others' slices move, one that at its pace would be in more than
     ``expected_s`` and ``patience_s`` after half of the others, and all after three times
-    ``expected_s`` and ``patience_s``.
+    ``expected_s`` and ``patience_s``. Where even the fastest need longer than ``expected_s``,
+    what they need counts instead (:func:`usual_s`).
     """
 
     started: float
@@ -88,12 +104,17 @@ class Lateness:
     expected_s: float
     size: int
     _paces: dict[PeerId, Pace] = field(default_factory=dict)
+    _ends: dict[PeerId, float] = field(default_factory=dict)  # when they were in, who are
     _half: float | None = None  # when half of the contributors were in
+    _usual_s: float = field(init=False)  # by what has moved
+
+    def __post_init__(self) -> None:
+        self._usual_s = self.expected_s
 
     @property
     def deadline(self) -> float:
         """All who are not in by then are late."""
-        return self.started + self.patience_s + 3 * self.expected_s
+        return self.started + self.patience_s + 3 * self._usual_s
 
     def late(
         self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int], whole: int
@@ -116,6 +137,12 @@ class Lateness:
         for peer in waiting:
             pace = self._paces.setdefault(peer, Pace(self.started, self.patience_s))
             pace.note(now, arrived.get(peer, 0))
+        for peer in self._paces.keys() - waiting:
+            del self._paces[peer]
+            if arrived.get(peer, 0) >= self.size:  # else it was given up on
+                self._ends[peer] = now
+        going = (pace.end(now, self.size) for pace in self._paces.values())
+        self._usual_s = usual_s(self.started, [*self._ends.values(), *going], self.expected_s)
 
     def _why(self, now: float, peer: PeerId, others_move: bool) -> str:
         pace = self._paces[peer]
@@ -128,7 +155,8 @@ class Lateness:
         over = self.started + self.expected_s
         if self._half is None or now < over or not pace.count:
             return ""
-        allowed = max(self._half, over) + SLACK * self.expected_s + self.patience_s
+        slack = SLACK * self._usual_s
+        allowed = max(self._half, over) + slack + self.patience_s
         return "its slice would come too late" if pace.end(now, self.size) > allowed else ""
 
 
@@ -143,7 +171,8 @@ class Overdue:
 
     A part that moves, but would not be here within ``expected_s`` more, is overdue as well: once
     its owner has had ``patience_s`` to catch up, since it may have waited for somebody that it has
-    given up on just now.
+    given up on just now. Where even the fastest parts need longer than ``expected_s``, what they
+    need counts instead (:func:`usual_s`).
     """
 
     started: float
@@ -158,22 +187,27 @@ class Overdue:
         self._pace = Pace(self.started, self.patience_s)
         self._pace.note(self.started, 0)
 
-    def left(self, now: float, moved: int, others: bool) -> float:
+    def end(self, now: float) -> float:
+        """When all of it would be here at its pace; never, where nothing has come."""
+        return self._pace.end(now, self.size)
+
+    def left(self, now: float, moved: int, others: bool, usual: float = 0.0) -> float:
         """Seconds until it is overdue, if nothing changes; to be asked often in ``patience_s``.
 
-        ``moved`` are the bytes of it that came, ``others`` whether any other part is here.
+        ``moved`` are the bytes of it that came, ``others`` whether any other part is here, and
+        ``usual`` seconds what parts take at their pace, where that is known.
         """
         self._pace.note(now, moved)
+        usual = max(usual, self.expected_s)
         if others and self._other is None:
             self._other = now
-        few = 2 * step_s(self.expected_s, self.elements)
+        few = 2 * step_s(usual, self.elements)
         still = self._pace.since + 1.5 * self.patience_s + few
-        at_last = self.started + 2.5 * self.patience_s + 4 * self.expected_s
+        at_last = self.started + 2.5 * self.patience_s + 4 * usual
         excused = judged = at_last
         if self._other is not None:
             over = max(self._other, self.started + self.expected_s)
             excused = min(at_last, over + self.patience_s / 2 + few)
             judged = min(at_last, excused + self.patience_s)
-        end = self._pace.end(max(now, judged), self.size)
-        trickles = moved > 0 and end > judged + SLACK * self.expected_s
+        trickles = moved > 0 and self.end(max(now, judged)) > judged + SLACK * usual
         return min(max(still, excused), judged if trickles else inf) - now

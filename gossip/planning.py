@@ -28,6 +28,7 @@ from protocols.messages import (
 )
 
 UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100 Mbit/s
+GUESSED = 10.0  # and so many times as long may everything take, where none has been measured
 ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
 STARVED_S = 2.0  # the longest that a full link may starve one of its connections
 MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
@@ -107,6 +108,9 @@ def fresh_plan(
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = _codec(parts, layout.groups, links, rules, round_s, previous_codec)
     expected = rules.sharing * _expected_seconds(parts, layout.groups, links, rules, codec)
+    stillness = _stillness(expected, parts)
+    if not any(announce.upload > 0 or announce.download > 0 for announce in members):
+        expected, stillness = GUESSED * expected, max(stillness, STARVED_S)
     return Plan(
         place.fragment,
         place.round,
@@ -120,7 +124,7 @@ def fresh_plan(
         parts,
         next_roster_of(roster, next_roster),
         min(expected, MAX_EXPECTED_S),
-        min(max(patience_s or rules.patience_s, _stillness(expected, parts)), MAX_PATIENCE_S),
+        min(max(patience_s or rules.patience_s, stillness), MAX_PATIENCE_S),
         draft,
         groups=layout.groups,
     )

@@ -14,15 +14,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gossip.bodies import Wiring, chunk_at
+from gossip.validity import PartKey, Place
 from protocols.errors import Malformed, RemoteRefused, Unreachable, Why
 from protocols.identity import PeerId
-from protocols.messages import Transfer
+from protocols.messages import Plan, Transfer
 from protocols.transport import Drain, Feed, Incoming
 
 TRIES = 5  # at least, of a push that breaks again and again where it stands
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.25  # before it is tried again
 AT_ONCE = 2  # pushes of one thing by one peer: the one that broke, and the next try
 ASK_S = 5.0  # at most, for the answer of where to resume
+
+
+def header_of(place: Place, key: PartKey, plan: Plan) -> Transfer:
+    """What stands before a slice of a part, or the merged part, from its beginning."""
+    start, stop, _, basis = key
+    return Transfer(place.run, place.fragment, place.round, start, stop, plan.codec, basis, 0)
 
 
 class CountingFeed(Feed, Protocol):

@@ -214,3 +214,36 @@ def test_a_link_that_goes_dark_stalls_a_round_for_less_than_three_seconds(share:
             swarm.agree()
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("times", [4, 20, 100])
+def test_links_that_are_all_slower_than_thought_leave_nobody_out(times: int) -> None:
+    """What is expected may be a guess: nobody has measured anything before the first round."""
+
+    async def scene() -> None:
+        async with world(Shape(SIZE, ("int8",)), upload=UPLOAD) as here:
+            here.plan = dataclasses.replace(here.plan, expected_s=EXPECTED / times)
+            here.work()
+            assert EXPECTED < await until(here.whole) < 1.3 * EXPECTED
+            assert not any(p.faults or p.refusals for p in here.peers)
+
+    run(scene)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_first_round_of_slow_links_is_whole(count: int) -> None:
+    """Half a megabyte a second, where 25 times as much is assumed until it is measured."""
+
+    async def main() -> None:
+        async with simulated_swarm(
+            count, size=2_000_000, think=(0.5, 0.5), uploads=[5e5] * count
+        ) as swarm:
+            members = list(swarm.members.values())
+            for member in members:
+                member.swarm.presence.note(upload=0.0, download=0.0)
+            await until(lambda: all(m.replica.history for m in members))
+            for part in members[0].replica.certificates[0].outcome.parts:
+                brought = [one.elements for one in part.included]
+                assert brought == [part.stop - part.start] * count
+
+    virtual_time.run(main())

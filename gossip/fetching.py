@@ -1,0 +1,88 @@
+"""Getting parts that are merged already: from their owner, or from whoever else holds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from gossip.buffers import Whole
+from gossip.receiving import Inflow, pull_part
+from gossip.transfers import Transfers
+from gossip.validity import PartKey, key_of
+from protocols.errors import RemoteProtocolError, TransportError
+from protocols.identity import PeerId
+from protocols.messages import PartResult, Plan
+
+
+class Told(Protocol):
+    """Who is told of a part that nobody has, and of what is no such part."""
+
+    def lost(self, result: PartResult) -> None: ...
+    def refused(self, peer: PeerId, why: str) -> None: ...
+
+
+@dataclass
+class Fetching:
+    """The fetches of one exchange. ``held`` are the parts that are here, ``inflows`` those that
+    are on their way; ``hold`` gets what is fetched."""
+
+    transfers: Transfers
+    listener: Told
+    me: PeerId
+    held: Collection[PartKey]
+    inflows: Mapping[PartKey, Inflow]
+    whole: Whole
+    hold: Callable[[PartResult, torch.Tensor], None]
+    _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
+
+    def want(self, result: PartResult, plan: Plan) -> None:
+        """Fetch a part that is merged already, if it is not held or on its way."""
+        key = key_of(result)
+        running = self._tasks.get(key)
+        if result.digest and key not in self.held and (running is None or running.done()):
+            self._tasks[key] = self.transfers.start(self._fetch(result, plan))
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Fetch no more; returns what has yet to end."""
+        ended = list(self._tasks.values())
+        for task in ended:
+            task.cancel()
+        self._tasks.clear()
+        self.hold = _nobody  # whoever that was is not to wait for the collector
+        return ended
+
+    async def _fetch(self, result: PartResult, plan: Plan) -> None:
+        """Pull a part from its owner or from any other member."""
+        key, wiring = key_of(result), self.transfers.wiring
+        await self._while_it_comes(key, plan.patience_s)
+        sources = [result.owner, *(peer for peer in plan.roster if peer != result.owner)]
+        for peer in [peer for peer in sources if peer != self.me] * 2:
+            if key in self.held:
+                return
+            try:
+                data = await pull_part(wiring, peer, result, plan.patience_s, self.whole)
+            except RemoteProtocolError as error:
+                self.listener.refused(peer, str(error))
+            except TransportError:
+                continue
+            else:
+                self.transfers.bytes_received += data.numel()
+                self.hold(result, data)
+                return
+        if key not in self.held:
+            self.listener.lost(result)
+
+    async def _while_it_comes(self, key: PartKey, patience: float) -> None:
+        """Wait as long as a part is on its way here already and moves: nobody sends it twice."""
+        moved = -1
+        while (inflow := self.inflows.get(key)) is not None and inflow.moved != moved:
+            moved = inflow.moved
+            await asyncio.sleep(patience / 4)
+
+
+def _nobody(result: PartResult, data: torch.Tensor) -> None:
+    """The round is over."""

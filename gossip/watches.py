@@ -1,0 +1,106 @@
+"""Watching over the owners of a round: whose part does not come, though it could.
+
+Every part that a plan asks of somebody else is watched until it is held. Whether it is overdue
+is judged by what moves (:class:`gossip.lateness.Overdue`), beside the round's other parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gossip.lateness import Overdue, owner_patience_s, usual_s
+from gossip.receiving import Inflow
+from gossip.transfers import Transfers, header_of
+from gossip.validity import PartKey, Place
+from protocols.errors import RemoteProtocolError, TransportError
+from protocols.identity import PeerId
+from protocols.messages import Plan
+
+
+class Blamed(Protocol):
+    """Who is told of an owner that does not deliver."""
+
+    def fault(self, peer: PeerId, why: str) -> None: ...
+
+
+@dataclass
+class Watches:
+    """The watches of one exchange. ``held`` are the parts that are here, ``inflows`` those that
+    are on their way; ``shunned`` are relays that are of no use."""
+
+    transfers: Transfers
+    listener: Blamed
+    place: Place
+    held: Collection[PartKey]
+    inflows: Mapping[PartKey, Inflow]
+    shunned: Collection[PeerId]
+    _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
+    _judges: dict[PartKey, Overdue] = field(default_factory=dict)
+    _ends: dict[PartKey, float] = field(default_factory=dict)  # when those were here that are
+    _known: tuple[float, float] = (-1.0, 0.0)  # when it was asked what is usual, and the answer
+
+    def watch(self, key: PartKey, plan: Plan, passing: PeerId | None) -> None:
+        """Blame the owner of a part that does not come and does not move.
+
+        Where the relay ``passing`` ought to pass it on, the owner is first asked for it.
+        """
+        self._tasks[key] = self.transfers.start(self._watch(key, plan, passing))
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Watch no more; returns what has yet to end."""
+        ended = list(self._tasks.values())
+        for task in ended:
+            task.cancel()
+        self._tasks.clear()
+        self._judges.clear()
+        return ended
+
+    async def _watch(self, key: PartKey, plan: Plan, passing: PeerId | None) -> None:
+        patience = plan.patience_s
+        if plan.groups:
+            patience = owner_patience_s(patience, plan.expected_s)
+        if passing is not None:
+            await self._until_overdue(key, plan, patience, passing)
+            if key in self.held:
+                return
+            try:
+                header = header_of(self.place, key, plan).encode()
+                transport = self.transfers.wiring.transport
+                await transport.call(key[2], "give", header, timeout=plan.patience_s)
+            except (TransportError, RemoteProtocolError) as error:
+                self.listener.fault(key[2], f"gives no part: {error}")
+                return
+        await self._until_overdue(key, plan, patience)
+        if key not in self.held:
+            self.listener.fault(key[2], "its part does not come")
+
+    async def _until_overdue(
+        self, key: PartKey, plan: Plan, patience: float, relay: PeerId | None = None
+    ) -> None:
+        """Wait until a part is held, or is overdue, or its relay is found to be of no use."""
+        clock, wiring = self.transfers.wiring.now, self.transfers.wiring
+        size = wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
+        overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
+        if not plan.groups:  # else many come through one relay, whose pace would seem usual
+            self._judges[key] = overdue
+        while key not in self.held and relay not in self.shunned:
+            inflow = self.inflows.get(key)
+            moved = inflow.moved if inflow is not None else 0
+            left = overdue.left(clock(), moved, bool(self.held), self._usual(overdue, clock()))
+            if left <= 0:
+                return
+            await asyncio.sleep(min(left, patience / 8))
+        self._ends[key] = clock()
+
+    def _usual(self, overdue: Overdue, now: float) -> float:
+        """Seconds that the parts of others take at their pace."""
+        before, found = self._known
+        if not before <= now < before + overdue.patience_s / 8:  # all watches ask so often
+            going = [judge.end(now) for key, judge in self._judges.items() if key not in self._ends]
+            ends = [*self._ends.values(), *going]
+            found = usual_s(overdue.started, ends, overdue.expected_s)
+            self._known = now, found
+        return found
