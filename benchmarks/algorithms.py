@@ -7,9 +7,9 @@ study can be stopped and started again, and run in pieces::
     python -m benchmarks.algorithms --json FILE --seconds 200    # rows until the time is over
     python -m benchmarks.algorithms --json FILE --docs docs/algorithms.md --plot docs/images/…
 
-Data parallelism, against which all is measured, has a learning rate of its own: the best of
-``DP_RATES`` for the first seed. "bytes" is what an island sends a parameter over the whole run, of
-tensors: what announcements, votes and certificates take does not grow with the model, and would
+Data parallelism, against which all is measured, DiLoCo and DiLoCo with Muon inside have learning
+rates of their own (``FAMILIES``). "bytes" is what an island sends a parameter over the whole run,
+of tensors: what announcements, votes and certificates take does not grow with the model, and would
 drown in the parameters of one that is worth training.
 """
 
@@ -33,38 +33,52 @@ from node.simulate.world import simulate
 
 ROUNDS, INNER_STEPS = 60, 20
 SEEDS = (0, 1, 2)
-MODEL = {"hidden": 96, "batch": 32}
-DP_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+MODEL: dict[str, Any] = {"model": "llama", "hidden": 48, "layers": 2, "context": 48, "batch": 6}
+TRAINING: dict[str, Any] = {"schedule": "cosine", "eval_every": 6}
 WITHIN = (1.0, 3.0)  # percent of the baseline's loss
 
-DP = {"mode": "allreduce", "codec": "fp32"}
-DILOCO = {"mode": "diloco"}
+DP: dict[str, Any] = {"mode": "allreduce", "codec": "fp32"}
+DILOCO: dict[str, Any] = {"mode": "diloco", "codec": "int4"}
+MUON: dict[str, Any] = DILOCO | {"inner": "muon"}
 SPARSE = {"outer": "sparseloco", "feedback": 0.95}
-H60: dict[str, Any] = {"inner_steps": 60, "rounds": 20}
-H120: dict[str, Any] = {"inner_steps": 120, "rounds": 10, "warmup_rounds": 5}
+# inner learning rates are tuned for these three, 4 islands and the first seed; the best one is
+# taken by all rows of the family
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "gradients": (DP, (8e-3, 1.6e-2, 3.2e-2)),
+    "AdamW": (DILOCO, (8e-3, 1.6e-2, 3.2e-2)),
+    "Muon": (MUON, (8e-3, 1.6e-2, 3.2e-2)),
+}
+
+
+def every(inner_steps: int) -> dict[str, Any]:
+    """What a larger H means where the tokens stay."""
+    rounds = ROUNDS * INNER_STEPS // inner_steps
+    return {"inner_steps": inner_steps, "rounds": rounds, "warmup_rounds": min(10, rounds // 4)}
+
+
 # by the name in the table: what differs from the defaults
 MAIN: dict[str, dict[str, Any]] = {
     "data parallel, fp32": DP,
-    "DiLoCo, int4": DILOCO | {"codec": "int4"},
+    "DiLoCo, int4": DILOCO,
     "NoLoCo pairs, int8": {"mode": "gossip", "codec": "int8"},
-    "DiLoCo with Muon inside, int4": DILOCO | {"codec": "int4", "inner": "muon"},
-    "DiLoCo, H 60, int2": DILOCO | {"codec": "int2"} | H60,
-    "DiLoCo, H 60, Muon inside, int2": DILOCO | {"codec": "int2", "inner": "muon"} | H60,
-    "DiLoCo, H 120, Muon inside, int1": DILOCO | {"codec": "int1", "inner": "muon"} | H120,
-    "DiLoCo, rate 0.006, int4": DILOCO | {"codec": "int4", "inner_lr": 6e-3},
-    "streaming, int4": {"mode": "streaming", "codec": "int4", "fragments": 4, "delay": 2},
-    "DiLoCo, int2": DILOCO | {"codec": "int2"},
-    "asynchronous, int4": {"mode": "async", "codec": "int4"},
-    "branch-train-merge": {"mode": "btm", "codec": "fp32"},
-    "SparseLoCo, top12": DILOCO | {"codec": "top12"} | SPARSE,
-    "DiLoCo, fp32": DILOCO | {"codec": "fp32"},
+    "Muon inside, int4": MUON,
+    "Muon inside, H 60, int2": MUON | every(60) | {"codec": "int2"},
+    "Muon inside, H 120, int1": MUON | every(120) | {"codec": "int1"},
     "DiLoCo, int8": DILOCO | {"codec": "int8"},
+    "DiLoCo, H 60, int2": DILOCO | every(60) | {"codec": "int2"},
+    "Muon inside, H 40, int2": MUON | every(40) | {"codec": "int2"},
+    "Muon inside, H 60, int1": MUON | every(60) | {"codec": "int1"},
+    "asynchronous, int4": {"mode": "async", "codec": "int4"},
+    "streaming, int4": {"mode": "streaming", "codec": "int4", "fragments": 4, "delay": 2},
+    "SparseLoCo, top12": DILOCO | {"codec": "top12"} | SPARSE,
+    "SparseLoCo, Muon inside, top3": MUON | {"codec": "top3"} | SPARSE,
+    "branch-train-merge": {"mode": "btm", "codec": "fp32"},
+    "DiLoCo, int2": DILOCO | {"codec": "int2"},
     "DiLoCo, int1": DILOCO | {"codec": "int1"},
-    "DiLoCo, H 60, int4": DILOCO | {"codec": "int4"} | H60,
-    "DiLoCo, H 60, int1": DILOCO | {"codec": "int1"} | H60,
-    "DiLoCo, H 120, int2": DILOCO | {"codec": "int2"} | H120,
-    "DiLoCo, H 120, Muon inside, int2": DILOCO | {"codec": "int2", "inner": "muon"} | H120,
+    "DiLoCo, H 120, int2": DILOCO | every(120) | {"codec": "int2"},
     "SparseLoCo, top3": DILOCO | {"codec": "top3"} | SPARSE,
+    "data parallel, Muon": DP | {"inner": "muon"},
+    "DiLoCo, fp32": DILOCO | {"codec": "fp32"},
     "plain pairs, bf16": {"mode": "gossip", "pairs": "average", "codec": "bf16"},
     "NoLoCo pairs, bf16": {"mode": "gossip", "codec": "bf16"},
     "push-sum, bf16": {"mode": "push-sum", "codec": "bf16"},
@@ -75,10 +89,10 @@ MAIN: dict[str, dict[str, Any]] = {
         "sample": 0.5,
         "rounds": ROUNDS * 2,
     },
-    "outer SGD, int4": DILOCO | {"codec": "int4", "outer": "sgd"},
-    "FedAvgM, int4": DILOCO | {"codec": "int4", "outer": "heavyball", "outer_momentum": 0.5},
-    "FedAdam, int4": DILOCO | {"codec": "int4", "outer": "adam"},
-    "FedYogi, int4": DILOCO | {"codec": "int4", "outer": "yogi"},
+    "outer SGD, int4": DILOCO | {"outer": "sgd"},
+    "FedAvgM, int4": DILOCO | {"outer": "heavyball", "outer_momentum": 0.5},
+    "FedAdam, int4": DILOCO | {"outer": "adam"},
+    "FedYogi, int4": DILOCO | {"outer": "yogi"},
     "eager, int4": {"mode": "eager", "codec": "int4"},
     "server, lock-step, int4": {"mode": "server", "bound": 0, "codec": "int4"},
     "SPARTA, 0.5 %, bf16": {"mode": "sparta", "codec": "bf16"},
@@ -106,41 +120,53 @@ Row = dict[str, Any]
 
 def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
     """Rows that are not there yet, the most telling first."""
-    for lr in DP_RATES:
-        yield f"rate {lr:g}/4/0", _scenario(4, 0, DP | {"inner_lr": lr})
-    tuned = DP | {"inner_lr": best_rate(rows)}
-    known = all(f"rate {lr:g}/4/0" in rows for lr in DP_RATES)
+    for family, (changes, rates) in FAMILIES.items():
+        for lr in rates:
+            yield _tuning(family, lr), _scenario(4, 0, changes | {"inner_lr": lr})
     first = list(MAIN)
     for count, seeds, names in (
-        (4, SEEDS[:1], first[:7]),
+        (4, SEEDS[:1], first[:10]),
         (0, SEEDS[:1], list(SPECIAL)),
-        (4, SEEDS[:1], first[7:]),
-        (4, SEEDS[1:], first[:11]),
-        (8, SEEDS[:1], first[:8]),
-        (4, SEEDS[1:], first[11:]),
+        (4, SEEDS[1:], first[:7]),
+        (4, SEEDS[:1], first[10:]),
+        (8, SEEDS[:1], first[:6]),
+        (16, SEEDS[:1], first[:4]),
+        (4, SEEDS[1:], first[7:16]),
         (0, SEEDS[1:], list(SPECIAL)),
-        (16, SEEDS[:1], first[:6]),
-        (8, SEEDS[1:], first[:8]),
-        (16, SEEDS[1:], first[:6]),
+        (8, SEEDS[1:], first[:6]),
+        (16, SEEDS[1:], first[:4]),
+        (4, SEEDS[1:], first[16:]),
     ):
         for seed in seeds:
             for name in names:
-                if name in SPECIAL:
-                    k, changes = SPECIAL[name]
-                    yield f"{name}/{k}/{seed}", _scenario(k, seed, changes)
-                elif MAIN[name] is not DP or known:
-                    changes = tuned if MAIN[name] is DP else MAIN[name]
-                    yield f"{name}/{count}/{seed}", _scenario(count, seed, changes)
+                k, changes = SPECIAL[name] if name in SPECIAL else (count, MAIN[name])
+                rate = best_rate(rows, family_of(changes))
+                if rate is not None:
+                    yield f"{name}/{k}/{seed}", _scenario(k, seed, {"inner_lr": rate} | changes)
+
+
+def family_of(changes: dict[str, Any]) -> str:
+    """Whose learning rate a row has."""
+    if changes.get("inner") == "muon":
+        return "Muon"
+    each_step = changes["mode"] in ("allreduce", "powersgd", "onebit-adam")
+    return "gradients" if each_step else "AdamW"
+
+
+def best_rate(rows: dict[str, Row], family: str) -> float | None:
+    """The family's learning rate; None while it is being tuned."""
+    losses = {lr: rows.get(_tuning(family, lr)) for lr in FAMILIES[family][1]}
+    known = {lr: row.get("loss", math.inf) for lr, row in losses.items() if row is not None}
+    return min(known, key=known.__getitem__) if len(known) == len(losses) else None
+
+
+def _tuning(family: str, lr: float) -> str:
+    return f"tune {family} {lr:g}/4/0"
 
 
 def _scenario(islands: int, seed: int, changes: dict[str, Any]) -> Scenario:
     plain = {"islands": islands, "seed": seed, "rounds": ROUNDS, "inner_steps": INNER_STEPS}
-    return Scenario.model_validate(plain | {"eval_every": 3} | MODEL | changes)
-
-
-def best_rate(rows: dict[str, Row]) -> float:
-    """Data parallelism's own learning rate."""
-    return min(DP_RATES, key=lambda lr: rows.get(f"rate {lr:g}/4/0", {}).get("loss", math.inf))
+    return Scenario.model_validate(plain | MODEL | TRAINING | changes)
 
 
 def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> None:
@@ -234,7 +260,7 @@ def figures(rows: dict[str, Row]) -> dict[str, float | None]:
         ]
         found[f"bytes_ratio_at_{percent:g}pct"] = max(ratios, default=None)
     found["gossip_vs_diloco_loss"] = percent_over(rows, "NoLoCo pairs, int8", "DiLoCo, int4", 4)
-    found["muon_vs_dp_loss"] = percent_over(rows, "DiLoCo with Muon inside, int4", base, 4)
+    found["muon_vs_dp_loss"] = percent_over(rows, "Muon inside, int4", base, 4)
     waited = rows.get("straggler, waited for/4/0", {}).get("curve")
     found["straggler_speedup"] = None
     if waited:

@@ -29,7 +29,7 @@ ROWS = {
     "DiLoCo, int4/4/0": row(2.01, 48.0),
     "DiLoCo, int2/4/0": row(2.05, 24.0),
     "NoLoCo pairs, int8/4/0": row(2.03, 60.0),
-    "DiLoCo with Muon inside, int4/4/0": row(1.98, 48.0),
+    "Muon inside, int4/4/0": row(1.98, 48.0),
     "8 islands/8/0": row(2.0, 48.0),
     "8 islands, 2 attack, mean/8/0": row(9.0, 48.0),
     "straggler, waited for/4/0": row(2.0, 1.0, [[0, 0, 0, 5.0], [400, 1, 1, 2.0]]),
@@ -52,7 +52,7 @@ def test_the_page_says_what_is_missing_and_what_diverged() -> None:
     rows = ROWS | {"eager, int4/4/0": {"failed": "nan"}}
     page = report.document(rows)
     assert "| DiLoCo, int2 | 24.0 | 300x | 2.0500 | +2.50 % | 1 |" in page
-    assert "**Not measured yet:** DiLoCo, H 60, int2; " in page
+    assert "**Not measured yet:** Muon inside, H 60, int2; " in page
     assert "No mode has been compared at K = 16 yet." in page
     assert "| `churn_loss_pct` | not measured |" in page
     assert "Diverged: eager, int4." in page
@@ -63,18 +63,27 @@ def test_rows_are_added_one_by_one_and_not_made_twice(
 ) -> None:
     monkeypatch.setattr(algorithms, "ROUNDS", 1)
     monkeypatch.setattr(algorithms, "INNER_STEPS", 1)
-    monkeypatch.setattr(algorithms, "MODEL", {"hidden": 8, "batch": 4})
+    monkeypatch.setattr(algorithms, "MODEL", {"model": "bytes", "hidden": 8, "batch": 4})
     file = tmp_path / "rows.json"
     algorithms.run_for(1e-9, file)
-    assert list(algorithms.read(file)) == ["rate 0.0015/4/0"]
+    assert list(algorithms.read(file)) == ["tune gradients 0.008/4/0"]
     algorithms.run_for(1e-9, file, part=1, parts=2)
     algorithms.run_for(1e-9, file)
-    assert list(algorithms.read(file)) == [f"rate {x}/4/0" for x in ("0.0015", "0.003", "0.006")]
+    assert list(algorithms.read(file)) == [
+        f"tune gradients {lr:g}/4/0" for lr in algorithms.FAMILIES["gradients"][1]
+    ]
     assert json.loads(file.read_text())["keys"]["churn_loss_pct"] is None
 
 
+TUNED: dict[str, dict[str, object]] = {
+    f"tune {family} {lr:g}/4/0": row(2.0 + index / 10, 1.0)
+    for family, (_, rates) in algorithms.FAMILIES.items()
+    for index, lr in enumerate(rates)
+}
+
+
 def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
-    rows = dict(algorithms.wanted({}))
+    rows = dict(algorithms.wanted(TUNED))
     assert len(rows) > 100
     for key, one in rows.items():
         share = one.sample if one.mode == "fedavg" else 1.0
@@ -83,10 +92,12 @@ def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
         assert one.rounds * one.inner_steps * share == pytest.approx(1200, rel=0.01), key
 
 
-def test_the_rate_of_data_parallelism_is_the_best_one_measured() -> None:
-    rows = {"rate 0.003/4/0": row(2.1, 1.0), "rate 0.006/4/0": row(2.0, 1.0)}
-    assert f"{BASE}/4/0" not in dict(algorithms.wanted(rows))  # some rates are not known yet
-    rows |= {"rate 0.0015/4/0": row(2.2, 1.0), "rate 0.012/4/0": row(2.3, 1.0)}
-    assert algorithms.best_rate(rows) == 0.006
-    tuned = dict(algorithms.wanted(rows))[f"{BASE}/4/0"]
-    assert tuned.inner_lr == 0.006
+def test_a_rate_is_the_best_one_measured_for_its_family() -> None:
+    few = {key: value for key, value in TUNED.items() if "0.032" not in key}
+    assert algorithms.best_rate(few, "AdamW") is None  # some are not known yet
+    assert f"{BASE}/4/0" not in dict(algorithms.wanted(few))
+    rows = TUNED | {"tune Muon 0.032/4/0": row(1.0, 1.0)}
+    wanted = dict(algorithms.wanted(rows))
+    assert wanted[f"{BASE}/4/0"].inner_lr == 0.008
+    assert wanted["Muon inside, int4/4/0"].inner_lr == 0.032
+    assert wanted["data parallel, PowerSGD/4/0"].inner_lr == 0.008

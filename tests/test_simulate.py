@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from node.cli import app
+from node.simulate.learner import rate_factor
 from node.simulate.modes import MODES
 from node.simulate.scenario import MODES as NAMES
 from node.simulate.scenario import Scenario, load
@@ -46,6 +47,20 @@ def test_a_mode_learns_and_its_bytes_are_counted(mode: str) -> None:
     assert last.time >= 4 * 8 * 0.1
     # all have done their steps; who is sampled in FedAvg does half of them
     assert last.steps >= 4 * 8 * (0.5 if mode == "fedavg" else 0.9)
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_the_model_of_the_nodes_learns_with_a_schedule(inner: str) -> None:
+    llama = {"model": "llama", "layers": 1, "context": 16, "schedule": "cosine"}
+    result = run("diloco", inner=inner, rounds=3, batch=4, **llama)
+    assert result.points[-1].loss < result.points[0].loss - 0.5
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
+    one = Scenario(schedule="cosine", warmup=0.1, rounds=10, inner_steps=10)
+    factors = [rate_factor(one, share) for share in (0.0, 0.05, 0.1, 0.55, 1.0)]
+    assert factors == pytest.approx([0.1, 0.6, 1.0, 0.55, 0.1])
+    assert rate_factor(Scenario(), 0.5) == 1.0
 
 
 def test_one_scenario_gives_one_result() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diloco import federated, lowrank, onebit, sparta
+from node.simulate.learner import rate_factor
 from node.simulate.streams import Sender
 from node.simulate.world import Node, World
 from protocols.codecs import Codec, codec
@@ -53,7 +54,7 @@ async def allreduce(world: World) -> None:
             vector = sender.vector(node.outgoing(node.learner.flat_gradient()))
             found = await node.collective.mean(members, str(step), vector, sender.codec, shares)
             node.learner.set_gradient(sender.merged(found, shares[0]))
-            node.learner.step()
+            node.learner.step(world.share)
             await node.rest(1)
 
     await _all(world, island)
@@ -87,7 +88,7 @@ async def powersgd(world: World) -> None:
                 # what this island's own approximation, not the mean's, lost of its own matrix
                 own = lowrank.product(bases[index], rights[index])
                 torch.sub(meant[index], own, out=errors[index])
-            node.learner.step()
+            node.learner.step(world.share)
             await node.rest(1)
 
     await _all(world, island)
@@ -114,7 +115,8 @@ async def onebit_adam(world: World) -> None:
                 first.lerp_(mean, 1 - BETA1)
                 second.lerp_(mean.square(), 1 - BETA2)
                 right = 1 - BETA1 ** (step + 1), 1 - BETA2 ** (step + 1)
-                params -= one.inner_lr * (first / right[0]) / ((second / right[1]).sqrt() + 1e-8)
+                rate = one.inner_lr * rate_factor(one, world.share)
+                params -= rate * (first / right[0]) / ((second / right[1]).sqrt() + 1e-8)
             else:
                 if state is None:
                     state = onebit.init(first / right[0], second / right[1])
@@ -125,7 +127,8 @@ async def onebit_adam(world: World) -> None:
                 # the owner's own slice travels nowhere; what merging loses, it keeps as its own
                 onebit.sent(state, meant, found.sent)
                 state.error += found.lost / shares[0]
-                onebit.step(state, found.mean, params, lr=one.inner_lr, eps=floor)
+                rate = one.inner_lr * rate_factor(one, world.share)
+                onebit.step(state, found.mean, params, lr=rate, eps=floor)
             node.learner.load(params)
             await node.rest(1)
 

@@ -1,25 +1,102 @@
-"""One simulated island's training: the small byte model of :mod:`diloco.loop` on its own text."""
+"""One simulated island's training: a small byte model, on text of its own."""
 
 from __future__ import annotations
 
 import functools
+import math
+import sysconfig
+from pathlib import Path
 
 import torch
+from blake3 import blake3
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 
-from diloco.loop import batch_of, load, new_model, texts
+from bootstrap.manifest import Model
+from diloco import loop
 from node.simulate.scenario import Scenario
+from node.trainer.model import build
 
-EVALUATED = 8192  # places of the held-out text
+EVALUATED = 8192  # predicted bytes of the held-out text
 TEXT_BYTES = 400_000  # of each island, where there is so much
-MUON_LR = 6.0  # times AdamW's, for matrices (their step is orthogonal: of another length)
+HEADS, KEY_HEADS = 4, 2  # of the "llama" model
+CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
+LEAST_RATE = 0.1  # of the inner learning rate, at the end of a cosine
+MUON_LR = 6.0  # of "bytes", times AdamW's, for matrices (their step is orthogonal)
+MAX_WIDE = 8  # d_ff comes in multiples of it
 
 
 @functools.cache
 def shards(count: int) -> tuple[Tensor, ...]:
-    """Disjoint texts from the Python sources of the standard library; the last is held out."""
-    return tuple(texts(count + 1, TEXT_BYTES))
+    """Disjoint texts from the Python sources of the standard library; the last is held out.
+
+    Files are dealt in an order that looks random, as islands of one run have texts of one kind.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    names = [
+        file.relative_to(library)
+        for file in library.rglob("*.py")
+        if not {"site-packages", "test", "tests"} & set(file.relative_to(library).parts)
+    ]
+    names.sort(key=lambda name: blake3(name.as_posix().encode()).digest())
+    whole = b"".join((library / name).read_bytes() for name in names)
+    size = min(TEXT_BYTES, len(whole) // (count + 1))
+    text = torch.frombuffer(bytearray(whole), dtype=torch.uint8).long()
+    return tuple(text[index * size : (index + 1) * size] for index in range(count + 1))
+
+
+def new_model(scenario: Scenario) -> nn.Module:
+    """Bytes [batch, T] to logits; equal for equal seeds."""
+    if scenario.model == "bytes":
+        return loop.new_model(scenario.seed, scenario.hidden)
+    sizes = Model(
+        vocab_size=256,
+        d_model=scenario.hidden,
+        n_layers=scenario.layers,
+        n_heads=HEADS,
+        n_kv_heads=KEY_HEADS,
+        d_ff=scenario.hidden * 11 // 4 // MAX_WIDE * MAX_WIDE,
+        max_seq_len=scenario.context,
+    )
+    return build(sizes, scenario.seed)
+
+
+def parameters(model: nn.Module) -> list[nn.Parameter]:
+    """In the order of the flat vector: those of two dims first, as in node/trainer/layout.py."""
+    return sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
+
+
+def dense(model: nn.Module) -> int:
+    """Elements of the flat vector that belong to matrices; they come first."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+
+
+def flat(model: nn.Module) -> Tensor:
+    """θ, float32 [n], a copy."""
+    return torch.cat([p.detach().flatten() for p in parameters(model)])
+
+
+@torch.no_grad()
+def load(model: nn.Module, vector: Tensor) -> None:
+    """θ ← vector."""
+    own = parameters(model)
+    for one, part in zip(own, torch.split(vector, [p.numel() for p in own]), strict=True):
+        one.copy_(part.view_as(one))
+
+
+def batch_of(
+    scenario: Scenario, text: Tensor, size: int, random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """What the model sees, and the bytes that follow: [size, T] and [size] or [size, T]."""
+    if scenario.model == "bytes":
+        return loop.batch_of(text, size, random)
+    places = torch.randint(len(text) - scenario.context, (size, 1), generator=random)
+    window = text[places + torch.arange(scenario.context + 1)]
+    return window[:, :-1], window[:, 1:]
+
+
+def loss_of(model: nn.Module, context: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy in nats a byte."""
+    return nn.functional.cross_entropy(model(context).flatten(0, -2), target.flatten())
 
 
 class Learner:
@@ -27,14 +104,15 @@ class Learner:
 
     def __init__(self, scenario: Scenario, number: int, shard: int) -> None:
         self.scenario = scenario
-        self.model = new_model(scenario.seed, scenario.hidden)
+        self.model = new_model(scenario)
         self.optimizers = _optimizers(self.model, scenario)
+        self.rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
         self.text = shards(scenario.islands)[shard]
         self.random = torch.Generator().manual_seed(scenario.seed * 100_003 + number)
 
     def params(self) -> Tensor:
         """θ, float32 [n], a copy."""
-        return parameters_to_vector(self.model.parameters()).detach().clone()
+        return flat(self.model)
 
     def load(self, vector: Tensor) -> None:
         """θ ← vector."""
@@ -42,61 +120,89 @@ class Learner:
 
     def gradient(self) -> float:
         """Put the gradient of one batch into the parameters; its loss in nats a byte."""
-        context, target = batch_of(self.text, self.scenario.batch, self.random)
-        loss = nn.functional.cross_entropy(self.model(context), target)
+        context, target = batch_of(self.scenario, self.text, self.scenario.batch, self.random)
+        loss = loss_of(self.model, context, target)
         self.model.zero_grad()
         torch.autograd.backward(loss)
         return loss.item()
 
-    def step(self) -> None:
-        """One step of the inner optimizer with the gradient that is there."""
+    def step(self, share: float) -> None:
+        """One step with the gradient that is there, when ``share`` of the run (0 to 1) is done."""
+        if self.scenario.model == "llama":
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        factor = rate_factor(self.scenario, share)
+        groups = [group for one in self.optimizers for group in one.param_groups]
+        for group, rate in zip(groups, self.rates, strict=True):
+            group["lr"] = rate * factor
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def train(self, steps: int) -> float:
-        """So many inner steps; the mean loss on the way."""
-        total = 0.0
-        for _ in range(steps):
+    def train(self, steps: int, share: float) -> float:
+        """So many inner steps, from ``share`` of the run on; the mean loss on the way."""
+        one, total = self.scenario, 0.0
+        for step in range(steps):
             total += self.gradient()
-            self.step()
+            self.step(share + step / (one.rounds * one.inner_steps))
         return total / max(1, steps)
 
     def flat_gradient(self) -> Tensor:
         """float32 [n]."""
-        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+        return torch.cat([p.grad.flatten() for p in parameters(self.model) if p.grad is not None])
 
     def set_gradient(self, vector: Tensor) -> None:
         """The inverse of :meth:`flat_gradient`."""
-        parameters = list(self.model.parameters())
-        sizes = [parameter.numel() for parameter in parameters]
-        for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):
-            parameter.grad = part.view_as(parameter).clone()
+        own = parameters(self.model)
+        for one, part in zip(own, torch.split(vector, [p.numel() for p in own]), strict=True):
+            one.grad = part.view_as(one).clone()
+
+
+def rate_factor(scenario: Scenario, share: float) -> float:
+    """What the learning rate is multiplied by when ``share`` of the run (0 to 1) is done."""
+    if scenario.schedule == "constant":
+        return 1.0
+    warm = scenario.warmup
+    if share < warm:
+        return (share + 1 / (scenario.rounds * scenario.inner_steps)) / warm
+    done = min(1.0, (share - warm) / (1 - warm))
+    return LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def initial(scenario: Scenario) -> Tensor:
     """What all islands start from, float32 [n]."""
-    model = new_model(scenario.seed, scenario.hidden)
-    return parameters_to_vector(model.parameters()).detach().clone()
+    return flat(new_model(scenario))
 
 
 @torch.no_grad()
 def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None = None) -> float:
     """Of parameters [n], in nats a byte, at the same places of the held-out text every time."""
-    model = model or new_model(scenario.seed, scenario.hidden)
+    model = model or new_model(scenario)
     load(model, vector)
-    held_out = shards(scenario.islands)[-1]
-    context, target = batch_of(held_out, EVALUATED, torch.Generator().manual_seed(0))
-    return nn.functional.cross_entropy(model(context), target).item()
+    count = EVALUATED if scenario.model == "bytes" else EVALUATED // scenario.context
+    random = torch.Generator().manual_seed(0)
+    context, target = batch_of(scenario, shards(scenario.islands)[-1], count, random)
+    return loss_of(model, context, target).item()
 
 
 def _optimizers(model: nn.Module, scenario: Scenario) -> list[torch.optim.Optimizer]:
-    parameters = list(model.parameters())
+    own = list(model.parameters())
+    decay = 0.01 if scenario.model == "bytes" else 0.1
+    betas = (0.9, 0.999) if scenario.model == "bytes" else (0.9, 0.95)
+
+    def adamw(some: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            some, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True
+        )
+
     if scenario.inner == "adamw":
-        return [torch.optim.AdamW(parameters, scenario.inner_lr, fused=True)]
+        return [adamw(own)]
     # the input table and the last layer are AdamW's, as Muon's author advises
-    hidden = [p for p in parameters[1:-2] if p.ndim == 2]
-    others = [p for p in parameters if all(p is not one for one in hidden)]
-    return [
-        torch.optim.Muon(hidden, lr=scenario.inner_lr * MUON_LR, weight_decay=0.0),
-        torch.optim.AdamW(others, scenario.inner_lr, fused=True),
-    ]
+    matrices = [p for p in own if p.ndim == 2]
+    hidden = matrices[1:-1] if scenario.model == "bytes" else matrices[1:]  # tied: the same
+    others = [p for p in own if all(p is not one for one in hidden)]
+    if scenario.model == "bytes":
+        muon = torch.optim.Muon(hidden, lr=scenario.inner_lr * MUON_LR, weight_decay=0.0)
+    else:  # steps of AdamW's size, as in node/trainer/muon.py
+        muon = torch.optim.Muon(
+            hidden, lr=scenario.inner_lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+        )
+    return [muon, adamw(others)]

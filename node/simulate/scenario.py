@@ -68,6 +68,8 @@ class Scenario(BaseModel):
     feedback: float = Field(default=0.95, ge=0, le=1)
     inner: Literal["adamw", "muon"] = "adamw"
     inner_lr: float = Field(default=3e-3, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"  # of the inner learning rate
+    warmup: float = Field(default=0.04, ge=0, lt=1)  # share of the run, of "cosine"
     outer: Literal["nesterov", "sgd", "heavyball", "adam", "yogi", "sparseloco"] = "nesterov"
     outer_lr: float | None = None
     outer_momentum: float | None = None
@@ -87,8 +89,12 @@ class Scenario(BaseModel):
     sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
     share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
     rank: int = Field(default=4, ge=1)  # of powersgd
+    # "bytes": the model of diloco/loop.py; "llama": the one that `node start` trains, over bytes
+    model: Literal["bytes", "llama"] = "bytes"
     hidden: int = Field(default=384, ge=8)  # width of the model
-    batch: int = Field(default=64, ge=1)
+    layers: int = Field(default=2, ge=1, le=64)  # of "llama"
+    context: int = Field(default=48, ge=8, le=4096)  # bytes that "llama" looks at
+    batch: int = Field(default=64, ge=1)  # predicted bytes, or sequences of "llama"
     eval_every: int = Field(default=1, ge=1)  # rounds
 
     @property

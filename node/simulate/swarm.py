@@ -32,6 +32,7 @@ from gossip.presence import Presence
 from gossip.validity import Place
 from node.mixing import mix_of
 from node.residual import Residual
+from node.simulate.learner import dense, new_model
 from node.simulate.streams import OuterSteps
 from node.simulate.world import Node, World
 from protocols.codecs import Chunk, RangeCodec
@@ -41,7 +42,6 @@ from protocols.messages import Announce, Certificate, Outcome
 RUN = b"simulation" + bytes(22)
 EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
 PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the run fails
-CODED_RAW = 1024  # elements at the vector's end that travel in bf16, as norms and biases do
 
 
 @dataclass
@@ -135,7 +135,8 @@ class Islands:
     def __init__(self, world: World, group: asyncio.TaskGroup) -> None:
         self.world, self.group = world, group
         one, size = world.scenario, len(world.start)
-        self.codec = RangeCodec(one.codec, dense=size - CODED_RAW)
+        # norms and biases travel in bf16, as on the wire
+        self.codec = RangeCodec(one.codec, dense=dense(new_model(one)))
         rule = "auto" if one.rule == "open" else one.rule
         trust = "open" if one.rule == "open" else "friendly"
         self.rules = Rules(

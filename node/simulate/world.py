@@ -61,7 +61,7 @@ class Node:
 
     async def train(self, steps: int) -> None:
         """So many inner steps, and the time they take."""
-        self.loss = self.learner.train(steps)
+        self.loss = self.learner.train(steps, self.world.share)
         await self.rest(steps)
 
     async def rest(self, steps: int) -> None:
@@ -157,6 +157,11 @@ class World:
         return self.scenario.islands * self.scenario.rounds * self.scenario.inner_steps
 
     @property
+    def share(self) -> float:
+        """How much of its steps the run has taken, 0 to 1: what learning rates follow."""
+        return min(1.0, self.total_steps / self.budget)
+
+    @property
     def done(self) -> bool:
         """Whether all steps have been taken."""
         return self.total_steps >= self.budget
@@ -164,7 +169,7 @@ class World:
     def stepped(self, steps: int) -> None:
         """Count inner steps, for the budget and whoever watches."""
         self.total_steps += steps
-        self.progress(min(1.0, self.total_steps / self.budget))
+        self.progress(self.share)
 
     def bytes_a_parameter(self) -> float:
         """Of tensors, sent by an island so far, in the mean; :attr:`notes` has servers' traffic."""
