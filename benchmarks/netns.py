@@ -110,6 +110,19 @@ class Network:
         for namespace, device in self._ends(name):
             _shape(namespace, device, mbit)
 
+    def shut(self, name: str) -> None:
+        """Let nobody open a TCP connection to ``name``, which may open its own: as behind a NAT.
+
+        The first packets are lost without an answer. Not together with :meth:`rate`.
+        """
+        tc, port = ["tc", "-n", self._hub], self._port(name)
+        _run(*tc, *f"qdisc add dev {port} root handle 1: htb default 1".split())
+        for number in (1, 2):
+            _run(*tc, *f"class add dev {port} parent 1: classid 1:{number} htb rate 10gbit".split())
+        _run(*tc, *f"qdisc add dev {port} parent 1:2 pfifo limit 0".split())
+        syn_alone = "u32 match ip protocol 6 0xff match u8 0x02 0x12 at 33 flowid 1:2"
+        _run(*tc, *f"filter add dev {port} parent 1: protocol ip prio 1 {syn_alone}".split())
+
     # --- making ----------------------------------------------------------------------------------
 
     def _make(self) -> None:

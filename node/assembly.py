@@ -220,7 +220,7 @@ def _first_announcement(
         role=node.config.role,
         status="joining" if newcomer else "active",
         incarnation=int(node.daemon.started * 1000),
-        addresses=tuple(node.addresses()[:8]),
+        addresses=tuple(node.place.addresses()[:8]),
         version=__version__,
         region=node.config.region,
         name=node.config.name,

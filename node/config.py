@@ -77,6 +77,15 @@ class NodeConfig(IslandSettings):
         ge=0,
         description="The most to upload a second, as in 20Mbit or 2.5MB; 0: no limit.",
     )
+    relay: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
+        default=2.5e6,
+        ge=0,
+        description="The most to carry a second between nodes that nobody can dial, as in 20Mbit; "
+        "0: carry nothing, and only tell them who calls.",
+    )
+    require_reachable: bool = Field(
+        default=False, description="Stop if peers cannot dial this node, rather than use a relay."
+    )
     api: HostPort = Field(
         default=f"127.0.0.1:{DEFAULT_API_PORT}",
         min_length=1,

@@ -23,6 +23,7 @@ from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
 from node.monitor.events import EventLog, JoinProgress, Problem
+from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, TransportError
 from protocols.identity import Identity, PeerId
@@ -79,6 +80,7 @@ class Entrance:
     clocks: Clocks
     events: EventLog
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    outbound: Outbound
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt for ``config.wait_s`` seconds while it may go otherwise next time."""
@@ -124,21 +126,51 @@ class Entrance:
             for reached in dialled.reached
         )
         self._progress(2, "checks", f"protocol, clock {self.clocks.offset:+.2f} s, invitation ok")
-        await self._check_reach(greetings)
+        await self._check_reach(greetings, dialled.reached, run)
         return greetings
 
-    async def _check_reach(self, greetings: list[Greeting]) -> None:
-        """Raise E302 if no peer can dial this node: others have to bring it its parts."""
-        whys = [await unreachable(self.transport, greeting.peer) for greeting in greetings[:3]]
-        if all(whys):
-            own = self.whereabouts.own
-            addresses = ", ".join(own.record.addresses) if own else ""
+    async def _check_reach(
+        self, greetings: list[Greeting], reached: list[Reached], run: bytes
+    ) -> None:
+        """Have peers dial back; where none can, take a relay, since others bring work here.
+
+        Raises E302 where there is none, or where the operator has said that this must not be.
+        """
+        why = await self._why_unreachable(greetings)
+        if not why:
+            how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
+            self._progress(3, "reach", f"dial-back ok {how}")
+            return
+        own = self.whereabouts.own
+        where = ", ".join(own.record.addresses) if own else ""
+        if self.config.require_reachable or self.config.public_addr:
+            given = f"--public-addr {self.config.public_addr}" if self.config.public_addr else ""
             raise operator_error(
                 "E302",
-                f"peers cannot dial this node at {addresses or 'any address'}",
-                why=whys[0],
+                f"peers cannot dial this node at {where or 'any address'}",
+                why=why,
+                fix=f"correct {given}, or leave it out: a peer then relays for this node"
+                if given
+                else "forward the port and give its public address with --public-addr HOST:PORT, "
+                "or leave --require-reachable out: a peer then relays for this node",
             )
-        self._progress(3, "reach", "dial-back ok (direct)")
+        places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in reached]
+        self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
+        relay = await self.outbound.enter(places)
+        if relay is None:
+            raise none_found(where, why)
+        for greeting in greetings[:3]:  # they are told where this node is called now
+            await self._greet(greeting.peer, greeting.peer, run)
+        why = await self._why_unreachable(greetings)
+        if why:
+            raise none_found(self.outbound.address, why)
+        self._progress(3, "reach", f"outbound only -> relay {relay}, dial-back ok")
+
+    async def _why_unreachable(self, greetings: list[Greeting]) -> str:
+        """Why no peer can dial this node; empty where one can, or none says anything."""
+        asked = [unreachable(self.transport, greeting.peer) for greeting in greetings[:3]]
+        whys = await asyncio.gather(*asked)
+        return whys[0] if all(whys) else ""
 
     async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
         """Bring a run that was just made to seeds that have none.

@@ -6,10 +6,16 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.setting_values import host_port, is_loopback
+
+if TYPE_CHECKING:
+    from node.outbound import Outbound
+    from protocols.http import HttpTransport
+    from protocols.whereabouts import Whereabouts
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
@@ -45,6 +51,58 @@ def _interfaces() -> Iterator[str]:
                 host = socket.inet_ntoa(fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24])
                 if not is_loopback(host):
                     yield host
+
+
+class OwnPlace:
+    """Where others find one node: at its own address, or at its relay where it has none.
+
+    ``told``: whoever else has to hear when that changes.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        transport: HttpTransport,
+        outbound: Outbound,
+        whereabouts: Whereabouts,
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._outbound = outbound
+        self._whereabouts = whereabouts
+        self.told: Callable[[], None] = lambda: None
+        outbound.moved = self.publish
+        transport.relays.mine = self.dialled_at
+
+    def listening(self) -> str:
+        """``HOST:PORT`` really bound."""
+        bound = self._transport.listening
+        return "" if bound is None else hostport(*bound)
+
+    def addresses(self) -> list[str]:
+        """Where others may call this node, best first."""
+        if self._outbound.needed:
+            return [address] if (address := self._outbound.address) else []
+        return self.dialled_at()
+
+    def dialled_at(self) -> list[str]:
+        """Where this node itself can be dialled, without a relay."""
+        if self._outbound.needed:
+            return []
+        return addresses(self._config, self._transport.listening)
+
+    def join_address(self) -> str:
+        """What others join by: this node, or its relay where nobody can dial it."""
+        if self._outbound.needed:
+            return str(self._outbound.relay or "")
+        found = self.addresses()
+        return f"{found[0]}/{self._transport.peer_id}" if found else ""
+
+    def publish(self) -> None:
+        """Say where this node is called from now on."""
+        relay = self._outbound.relay
+        self._whereabouts.publish(self.addresses(), relay.peer or "" if relay else "")
+        self.told()
 
 
 def addresses(config: NodeConfig, bound: tuple[str, int] | None) -> list[str]:

@@ -33,7 +33,7 @@ from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline, outline
 from node.trainer.shared import SharedVectors
-from protocols.addresses import parse_address
+from protocols.addresses import PeerAddress
 from protocols.errors import OperatorError, RemoteProtocolError, Stale
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -238,6 +238,9 @@ class Participation:
         for peer in run.peers:  # who has come since we were greeted, they themselves included
             spawn(self.swarm.presence.ask(peer))
         self.dht = await self.node.open_directory(stack, run)
+        self.node.outbound.candidates = self._relays
+        self.node.place.told = self._moved
+        self._moved()
         spawn(self._discover())
 
     # --- while it runs ---------------------------------------------------------------------------
@@ -268,10 +271,8 @@ class Participation:
         await self.keeper.save()
 
     def _check_end(self) -> None:
-        done = self.reporter.round
-        total = self.swarm_total
-        limit = self.config.rounds
-        if done >= total:
+        limit, place = self.config.rounds, self.replicas[0].place
+        if is_over(self.manifest, self.reporter.round, place.work):
             self.finishing = True
             self.node.daemon.stop(f"the run is over after {total} rounds")
         elif limit and self.reporter.rounds_committed >= limit:
@@ -329,12 +330,21 @@ class Participation:
                 self._learn(envelope)
         book = self.node.transport.book
         self.node.cache.remember(
-            parse_address(f"{book.addresses(peer)[0]}/{peer}")
-            for peer in membership.alive(now)
-            if book.addresses(peer)
+            place for peer in membership.alive(now) if (place := book.dialled_at(peer)) is not None
         )
 
     # --- leaving ---------------------------------------------------------------------------------
+
+    def _relays(self) -> list[PeerAddress]:
+        """Who may relay for this node."""
+        book = self.node.transport.book
+        alive = self.swarm.membership.alive(self.swarm.now())
+        return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
+
+    def _moved(self) -> None:
+        """This node is called at another address: the others are told with the next heartbeat."""
+        self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
+        self.dht.keep_announced()
 
     async def leave(self) -> None:
         """Final checkpoint, stop the trainer, let others finish, say farewell."""

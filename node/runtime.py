@@ -35,7 +35,8 @@ from node.monitor.machine import Machine
 from node.monitor.sinks import Sinks, open_sink, told
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
-from node.own_address import addresses, hostport, outward_address
+from node.outbound import Outbound
+from node.own_address import OwnPlace, hostport, outward_address
 from node.setting_values import host_port, is_loopback
 from node.statedir import StateDir
 from protocols.errors import OperatorError
@@ -202,6 +203,10 @@ class Node:
         self.events, self.identity, self.new_key = events, identity, new_key
         self.transport, self.tasks, self.offload = transport, tasks, offload
         self.whereabouts = Whereabouts(transport, identity, transport.book)
+        self.outbound = Outbound(transport, events, tasks.spawn)
+        self.place = OwnPlace(self.config, transport, self.outbound, self.whereabouts)
+        transport.relay.offer(self.config.relay)
+        transport.relay.may_wait = self._known
         self.cache = PeerCache(self.home.root / "peers.json")
         self.clocks = Clocks()
         self.announced: Callable[[], Sequence[bytes]] = tuple
@@ -225,6 +230,7 @@ class Node:
         self.state = NodeState(self._view(), log=events)
         self.state.providers.strangers = self._strangers
         self.state.providers.machine = Machine(self.home.root)
+        self.state.providers.reachability = self.outbound.describe
         self.history = History(self.home.history)
         events.subscribe(self.history)
         self.api = ApiServer(
@@ -247,6 +253,9 @@ class Node:
         """Whether a peer may ask for ``name``: strangers may find this node and greet it."""
         if not self.config.invitation or name in OPEN_TO_STRANGERS:
             return True
+        return self._known(peer)
+
+    def _known(self, peer: PeerId) -> bool:
         return self.gate.admitted(peer) or self.is_member(peer)
 
     def _announced(self) -> Sequence[bytes]:
@@ -284,7 +293,7 @@ class Node:
         """From opening the API to having left the swarm."""
         from node.participation import Participation  # imports torch: after the port is open
 
-        self.whereabouts.publish(self.addresses())
+        self.place.publish()
         await self.api.start()
         stack.push_async_callback(self.api.aclose)
         self.home.publish_api(self.api.address, self.config.api_key)
@@ -301,6 +310,7 @@ class Node:
             self.clocks,
             self.events,
             self.offload,
+            self.outbound,
         )
         participation = Participation(self, entrance)
         if self.config.seconds:
@@ -320,7 +330,13 @@ class Node:
 
     async def open_directory(self, stack: AsyncExitStack, run: Run) -> Dht:
         """Join the run's DHT and publish this node's address in it."""
-        dht = await Dht.start(self.transport, self.whereabouts, run.peers, run.signed.run_id)
+        dht = await Dht.start(
+            self.transport,
+            self.whereabouts,
+            run.peers,
+            run.signed.run_id,
+            client_mode=self.outbound.needed,
+        )
         stack.push_async_callback(dht.aclose)
         dht.keep_announced()
         return dht
@@ -342,8 +358,8 @@ class Node:
         if self.said_started:
             return
         self.said_started = True
-        addresses = self.addresses()
-        self.state.node = replace(self.state.node, device=device)
+        join_address = self.place.join_address()
+        self.state.node = replace(self.state.node, device=device, join_address=join_address)
         self.events.emit(
             Started(
                 peer=self.identity.peer_id,
@@ -352,25 +368,15 @@ class Node:
                 role=self.config.role,
                 device=device,
                 identity_new=self.new_key,
-                listen=self.listening(),
+                listen=self.place.listening(),
                 api=self.api.address,
                 dashboard=_reachable(self.dashboard.address) if self.dashboard else "",
-                join_address=f"{addresses[0]}/{self.identity.peer_id}" if addresses else "",
+                join_address=join_address,
                 invitation_needed=bool(self.config.invitation),
             )
         )
 
-    def listening(self) -> str:
-        """``HOST:PORT`` really bound."""
-        bound = self.transport.listening
-        return "" if bound is None else hostport(*bound)
-
-    def addresses(self) -> list[str]:
-        """Where others may dial this node, best first."""
-        return addresses(self.config, self.transport.listening)
-
     def _view(self) -> NodeView:
-        addresses = self.addresses()
         return NodeView(
             peer=self.identity.peer_id,
             role=self.config.role,
@@ -378,9 +384,9 @@ class Node:
             region=self.config.region,
             version=__version__,
             device=self.config.device,
-            listen=self.listening(),
+            listen=self.place.listening(),
             public_addr=self.config.public_addr,
-            join_address=f"{addresses[0]}/{self.identity.peer_id}" if addresses else "",
+            join_address=self.place.join_address(),
             invitation_needed=bool(self.config.invitation),
             pid=os.getpid(),
             started=self.daemon.started,

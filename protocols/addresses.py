@@ -253,7 +253,6 @@ class _Entry:
 class _Known:
     entries: list[_Entry]
     sequence: int = -1
-    relay: str = ""
 
     def entry(self, address: str) -> _Entry | None:
         return next((e for e in self.entries if e.address == address), None)
@@ -296,10 +295,10 @@ class AddressBook:
         known = self._known.get(peer)
         return [] if known is None else [e.address for e in sorted(known.entries, key=_Entry.order)]
 
-    def relay(self, peer: PeerId) -> str:
-        """The peer that relays for ``peer`` by its newest record; empty: none."""
-        known = self._known.get(peer)
-        return known.relay if known else ""
+    def dialled_at(self, peer: PeerId) -> PeerAddress | None:
+        """The best address of ``peer`` that is not its relay's; None where none is known."""
+        places = (parse_address(a) for a in self.addresses(peer) if not is_relayed(a))
+        return next((PeerAddress(p.host, p.port, peer) for p in places), None)
 
     def add(self, peer: PeerId, address: str) -> None:
         """Remember an address somebody claims for ``peer``; raises :class:`OperatorError` E102."""
@@ -314,7 +313,7 @@ class AddressBook:
         known = self._touch(record.peer)
         if sequence <= known.sequence:
             return False
-        known.sequence, known.relay = sequence, record.relay
+        known.sequence = sequence
         listed = [a for a in map(_lenient, record.addresses) if a is not None]
         if set(listed) != {e.address for e in known.entries if e.listed}:
             known.entries = [e for e in known.entries if e.good or e.address in listed]

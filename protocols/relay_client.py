@@ -21,7 +21,7 @@ from typing import Protocol
 
 from aiohappyeyeballs import start_connection
 
-from protocols.addresses import AddressBook, is_relayed, parse_address, relay_of
+from protocols.addresses import AddressBook, parse_address, relay_of
 from protocols.errors import Malformed, RemoteRefused, TransportError, Unreachable, Why
 from protocols.identity import PeerId
 from protocols.limits import Limits
@@ -148,8 +148,8 @@ class Relays:
         token = await self._ask(relay, RelayDial(peer, b"", ()))
         if len(token) != TOKEN_BYTES:
             raise Unreachable(relay, Why.NOT_ATOLL, "a token of another length")
-        places = [a for a in self._book.addresses(relay) if not is_relayed(a)]
-        sock = await connected(places[0] if places else where)
+        place = self._book.dialled_at(relay)
+        sock = await connected(place.hostport if place else where)
         return await _introduced(sock, token)
 
     async def _ask(self, relay: PeerId, asked: RelayDial) -> bytes:
