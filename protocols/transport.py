@@ -9,7 +9,7 @@
 
 Peers are named by :data:`~protocols.identity.PeerId`; where they live is the transport's
 :class:`~protocols.addresses.AddressBook`. :mod:`protocols.http` is the real one,
-:mod:`protocols.memory` the simulated one; ``tests/test_transport_contract.py`` holds both to
+:mod:`protocols.memory` the simulated one; ``tests/contract_kit.py`` says which tests hold both to
 the same behaviour.
 
 >>> transport.on_call("greet", greet)               # async def greet(peer, body) -> bytes

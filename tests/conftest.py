@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from contract_kit import NETWORKS, SOON, Net
 from hypothesis import HealthCheck, settings
 
 from protocols.identity import Identity, verify
+from protocols.transport import Transport
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
 # nodes of tests are none of this user's
@@ -46,3 +49,17 @@ def remembered_signatures() -> Iterator[None]:
 def identities() -> Callable[[int], list[Identity]]:
     """``identities(n)``: n identities, the same in every run."""
     return lambda n: [Identity.from_seed(i.to_bytes(32, "big")) for i in range(1, n + 1)]
+
+
+@pytest.fixture(params=NETWORKS)
+async def net(request: pytest.FixtureRequest) -> AsyncIterator[Net]:
+    """A network of each kind that transports are held to their contract on."""
+    network = NETWORKS[request.param]()
+    yield network
+    await asyncio.wait_for(network.aclose(), SOON)
+
+
+@pytest.fixture
+async def pair(net: Net) -> tuple[Transport, Transport]:
+    """Two members of it."""
+    return await net.join(), await net.join()
