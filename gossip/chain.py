@@ -130,6 +130,11 @@ class Chain:
         newest = self.ledger.newest()
         return newest.outcome.codec if newest is not None else None
 
+    @property
+    def planned(self) -> bool:
+        """Whether the round under way has a plan."""
+        return self.exchange.plan is not None
+
     # --- for whoever owns this -------------------------------------------------------------------
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -39,7 +39,8 @@ class Replica(Protocol):
 class Hooks:
     """Whom a swarm and its chains tell. All are called on the event loop and must not block."""
 
-    applied: Callable[[Certificate, Exchange | None], None] = lambda certificate, exchange: None
+    # a certificate and its exchange; of gossip a :class:`gossip.roamer.Rounded` and None
+    applied: Callable[[Any, Exchange | None], None] = lambda certificate, exchange: None
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     # only a download of the fragment's state can help

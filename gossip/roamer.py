@@ -19,6 +19,7 @@ import torch
 from gossip import sketch
 from gossip.bodies import Wiring
 from gossip.letters import Letter, Letters, Mail
+from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.validity import Place
@@ -120,6 +121,7 @@ class Roamer:
     rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     learned: Callable[[Announce], None] = lambda announce: None
     changed: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
+    fragment: int = 0
     core: Wandering = field(init=False)
     letters: Letters = field(init=False)
     round_s: float = 0.0  # usual seconds of a round
@@ -152,6 +154,21 @@ class Roamer:
         self.presence.note(exchanges=self.neighbours)
 
     # --- for whoever owns this -------------------------------------------------------------------
+
+    @property
+    def chains(self) -> tuple[Roamer]:
+        """Itself: the model is exchanged whole (:class:`gossip.common.AnySwarm`)."""
+        return (self,)
+
+    @property
+    def lineage(self) -> Lineage:
+        """Nobody has handed office to anybody."""
+        return Lineage(self.wiring.run, (self.me,))
+
+    @property
+    def planned(self) -> bool:
+        """Whether an exchange is under way."""
+        return not self.core.resting
 
     @property
     def me(self) -> PeerId:

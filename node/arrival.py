@@ -20,7 +20,7 @@ from gossip.presence import open_announce
 from gossip.standing import fragments, progress, seen_from
 from node.errors import operator_error
 from node.replica import OuterState
-from node.saving import standing_after
+from node.saving import own_standing, standing_after
 from protocols.errors import (
     OperatorError,
     ProtocolError,
@@ -207,3 +207,18 @@ class Arrival:
             except TransportError as error:
                 silent = error
         raise wrong or silent or Stale("nobody stands there")
+
+
+class OwnArrival(Arrival):
+    """Where islands gossip each has a state of its own: any of them will do.
+
+    It is checked against what its island has announced under its signature, and nothing else
+    vouches for it.
+    """
+
+    async def look(self) -> list[Announce]:
+        """Islands, since seeds have no state here."""
+        return [announce for announce in await super().look() if announce.role == "island"]
+
+    async def _standing(self, target: Target, fragment: int) -> OuterState:
+        return own_standing(self.run, self.creator, target.round)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.chain import Chain
+from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.exchange import Wiring
 from gossip.grouping import Grouping
@@ -18,17 +20,23 @@ from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
+from gossip.roamer import Roamer
 from node import __version__
 from node.conductor import Conductor
 from node.entrance import Run
+from node.gossip_reports import GossipReports
 from node.hardware import Hardware, training
 from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island import Island
 from node.mixing import mix_of
 from node.monitor.events import Notice
+from node.own_state import OwnReplica
+from node.peer_reports import PeerReports
 from node.replica import OuterReplica
+from node.reporting import Reporter
 from node.residual import Residual
+from node.roaming import make_roamer
 from node.saving import Restored
 from node.script.attached import Attached
 from node.trainer.channel import Applied
@@ -52,7 +60,10 @@ def make_replicas(
 ) -> tuple[OuterReplica, ...]:
     """The outer state of every fragment, each a part of the vectors; there is nothing in it yet."""
     manifest = run.manifest
-    replicas = []
+    if manifest.mode in GOSSIP:
+        codec = RangeCodec(manifest.rounds.codec, layout.cuts[0].dense)
+        return (OwnReplica(manifest, node.identity.peer_id, vectors, codec, node.offload),)
+    replicas: list[OuterReplica] = []
     for fragment, cut in enumerate(layout.cuts):
         here = slice(cut.start, cut.stop)
         replica = OuterReplica(
@@ -79,7 +90,7 @@ def make_swarm(
     *,
     newcomer: bool,
     lineages: Sequence[Lineage | None],
-) -> Swarm:
+) -> AnySwarm:
     """This node's membership; ``newcomer``: others have yet to let it take part.
 
     ``replicas`` are those of fragments 0, 1, …; the lineages lead to where they stand, None: to
@@ -109,6 +120,9 @@ def make_swarm(
         wall=lambda: time.time() + node.clocks.offset,
         admission=proof,
     )
+    node.is_member = lambda peer: peer in presence.membership.islands
+    if isinstance(own := replicas[0], OwnReplica):
+        return make_roamer(manifest, wiring, own, presence, hooks)
     swarm = Swarm(
         [
             Chain(
@@ -128,7 +142,6 @@ def make_swarm(
             for replica, lineage in zip(replicas, lineages, strict=True)
         ]
     )
-    node.is_member = lambda peer: peer in swarm.membership.islands
     for chain, replica in zip(swarm.chains, replicas, strict=True):
         if replica.certificate is not None:
             chain.ledger.add(replica.certificate, {})
@@ -162,7 +175,7 @@ def make_conductor(
     manifest: Manifest,
     replicas: Sequence[OuterReplica],
     vectors: SharedVectors,
-    swarm: Swarm,
+    swarm: AnySwarm,
     layout: Outline,
     tokens: str,
     hardware: Hardware,
@@ -209,6 +222,16 @@ def make_conductor(
         conductor.pace.step = restored.facts.step
         conductor.pace.tokens = restored.facts.tokens
     return conductor
+
+
+def make_reports(
+    node: Node, manifest: Manifest, swarm: AnySwarm, conductor: Conductor | None
+) -> PeerReports:
+    """What tells the monitor of rounds and peers."""
+    if isinstance(swarm, Roamer):
+        return GossipReports(manifest, swarm, conductor, node.events, node.state, node.transport)
+    assert isinstance(swarm, Swarm)
+    return Reporter(manifest, swarm, conductor, node.events, node.state, node.transport)
 
 
 def _first_announcement(

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from diloco.fragments import delay_for
-from gossip.driver import Swarm
+from gossip.common import AnySwarm
+from gossip.roamer import PROJECTION
 from gossip.sketch import sketch
 from node.island import Island, TrainerDied
 from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
@@ -62,7 +64,7 @@ class Conductor:
     on_applied: Callable[[Applied], Awaitable[None]]
     joined: bool  # came into a run under way: its optimizer is cold
     pace: Pace = field(default_factory=Pace)
-    swarm: Swarm | None = None
+    swarm: AnySwarm | None = None
     ready: Ready | None = None
     idle: float = 0.0
     _begun: bool = False
@@ -283,8 +285,9 @@ class Conductor:
         round_ = snapshot.round
         norm = await replica.offload(replica.norm)
         if fragment == 0:  # it stands for all of θ
+            signs = PROJECTION if self.manifest.mode in GOSSIP else round_
             projection = await replica.offload(
-                lambda: sketch(replica.sent, self.manifest.run_id, round_)
+                lambda: sketch(replica.sent, self.manifest.run_id, signs)
             )
             self.swarm.presence.note(sketch=projection, sketch_round=round_)
         merged = self.contributions[fragment]
@@ -358,7 +361,7 @@ class Conductor:
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
         taken = self.snapshot_at[fragment]
-        if self.swarm is not None and taken and self.swarm.chains[fragment].exchange.plan:
+        if self.swarm is not None and taken and self.swarm.chains[fragment].planned:
             self._transfer.add(asyncio.get_running_loop().time() - taken)
 
     def _next_target(self) -> int:

@@ -13,11 +13,12 @@ import torch
 
 from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.catchup import Ending
 from gossip.driver import Swarm
 from gossip.lineage import Lineage
 from node import __version__
-from node.arrival import Arrival
+from node.arrival import Arrival, OwnArrival
 from node.entrance import Run
 from node.errors import operator_error
 from node.import_hf import import_hf
@@ -61,6 +62,8 @@ class Fetcher:
                 await self.node.offload(lambda: self._begin(manifest))
             for replica in self.replicas:
                 await replica.settle()
+        elif self.run.manifest.mode in GOSSIP and self.node.config.role != "island":
+            self.joined_under_way = True  # there are only islands' own states, and it trains none
         else:
             await self._join()
 
@@ -153,7 +156,8 @@ class Fetcher:
         )
 
     def _arrival(self, ask: list[PeerId]) -> Arrival:
-        return Arrival(
+        kind = OwnArrival if self.run.manifest.mode in GOSSIP else Arrival
+        return kind(
             self.node.transport,
             self.run.signed.run_id,
             self.run.signed.creator,

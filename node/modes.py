@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from node.errors import operator_error
 
 # over certified rounds: what differs is the knobs that the mode sets (bootstrap.manifest_rounds)
 ROUNDS = ("diloco", "streaming")
-RUN = ROUNDS
+RUN = (*ROUNDS, *GOSSIP)
 
 
 def check_runs(manifest: Manifest) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from bootstrap.manifest import Manifest
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
+from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.hooks import Hooks
 from gossip.membership import Liveness
-from node.assembly import make_conductor, make_replicas, make_swarm
+from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
@@ -27,8 +28,8 @@ from node.hosts.hub import Hub
 from node.island import Island
 from node.modes import check_runs
 from node.monitor.events import JoinProgress, Notice
+from node.peer_reports import PeerReports
 from node.replica import OuterReplica
-from node.reporting import Reporter
 from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline, outline
@@ -59,11 +60,11 @@ class Participation:
         self.conducting: asyncio.Task[None] | None = None
         self.finishing = False
         self._news = asyncio.Event()  # somebody announced something
-        self.swarm: Swarm
+        self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
         self.fetcher: Fetcher
         self.keeper: Keeper
-        self.reporter: Reporter
+        self.reporter: PeerReports
 
     @property
     def _newcomer(self) -> bool:
@@ -152,9 +153,7 @@ class Participation:
             )
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
-        self.reporter = Reporter(
-            manifest, self.swarm, self.conductor, self.events, self.node.state, self.node.transport
-        )
+        self.reporter = make_reports(self.node, manifest, self.swarm, self.conductor)
         self._serve(run)
         await self._start(stack, run)
 
@@ -255,7 +254,7 @@ class Participation:
             download=stats.download.read() or 0.0,
             round_trip=stats.round_trip or 0.0,
         )
-        self.reporter.on_committed(certificate, exchange)  # type: ignore[arg-type]
+        self.reporter.on_committed(certificate, exchange)
         if self.conductor is None:
             self._check_end()
 
@@ -284,6 +283,7 @@ class Participation:
         return self.replicas[0].manifest.rounds.total_rounds
 
     def _on_behind(self, fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+        assert isinstance(self.swarm, Swarm)  # who gossips is nowhere behind
         self.fetcher.on_behind(self.swarm, fragment, ending)
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import ipaddress
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Protocol
 
 import torch
 
-from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from gossip import sketch
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
-from gossip.membership import Liveness
 from gossip.standing import seen_from
-from node.conductor import Conductor
 from node.monitor.events import (
-    EventLog,
-    PeerJoined,
-    PeerLeft,
-    PeerSuspected,
-    Rejected,
     RoundDone,
 )
-from node.monitor.state import NodeState
-from node.monitor.views import LinkView, PeerView, Traffic
+from node.peer_reports import PeerReports
 from node.trainer.channel import Applied
-from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor
 
-KINDS = {  # of traffic, by the name of the verb that carried it
-    "slice": "gradients",
-    "merged": "gradients",
-    "sum": "gradients",
-    "part": "gradients",
-    "chunk": "state",
-    "blob": "state",
-}
 RAW_BYTES = 4  # of a parameter in fp32
-
-
-class Measured(Protocol):
-    """A transport that measures what passes through it."""
-
-    @property
-    def stats(self) -> TransportStats: ...
 
 
 @dataclass(frozen=True)
@@ -89,17 +61,10 @@ class Pending:
 
 
 @dataclass
-class Reporter:
+class Reporter(PeerReports):
     """Listens to swarm and conductor; emits one :class:`RoundDone` a round."""
 
-    manifest: Manifest
     swarm: Swarm
-    conductor: Conductor | None  # None: a seed, without a trainer
-    events: EventLog
-    state: NodeState
-    transport: Measured
-    now: Callable[[], float] = time.monotonic
-    rounds_committed: int = 0
     bytes_sent: int = 0
     _pending: dict[int, Pending] = field(default_factory=dict)  # by fragment
     _last_round: float | None = None  # when one was through,
@@ -107,19 +72,10 @@ class Reporter:
     _last_codec: str = ""
     # since when who is ready, by fragment and round
     _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
-    _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
 
     def __post_init__(self) -> None:
-        providers = self.state.providers
-        providers.peers = self.peers
-        providers.traffic = self.traffic
-        providers.links = self.links
+        super().__post_init__()
         self.state.parameters = sum(chain.rules.size for chain in self.swarm.chains)
-
-    @property
-    def _mine(self) -> int:
-        """What this node adds to a count of islands."""
-        return int(self.conductor is not None)
 
     @property
     def round(self) -> int:
@@ -128,8 +84,9 @@ class Reporter:
 
     # --- hooks -----------------------------------------------------------------------------------
 
-    def on_committed(self, certificate: Certificate, exchange: Exchange | None) -> None:
+    def on_committed(self, what: Certificate, how: Exchange | None) -> None:
         """The swarm has committed a round and the replica has stepped."""
+        certificate, exchange = what, how
         fragment = certificate.outcome.fragment
         self.rounds_committed += fragment == 0
         sent = exchange.bytes_sent if exchange else 0
@@ -267,38 +224,6 @@ class Reporter:
                 since = self._ready.setdefault((chain.fragment, seen.round), {})
                 since.setdefault(announce.peer, self.now())
 
-    def on_peer(self, peer: PeerId, what: str, why: str) -> None:
-        """The liveness of a peer has changed, or it did not deliver."""
-        announce = self.swarm.membership.announcement(peer)
-        if what == Liveness.ALIVE and announce is not None:
-            self.events.emit(
-                PeerJoined(
-                    peer=peer,
-                    name=announce.name,
-                    role=announce.role,
-                    region=announce.region,
-                    version=announce.version,
-                )
-            )
-        elif what == Liveness.SUSPECT:
-            self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
-        elif what == "fault":
-            self.events.emit(PeerSuspected(peer=peer, reason=why))
-        elif what in (Liveness.DEAD, Liveness.LEFT):
-            reason = "said farewell" if what == Liveness.LEFT else "gone"
-            self.events.emit(PeerLeft(peer=peer, reason=reason))
-
-    def on_rejected(self, peer: PeerId, why: str) -> None:
-        """Something a peer sent was refused."""
-        if "finite" in why:
-            self.events.emit(Rejected(peer=peer, reason="non-finite", detail=why))
-        elif "signed" in why or "signature" in why:
-            self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
-        elif "late" in why or "stale" in why.lower():
-            self.events.emit(Rejected(peer=peer, reason="stale", detail=why))
-        else:
-            self.events.emit(Rejected(peer=peer, reason="malformed", detail=why))
-
     # --- consensus -------------------------------------------------------------------------------
 
     def spread(self, round_: int) -> Spread:
@@ -335,77 +260,6 @@ class Reporter:
                 same.append(seen.state == here.state)
         return all(same) if same else None
 
-    # --- on request ------------------------------------------------------------------------------
-
-    def peers(self) -> list[PeerView]:
-        """Everybody this node knows of, itself first."""
-        here, now = self.swarm.chains[0].replica.place, self.swarm.now()
-        views = []
-        members = self.swarm.membership.islands.items()
-        for peer, announce, silent, status in [
-            (self.swarm.me, self.swarm.status, 0.0, self.swarm.status.status),
-            *(
-                (
-                    peer,
-                    island.announce,
-                    now - island.heard,
-                    island.announce.status
-                    if (live := self.swarm.membership.liveness(peer, now)) is Liveness.ALIVE
-                    else live.value,
-                )
-                for peer, island in members
-            ),
-        ]:
-            mine = peer == self.swarm.me
-            measured = None if mine else self.transport.stats.peer(peer)
-            views.append(
-                PeerView(
-                    peer=peer,
-                    name=announce.name,
-                    role=announce.role,
-                    status=status,
-                    region=announce.region,
-                    version=announce.version,
-                    round=here.round if mine else announce.round,
-                    loss=announce.loss or None,
-                    validation_loss=announce.validation_loss or None,
-                    tokens_per_second=announce.tokens_per_second,
-                    total_tokens=announce.total_tokens,
-                    link="self" if mine else "direct",
-                    rtt_s=measured.round_trip if measured else None,
-                    own_rtt_s=announce.round_trip or None,
-                    upload=announce.upload,
-                    download=announce.download,
-                    agrees=True if mine else self._agrees(announce),
-                    address=kind_of(announce.addresses),
-                    distance=self._distances.get(peer),
-                    silent_s=silent,
-                )
-            )
-        return views
-
-    def traffic(self) -> dict[str, Traffic]:
-        """Bytes by kind since the start."""
-        stats = self.transport.stats
-        sent: dict[str, int] = {}
-        received: dict[str, int] = {}
-        for source, totals in ((stats.out_by_name, sent), (stats.in_by_name, received)):
-            for name, count in source.items():
-                kind = "dht" if name.startswith("dht") else KINDS.get(name, "control")
-                totals[kind] = totals.get(kind, 0) + count
-        return {k: Traffic(sent.get(k, 0), received.get(k, 0)) for k in {*sent, *received}}
-
-    def links(self) -> list[LinkView]:
-        """Throughput to and from each peer as measured in passing."""
-        me, found = self.swarm.me, []
-        for peer in self.swarm.membership.islands:
-            measured = self.transport.stats.peer(peer)
-            if measured.upload:
-                found.append(LinkView(me, peer, measured.upload))
-            if measured.download:
-                found.append(LinkView(peer, me, measured.download))
-        return found
-
 
 def _phases(
     pending: Pending, ready: Mapping[PeerId, float], snapshot_at: float, now: float
@@ -424,17 +278,3 @@ def _phases(
         phases[name] = max(0.0, moment - reached)
         reached = max(reached, moment)
     return phases
-
-
-def kind_of(addresses: Sequence[str]) -> str:
-    """What kind of address the first one is: ``public IPv4``, ``private IPv6``, ``name``."""
-    if not addresses:
-        return ""
-    host = addresses[0].rpartition(":")[0].strip("[]")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "name"
-    if address.is_loopback:
-        return "loopback"
-    return f"{'public' if address.is_global else 'private'} IPv{address.version}"

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from diloco.optimizers import named
 from gossip.agreement import Place
-from gossip.certificate import outcome_hash
+from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
 from node.checkpoint_copy import CheckpointCopy
@@ -31,6 +32,7 @@ from node.replica import OuterReplica, OuterState
 from node.trainer.channel import ChannelClosedError, Saved
 from node.trainer.resume import FOLDER, STATE
 from protocols.errors import OperatorError, ProtocolError
+from protocols.identity import PeerId
 from protocols.messages import Certificate
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
@@ -211,14 +213,29 @@ def restore(
         return None
     path, facts = found.checkpoint.path, found.checkpoint.facts
     outer = read_outer(path)
+    if outer.signed.manifest.mode in GOSSIP:
+        return Restored(
+            path,
+            outer.base,
+            outer.vectors,
+            outer.signed,
+            (own_standing(outer.signed.run_id, outer.signed.creator, facts.round),),
+            facts,
+        )
     try:
-        states = tuple(
+        states: tuple[OuterState | None, ...] = tuple(
             _read_standing(path, fragment, outer.signed, needed=fragment == 0 and facts.round > 0)
             for fragment in range(outer.signed.manifest.rounds.fragments)
         )
     except (OSError, ProtocolError) as error:
         raise CheckpointError(path, str(error), "use an older checkpoint") from error
     return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
+
+
+def own_standing(run: bytes, creator: PeerId, round_: int) -> OuterState:
+    """Where an island stands that gossips: at its own count, with nothing to show for it."""
+    lineage = Lineage(run, (creator,))
+    return OuterState(Place(run, 0, round_, genesis(run), b"", 0), (), None, lineage)
 
 
 def _read_standing(

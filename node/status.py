@@ -147,7 +147,11 @@ def _consensus(state: dict[str, Any]) -> list[str]:
         distance += f" -> {after:.3f}"
     return [
         f"consensus {distance}  {consensus['members']}/{consensus['live']} merged"
-        f"  {consensus['agreeing']} agree bit for bit"
+        + (
+            "  each its own state"
+            if consensus["agreeing"] is None
+            else f"  {consensus['agreeing']} agree bit for bit"
+        )
     ]
 
 

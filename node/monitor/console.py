@@ -15,6 +15,7 @@ from node.monitor.events import (
     Behind,
     CheckpointSaved,
     CheckpointSkipped,
+    ExchangesChosen,
     Event,
     JoinProgress,
     Notice,
@@ -92,6 +93,13 @@ def render(event: Event, key: str = "") -> str:
             mark = "" if event.ok else "! "
             name = clean(event.name)
             return f"{_INDENT}[{event.step}/{JOIN_STEPS}] {name:<8} {mark}{clean(event.text)}"
+        case ExchangesChosen():
+            far = "-" if not event.progress else f"{event.distance / event.progress:.2f}"
+            return (
+                f"{event.exchanges} exchanges a round from round {event.round} on, was "
+                f"{event.before}: islands disagree by {far} of what a round moves them "
+                f"(bound {event.bound:g})"
+            )
         case Behind():
             missed = event.head - event.round
             how = "replays them" if event.action == "replay" else "downloads the state"

@@ -129,7 +129,7 @@ class RoundDone(Event):
     codec_before: str = ""  # that of the round before, where it was another
     consensus: float | None = None  # relative distance to the mean before the merge
     consensus_after: float | None = None
-    agreeing: int = 0  # peers whose state is equal bit for bit
+    agreeing: int | None = 0  # peers whose state is equal bit for bit; None: each has its own
     state: str = ""  # digest of the outer state after this round, hex
     eta_s: float | None = None  # until total_rounds
     dropped: Mapping[str, str] = field(default_factory=dict)  # peer -> why
@@ -147,6 +147,36 @@ class RoundFailed(Event):
     round: int
     reason: str
     fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged(Event):
+    """An exchange of parameters with a partner, in a run of gossip."""
+
+    kind: ClassVar[str] = "exchanged"
+    round: int  # this island's own count
+    exchange: int  # of the round, from 0
+    partner: str  # empty: there was nobody, or there were several
+    # "mixed"; "missed": nothing came in time; "lost": not to be reached; "alone"; "sent" one way
+    outcome: str
+    seconds: float
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    late: int = 0  # letters of earlier rounds that were taken along
+    difference: float | None = None  # RMS of the two islands' parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangesChosen(Event):
+    """Consensus control has chosen another number of exchanges, and from what."""
+
+    kind: ClassVar[str] = "exchanges"
+    round: int  # from which on
+    exchanges: int
+    before: int
+    distance: float  # mean square distance of islands to their mean, an element
+    progress: float  # mean square of what the inner steps of a round moved, an element
+    bound: float  # up to which distance / progress no exchange is added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,8 @@ class SwarmCollector(Collector):
             return
         done = self._state.rounds[-1][1]
         yield _gauge("swarm_round_members", "Islands merged in the last round", done.members)
-        yield _gauge("swarm_agreeing_peers", "Peers of bit-equal state", done.agreeing)
+        if done.agreeing is not None:
+            yield _gauge("swarm_agreeing_peers", "Peers of bit-equal state", done.agreeing)
         yield _gauge("swarm_round_sync_seconds", "Snapshot to application", done.sync_s)
         yield _gauge("swarm_round_wait_seconds", "The trainer stood still", done.wait_s)
         yield _gauge("swarm_round_tokens", "Merged in the last round", done.tokens)

@@ -38,7 +38,7 @@ def header(picture: Mapping[str, Any], title: str) -> Text:
     active = [peer for peer in islands if peer["status"] == "active"]
     text.append(f"  {len(active)}/{len(islands)} islands active")
     consensus = state["consensus"]
-    if consensus is not None:
+    if consensus is not None and consensus["agreeing"] is not None:
         text.append(f"  {consensus['agreeing']} agree bit for bit")
     text.append(f"  val {number(training['validation_loss'])}")
     text.append(f"\n{clean(title)}  {state['status']}", "dim")

@@ -1,0 +1,83 @@
+"""What the two kinds of swarms have in common: certified rounds, and islands that meet in pairs.
+
+:class:`gossip.driver.Swarm` has a chain of rounds for each fragment of the model,
+:class:`gossip.roamer.Roamer` is its own only one. Whoever drives a trainer, keeps checkpoints or
+looks who is there needs no more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from gossip.lineage import Lineage
+from gossip.membership import Membership
+from gossip.presence import Presence
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+
+class AnyChain(Protocol):
+    """This node's rounds of one fragment."""
+
+    fragment: int
+
+    @property
+    def membership(self) -> Membership:
+        """Who else is there, seen from this fragment."""
+        ...
+
+    @property
+    def lineage(self) -> Lineage:
+        """What leads to where the fragment stands; from the creator alone where nothing does."""
+        ...
+
+    @property
+    def planned(self) -> bool:
+        """Whether this node's work of the round under way is on its way to others."""
+        ...
+
+    @property
+    def round_s(self) -> float:
+        """Usual seconds of a round; 0: not known yet."""
+        ...
+
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        ...
+
+    def update(self, **changes: Any) -> None:
+        """Change what this node says of itself, and say it at once."""
+        ...
+
+
+class AnySwarm(Protocol):
+    """This node's part in a run."""
+
+    @property
+    def chains(self) -> Sequence[AnyChain]: ...
+
+    @property
+    def presence(self) -> Presence: ...
+
+    @property
+    def membership(self) -> Membership: ...
+
+    @property
+    def status(self) -> Announce:
+        """What this node says of itself."""
+        ...
+
+    @property
+    def me(self) -> PeerId: ...
+
+    def now(self) -> float: ...
+
+    def still(self) -> AbstractAsyncContextManager[None]:
+        """No outer step is taken while this is held."""
+        ...
+
+    async def run(self) -> None:
+        """Take part until cancelled."""
+        ...

@@ -1,0 +1,144 @@
+"""What the monitor is told in a run of gossip: each island's own rounds, and every exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from bootstrap.manifest_rounds import ENDLESS_ROUNDS
+from gossip.roamer import Roamer, Rounded
+from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
+from node.peer_reports import PeerReports
+from node.trainer.channel import Applied
+from protocols.messages import Announce
+
+RAW_BYTES = 4  # of a parameter in fp32
+WHY = {"missed": "nothing came of it in time", "lost": "it could not be reached"}
+
+
+@dataclass
+class GossipReports(PeerReports):
+    """Emits an :class:`Exchanged` for each exchange and a :class:`RoundDone` for each round."""
+
+    swarm: Roamer
+    _pending: Rounded | None = None  # the trainer has yet to apply it
+    _last: float | None = None  # when the last round was through
+    _exchanges: int = 0  # in a round
+    _tokens: int = field(default=0)  # trained up to the last round
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.state.parameters = self.swarm.size
+        self._exchanges = self.swarm.neighbours
+
+    @property
+    def round(self) -> int:
+        """This island's own count."""
+        return self.swarm.replica.place.round
+
+    def on_committed(self, what: Rounded, how: None) -> None:
+        """The outer step of a round is taken."""
+        self.rounds_committed += 1
+        self.state.round = self.round
+        if self.swarm.status.status == "active":
+            self.state.status = "active"
+        for one in what.exchanged:
+            met = one.met
+            self.events.emit(
+                Exchanged(
+                    round=met.round,
+                    exchange=met.exchange,
+                    partner=met.partner or "",
+                    outcome=met.outcome,
+                    seconds=met.seconds,
+                    sent_bytes=one.sent,
+                    received_bytes=one.received,
+                    late=met.late,
+                    difference=one.difference,
+                )
+            )
+        if what.exchanges != self._exchanges:
+            self.events.emit(
+                ExchangesChosen(
+                    round=what.round + 1,
+                    exchanges=what.exchanges,
+                    before=self._exchanges,
+                    distance=what.spread.square / self.swarm.size,
+                    progress=what.progress,
+                    bound=self.manifest.gossip.bound,
+                )
+            )
+            self._exchanges = what.exchanges
+        self._pending = what
+
+    def on_applied(self, applied: Applied) -> bool:
+        """The trainer stands on the result of the last round, if there was one."""
+        pending, self._pending = self._pending, None
+        if pending is None or self.conductor is None:
+            return False
+        now, pace = self.now(), self.conductor.pace
+        wall = now - self._last if self._last is not None else None
+        self._last = now
+        busy, pace.busy_s = pace.busy_s, 0.0
+        if applied.validation_loss is not None:
+            self.swarm.presence.note(validation_loss=applied.validation_loss)
+        spread = pending.spread
+        relative = {peer: d / spread.norm for peer, d in spread.to_mean.items()}
+        self._distances = relative
+        missed = {
+            str(one.met.partner): WHY[one.met.outcome]
+            for one in pending.exchanged
+            if one.met.outcome in WHY
+        }
+        tokens, self._tokens = pace.tokens - self._tokens, pace.tokens
+        total = self.manifest.rounds.total_rounds
+        sent = sum(one.sent for one in pending.exchanged)
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        islands: dict[str, dict[str, float]] = {
+            str(peer): {"distance": round(d, 5)} for peer, d in relative.items()
+        }
+        for said in alive:
+            if said.loss:
+                islands.setdefault(said.peer, {})["loss"] = round(said.loss, 5)
+        if pace.loss:
+            islands.setdefault(self.swarm.me, {})["loss"] = round(pace.loss, 5)
+        self.events.emit(
+            RoundDone(
+                round=pending.round,
+                outcome="degraded" if missed else "committed",
+                total_rounds=total,
+                members=1 + sum(one.met.outcome == "mixed" for one in pending.exchanged),
+                live=self._mine + len(alive),
+                loss=pace.loss or None,
+                validation_loss=applied.validation_loss,
+                tokens=tokens,
+                sync_s=max(0.0, now - pending.began),
+                wait_s=max(0.0, wall - busy) if wall else 0.0,
+                utilisation=min(1.0, busy / wall) if wall else None,
+                sent_bytes=sent,
+                received_bytes=sum(one.received for one in pending.exchanged),
+                raw_bytes=RAW_BYTES * self.swarm.size * len(pending.exchanged),
+                codec=self.manifest.rounds.codec,
+                consensus=fmean(relative.values()) if relative else None,
+                consensus_after=spread.after / spread.norm if spread.after is not None else None,
+                agreeing=None,
+                state=self.swarm.status.state.hex(),
+                eta_s=max(0, total - pending.round - 1) * wall
+                if wall and total < ENDLESS_ROUNDS
+                else None,
+                dropped=missed,
+                phases={
+                    "compute": busy,
+                    "exchange": pending.ended - pending.began,
+                    "apply": max(0.0, now - pending.ended),
+                },
+                islands=islands,
+            )
+        )
+        return True
+
+    def on_learned(self, announce: Announce) -> None:
+        """Nothing of others' announcements is counted."""
+
+    def _agrees(self, announce: Announce) -> bool | None:
+        return None  # islands have no state in common

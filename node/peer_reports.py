@@ -1,0 +1,203 @@
+"""What the monitor is told of peers: who is there, links, traffic; alike in all modes."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bootstrap.manifest import Manifest
+from gossip.common import AnySwarm
+from gossip.membership import Liveness
+from node.conductor import Conductor
+from node.monitor.events import EventLog, PeerJoined, PeerLeft, PeerSuspected, Rejected
+from node.monitor.state import NodeState
+from node.monitor.views import LinkView, PeerView, Traffic
+from node.trainer.channel import Applied
+from protocols.http_stats import TransportStats
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+KINDS = {  # of traffic, by the name of the verb that carried it
+    "slice": "gradients",
+    "merged": "gradients",
+    "sum": "gradients",
+    "part": "gradients",
+    "letter": "parameters",
+    "chunk": "state",
+    "blob": "state",
+}
+
+
+class Measured(Protocol):
+    """A transport that measures what passes through it."""
+
+    @property
+    def stats(self) -> TransportStats: ...
+
+
+@dataclass
+class PeerReports(ABC):
+    """Listens to swarm and conductor; what a round is, subclasses know."""
+
+    manifest: Manifest
+    swarm: AnySwarm
+    conductor: Conductor | None  # None: a seed, without a trainer
+    events: EventLog
+    state: NodeState
+    transport: Measured
+    now: Callable[[], float] = time.monotonic
+    rounds_committed: int = 0
+    _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
+
+    def __post_init__(self) -> None:
+        providers = self.state.providers
+        providers.peers = self.peers
+        providers.traffic = self.traffic
+        providers.links = self.links
+
+    @property
+    def _mine(self) -> int:
+        """What this node adds to a count of islands."""
+        return int(self.conductor is not None)
+
+    @property
+    @abstractmethod
+    def round(self) -> int:
+        """Rounds that are through."""
+
+    @abstractmethod
+    def on_committed(self, what: Any, how: Any) -> None:
+        """A round is through at this node, and the replica has stepped."""
+
+    @abstractmethod
+    def on_applied(self, applied: Applied) -> bool:
+        """The trainer has applied the newest round, if there was one: whether there was."""
+
+    @abstractmethod
+    def on_learned(self, announce: Announce) -> None:
+        """A peer announced something."""
+
+    @abstractmethod
+    def _agrees(self, announce: Announce) -> bool | None:
+        """Whether it has our state; None where that cannot be told."""
+
+    def on_peer(self, peer: PeerId, what: str, why: str) -> None:
+        """The liveness of a peer has changed, or it did not deliver."""
+        announce = self.swarm.membership.announcement(peer)
+        if what == Liveness.ALIVE and announce is not None:
+            self.events.emit(
+                PeerJoined(
+                    peer=peer,
+                    name=announce.name,
+                    role=announce.role,
+                    region=announce.region,
+                    version=announce.version,
+                )
+            )
+        elif what == Liveness.SUSPECT:
+            self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
+        elif what == "fault":
+            self.events.emit(PeerSuspected(peer=peer, reason=why))
+        elif what in (Liveness.DEAD, Liveness.LEFT):
+            reason = "said farewell" if what == Liveness.LEFT else "gone"
+            self.events.emit(PeerLeft(peer=peer, reason=reason))
+
+    def on_rejected(self, peer: PeerId, why: str) -> None:
+        """Something a peer sent was refused."""
+        if "finite" in why:
+            self.events.emit(Rejected(peer=peer, reason="non-finite", detail=why))
+        elif "signed" in why or "signature" in why:
+            self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
+        elif "late" in why or "stale" in why.lower():
+            self.events.emit(Rejected(peer=peer, reason="stale", detail=why))
+        else:
+            self.events.emit(Rejected(peer=peer, reason="malformed", detail=why))
+
+    # --- on request ------------------------------------------------------------------------------
+
+    def peers(self) -> list[PeerView]:
+        """Everybody this node knows of, itself first."""
+        now = self.swarm.now()
+        views = []
+        members = self.swarm.membership.islands.items()
+        for peer, announce, silent, status in [
+            (self.swarm.me, self.swarm.status, 0.0, self.swarm.status.status),
+            *(
+                (
+                    peer,
+                    island.announce,
+                    now - island.heard,
+                    island.announce.status
+                    if (live := self.swarm.membership.liveness(peer, now)) is Liveness.ALIVE
+                    else live.value,
+                )
+                for peer, island in members
+            ),
+        ]:
+            mine = peer == self.swarm.me
+            measured = None if mine else self.transport.stats.peer(peer)
+            views.append(
+                PeerView(
+                    peer=peer,
+                    name=announce.name,
+                    role=announce.role,
+                    status=status,
+                    region=announce.region,
+                    version=announce.version,
+                    round=self.round if mine else announce.round,
+                    loss=announce.loss or None,
+                    validation_loss=announce.validation_loss or None,
+                    tokens_per_second=announce.tokens_per_second,
+                    total_tokens=announce.total_tokens,
+                    link="self" if mine else "direct",
+                    rtt_s=measured.round_trip if measured else None,
+                    own_rtt_s=announce.round_trip or None,
+                    upload=announce.upload,
+                    download=announce.download,
+                    agrees=True if mine else self._agrees(announce),
+                    address=kind_of(announce.addresses),
+                    distance=self._distances.get(peer),
+                    silent_s=silent,
+                )
+            )
+        return views
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Bytes by kind since the start."""
+        stats = self.transport.stats
+        sent: dict[str, int] = {}
+        received: dict[str, int] = {}
+        for source, totals in ((stats.out_by_name, sent), (stats.in_by_name, received)):
+            for name, count in source.items():
+                kind = "dht" if name.startswith("dht") else KINDS.get(name, "control")
+                totals[kind] = totals.get(kind, 0) + count
+        return {k: Traffic(sent.get(k, 0), received.get(k, 0)) for k in {*sent, *received}}
+
+    def links(self) -> list[LinkView]:
+        """Throughput to and from each peer as measured in passing."""
+        me, found = self.swarm.me, []
+        for peer in self.swarm.membership.islands:
+            measured = self.transport.stats.peer(peer)
+            if measured.upload:
+                found.append(LinkView(me, peer, measured.upload))
+            if measured.download:
+                found.append(LinkView(peer, me, measured.download))
+        return found
+
+
+def kind_of(addresses: Sequence[str]) -> str:
+    """What kind of address the first one is: ``public IPv4``, ``private IPv6``, ``name``."""
+    if not addresses:
+        return ""
+    host = addresses[0].rpartition(":")[0].strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "name"
+    if address.is_loopback:
+        return "loopback"
+    return f"{'public' if address.is_global else 'private'} IPv{address.version}"
