@@ -136,6 +136,8 @@ class Inner(Section):
     total_steps: int = Field(default=3000, ge=1)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     decay_fraction: float = Field(default=0.2, gt=0, le=1)  # of total_steps, for "wsd"
+    # whether an island's moments outlast a round (clients of federated averaging may forget them)
+    keep_moments: bool = True
 
 
 class Evaluation(Section):

@@ -156,6 +156,8 @@ class Rounds(Section):
     # rounds that a live island may miss before the others wait for it: 0 is bulk-synchronous,
     # s > 0 stale-synchronous, -1 no bound, where quorum and grace alone decide (asynchronous)
     staleness: int = Field(default=NO_BOUND, ge=NO_BOUND)
+    # slower islands take fewer inner steps, so that all are done at about the same time
+    dynamic_steps: bool = True
     # share of the islands that train and contribute in a round, drawn anew for each
     clients: float = Field(default=1.0, gt=0, le=1)
     # who merges the parts: all members, or those started with --role server while one is there
@@ -281,6 +283,11 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
         raise ValueError(
             "mode btm merges once, by the weighted average: rounds.total_rounds and "
             "rounds.fragments are 1, and outer.optimizer is sgd"
+        )
+    if rounds.owners == "servers" and rounds.feeds_back:
+        raise ValueError(
+            "rounds.owners servers with a codec that loses much: nobody could send later what a "
+            "server loses where it encodes the sum; use int4 or a finer codec"
         )
     sparse = rounds.sparse
     if outer.optimizer == "sparseloco" and not sparse:

@@ -26,6 +26,7 @@ from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
+from gossip.missed import Missed
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.round import Round
@@ -87,6 +88,7 @@ class Chain:
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last_commit: float | None = None
+    _missed: Missed = field(default_factory=Missed)
     _forgetting: Forgetting = field(init=False)
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
@@ -293,6 +295,7 @@ class Chain:
             await self.exchange.stop()
             await self.replica.apply(certificate, parts)
             self.lineage.add(certificate)
+            self._missed.note(certificate.outcome)
             self._time_round()
             self.note(ready=False)
             self._open_round()
@@ -358,6 +361,7 @@ class Chain:
             self._forgetting.abstain_until,
             forgot,
             self.codec,
+            self._missed.rounds(place.round),
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
 

@@ -6,7 +6,7 @@ that was there when the round began, and nobody who was found not to deliver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,6 +18,10 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 
 
+Clients = Callable[[Place, Sequence[PeerId]], Collection[PeerId]]
+"""Which of the live islands in office train in the round at a place; the others rest."""
+
+
 @dataclass
 class Company:
     """The members of one round."""
@@ -26,6 +30,7 @@ class Company:
     membership: Membership
     myself: Callable[[], Announce]  # this node's own announcement as of now
     forgot: bool  # this node restarted: it may have voted in this round before
+    clients: Clients | None = None  # None: all of them
     gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
     doubts: dict[PeerId, float] = field(default_factory=dict)  # not to me, since when
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
@@ -112,12 +117,28 @@ class Company:
     def ready_and_late(self, now: float) -> tuple[list[Announce], list[Announce]]:
         """Live members of the roster at this place of the chain, ready and not ready."""
         ready, late = [], []
+        training = self.training(now)
         for announce in self.members(now):
+            if announce.peer not in training:
+                continue
             if announce.ready and announce.state == self.place.state:
                 ready.append(announce)
             elif announce.status == "active":
                 late.append(announce)
         return ready, late
+
+    def training(self, now: float) -> set[PeerId]:
+        """Live members in office whose work this round is to have: no servers, and none at rest."""
+        islands = [peer for peer in self.here(now) if self._role(peer) == "island"]
+        return set(islands if self.clients is None else self.clients(self.place, islands))
+
+    def waiting(self, now: float) -> bool:
+        """Whether somebody waits for a next round to take part: come anew, or come back."""
+        here = (self.place.previous, self.place.state)
+        return any(
+            announce.status == "joining" and (announce.head, announce.state) == here
+            for announce in self.membership.islands_alive(now)
+        )
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """A peer did not deliver what the plan asked of it, to me."""
@@ -150,7 +171,8 @@ class Company:
 
         Whoever hears late of the others must not take itself for all there is.
         """
-        return sum(peer not in self.gone for peer in self._able(now))
+        training = self.training(now)
+        return sum(peer in training and peer not in self.gone for peer in self._able(now))
 
     def eta(self, announce: Announce, now: float) -> float:
         """Seconds until this member is ready."""
@@ -174,6 +196,10 @@ class Company:
         if self.myself().status == "leaving":
             stay.discard(self.me)
         return (stay | newcomers) or {self.me}
+
+    def _role(self, peer: PeerId) -> str:
+        announce = self.myself() if peer == self.me else self.membership.announcement(peer)
+        return "island" if announce is None else announce.role
 
     def _active(self, peer: PeerId) -> bool:
         announce = self.membership.announcement(peer)

@@ -10,7 +10,7 @@ import torch
 from gossip.bodies import Wiring
 from gossip.catchup import CatchUp, Ending, Held
 from gossip.certificate import heavier
-from gossip.membership import Membership
+from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
@@ -117,7 +117,7 @@ class Following:
         """Whether an island is further along our chain, or on a chain that outweighs ours."""
         here, roster = self.place()
         newcomer = announce.status == "joining" and announce.peer not in roster
-        if announce.role != "island" or newcomer or announce.head == here.previous:
+        if announce.role not in MEMBERS or newcomer or announce.head == here.previous:
             return False
         if announce.work == here.work and announce.round != here.round:
             return announce.round > here.round  # rounds to which nobody contributed

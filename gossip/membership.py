@@ -19,6 +19,9 @@ from protocols.identity import PeerId
 from protocols.messages import MAX_PEERS, Announce
 
 
+MEMBERS = ("island", "server")  # roles of those who decide and merge; servers do not train
+
+
 class Liveness(StrEnum):
     """What this node believes about a peer."""
 
@@ -197,7 +200,7 @@ class Membership:
         return [
             island.seen_from(self.fragment)
             for island in self.islands.values()
-            if island.announce.role == "island"
+            if island.announce.role in MEMBERS
             and island.liveness(now, self.patience) is Liveness.ALIVE
         ]
 

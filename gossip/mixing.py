@@ -48,7 +48,7 @@ class Mix:
     def scaled(self, contributors: Sequence[Contributor]) -> tuple[Contributor, ...]:
         """The contributors with the scales that a first plan has to give them."""
         counted = [c.norm for c in contributors if c.weight > 0]
-        factors = iter(self.clip(counted) if self.clip else [1.0] * len(counted))
+        factors = iter(self.clip(counted) if self.clip and counted else [1.0] * len(counted))
         return tuple(
             dataclasses.replace(c, scale=next(factors) if c.weight > 0 else 1.0)
             for c in contributors

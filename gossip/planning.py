@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gossip.agreement import Remains
 from gossip.certificate import basis_of, leader_order, sign_result
+from gossip.company import Clients
 from gossip.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.ladder import budget_s, choose
 from gossip.lateness import step_s
@@ -32,6 +33,7 @@ GUESSED = 10.0  # and so many times as long may everything take, where none has 
 ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
 STARVED_S = 2.0  # the longest that a full link may starve one of its connections
 MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
+NO_BOUND = -1  # of staleness
 MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 
 
@@ -52,6 +54,10 @@ class Rules:
     exposed: float = 0.05  # share of a round that may be spent waiting for bytes,
     overlapped: float = 0.0  # and that during which inner steps go on meanwhile
     grouping: Grouping = UNGROUPED
+    staleness: int = NO_BOUND  # rounds that a live member may miss before the others wait for it
+    clients: Clients | None = None  # who trains in a round; None: all
+    servers: bool = False  # those merge, while one is there
+    calls: bool = False  # the roll is called for newcomers, instead of having them wait for a round
 
     @property
     def shape(self) -> Shape:
@@ -101,9 +107,12 @@ def fresh_plan(
         members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
     links = _links(members, contributing)
+    merging = {announce.peer for announce in owners_among(members, rules)}
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
-    layout = lay_out(rules.size, links, regions, grouping)
+    layout = lay_out(
+        rules.size, [link for link in links if link.peer in merging], regions, grouping
+    )
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = _codec(parts, layout.groups, links, rules, round_s, previous_codec)
@@ -127,6 +136,43 @@ def fresh_plan(
         min(max(patience_s or rules.patience_s, stillness), MAX_PATIENCE_S),
         draft,
         groups=layout.groups,
+    )
+
+
+def owners_among(members: Sequence[Announce], rules: Rules) -> Sequence[Announce]:
+    """Who of the live members merges parts: all, or the servers where the run has some."""
+    servers = [announce for announce in members if announce.role == "server"]
+    return servers if rules.servers and servers else members
+
+
+def roll_call(
+    identity: Identity,
+    place: Place,
+    rules: Rules,
+    *,
+    ballot: tuple[int, int],
+    roster: tuple[PeerId, ...],
+    next_roster: Iterable[PeerId],
+    patience_s: float,
+) -> Plan:
+    """A round that merges nothing: it is only about who is in office next."""
+    me = identity.peer_id
+    nobody = rules.mix.scaled([Contributor(me, 0.0, 0, False)])
+    whole, codec = Part(0, rules.size, me, None), rules.codecs[0]
+    return Plan(
+        place.fragment,
+        place.round,
+        *ballot,
+        me,
+        place.previous,
+        place.state,
+        codec,
+        roster,
+        nobody,
+        (Part(0, rules.size, me, _empty(identity, place, codec, basis_of(codec, nobody), whole)),),
+        next_roster_of(roster, next_roster),
+        0.0,
+        min(patience_s, MAX_PATIENCE_S),
     )
 
 

@@ -11,7 +11,7 @@ wait a little longer than the one before. Two who stand up at once cost time, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gossip.agreement import (
@@ -29,7 +29,15 @@ from gossip.company import Company
 from gossip.drafting import Drafting
 from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
 from gossip.membership import Membership
-from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
+from gossip.planning import (
+    NO_BOUND,
+    Rules,
+    fresh_plan,
+    owners_among,
+    renewed_plan,
+    repeated_plan,
+    roll_call,
+)
 from gossip.validity import PartKey, Place, check_outcome, key_of
 from protocols.errors import BadSignature, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
@@ -44,6 +52,8 @@ from protocols.messages import (
     Suspect,
     Vote,
 )
+
+ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
 
 
 @dataclass
@@ -61,6 +71,7 @@ class Round:
     abstain_until: float = 0.0  # just started: hear first what the others have decided
     forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
     previous_codec: str | None = None  # of the round before, if known
+    missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
@@ -78,7 +89,9 @@ class Round:
     def __post_init__(self) -> None:
         self._usual_patience = self._measured_patience()
         self.agreement = Agreement(self.identity, self.place, self.rules.shape, self.roster)
-        self.company = Company(self.agreement, self.membership, self.myself, self.forgot)
+        self.company = Company(
+            self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
+        )
         self._drafting = Drafting(self.agreement, self.rules.mix)
 
     @property
@@ -256,8 +269,13 @@ class Round:
 
     def _should_begin(self, now: float) -> bool:
         ready, late = self.company.ready_and_late(now)
+        if not ready and self._roll_is_due(now):
+            return True
         if not ready or len(ready) < self.rules.quorum * self.company.working(now):
             self._quorum_since = None
+            return False
+        bound = self.rules.staleness
+        if bound != NO_BOUND and any(self.missed.get(a.peer, 0) >= bound for a in late):
             return False
         if self._quorum_since is None:
             self._quorum_since = now
@@ -265,6 +283,16 @@ class Round:
         return left <= 0 or not any(
             self.company.eta(late_one, now) <= left * 1.25 for late_one in late
         )
+
+    def _roll_is_due(self, now: float) -> bool:
+        """Whether a round that merges nothing is to bring newcomers into office.
+
+        Where rounds are far apart they would wait long; where only servers are in office, no
+        island could ever begin.
+        """
+        if now < self.opened + ROLL_CALL_S or not self.company.waiting(now):
+            return False
+        return self.rules.calls or not self.company.training(now)
 
     # --- standing and leading --------------------------------------------------------------------
 
@@ -359,12 +387,25 @@ class Round:
         gone |= set(self.roster) - set(remains.roster)
         next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
         if self.agreement.plan is not None:
+            here = [a for a in self.company.members(now) if a.peer in remains.roster]
+            owners = {announce.peer for announce in owners_among(here, self.rules)}
             live = [peer for peer in remains.roster if peer not in gone]
+            live = [peer for peer in live if peer in owners] or live
             return renewed_plan(
                 self.identity, self.place, self.agreement.plan, remains, gone, live, next_roster
             )
         ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
+        if not ready and self._roll_is_due(now):
+            return roll_call(
+                self.identity,
+                self.place,
+                self.rules,
+                ballot=remains.ballot,
+                roster=remains.roster,
+                next_roster=next_roster,
+                patience_s=self._measured_patience(),
+            )
         if not ready:
             return None
         members = [a for a in self.company.members(now) if a.peer in remains.roster]

@@ -30,6 +30,7 @@ from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island import Island
 from node.mixing import mix_of
+from node.modes import clients_of, once
 from node.monitor.events import Notice
 from node.own_state import OwnReplica
 from node.peer_reports import PeerReports
@@ -167,6 +168,10 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
         mix=mix_of(manifest.merge),
         sharing=rules.fragments,
         grouping=Grouping(rules.groups, rules.max_group),
+        staleness=rules.staleness,
+        clients=clients_of(manifest),
+        servers=rules.owners == "servers",
+        calls=once(manifest),
     )
 
 

@@ -7,6 +7,8 @@ between two of its inner steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from gossip.roamer import PROJECTION
 from gossip.sketch import sketch
 from node.island import Island, TrainerDied
 from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
+from node.modes import at_will, clients_of, is_over, once, weight_of
 from node.pace import Pace, Usual, inner_steps
 from node.replica import OuterReplica
 from node.trainer.channel import (
@@ -28,6 +31,7 @@ from node.trainer.channel import (
     ChannelClosedError,
     Checkpoint,
     Evaluated,
+    Pace as PaceCommand,
     Ready,
     Saved,
     Snapshot,
@@ -43,6 +47,8 @@ from protocols.identity import PeerId
 
 MAX_RESTARTS = 3  # of the trainer, without a round in between
 SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
+LOOK_EVERY = 10  # inner steps between two looks at how far the others are
+ALIKE = 0.05  # ends that differ by less are the same
 RAMP = (0.25, 0.5, 0.75, 1.0)  # a newcomer's weight in its first rounds
 
 
@@ -79,6 +85,7 @@ class Conductor:
 
     def __post_init__(self) -> None:
         fragments = len(self.replicas)
+        self._at_will, self._clients = at_will(self.manifest), clients_of(self.manifest)
         # rounds in which something of ours was merged, and when the last snapshot was taken
         # (monotonic), by fragment
         self.contributions, self.snapshot_at = [0] * fragments, [0.0] * fragments
@@ -115,7 +122,7 @@ class Conductor:
         evaluate = fragment == 0 and bool(every) and round_ % every == 0
         if evaluate:  # of all fragments
             await self._turns.all_to_read()
-        if fragment == 0:
+        if fragment == 0 and (contributed or reset or not self._at_will):
             self._since = 0
         order = (self._target, slot, slots, contributed, reset, evaluate, fragment, self._tau())
         try:
@@ -136,6 +143,8 @@ class Conductor:
                     await self._on_ready(ready)
                 case StepDone() as done:
                     self._on_step(done)
+                    if once(self.manifest):
+                        await self._finish_together()
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
@@ -234,6 +243,8 @@ class Conductor:
                 evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
                 others=tuple(others),
                 tau=self._tau(),
+                at_will=self._at_will,
+                forgets=not self.manifest.inner.keep_moments,
             )
         )
         self.resume_dir = None
@@ -241,6 +252,8 @@ class Conductor:
     def _on_step(self, done: StepDone) -> None:
         self.pace.add(done)
         self._since += 1
+        if once(self.manifest):
+            self._finish_together()
         swarm = self.swarm
         if swarm is not None:
             for chain in swarm.chains:
@@ -280,7 +293,7 @@ class Conductor:
             return
         if self.swarm is None or snapshot.round != replica.place.round:
             return  # the swarm has moved on: its Apply is under way and gives this work back
-        if snapshot.round >= self.manifest.rounds.total_rounds:
+        if is_over(self.manifest, snapshot.round, replica.place.work):
             return  # the run is over: the last checkpoint is being written
         round_ = snapshot.round
         norm = await replica.offload(replica.norm)
@@ -296,7 +309,7 @@ class Conductor:
             ready=True,
             tokens=snapshot.tokens,
             steps=snapshot.steps,
-            weight=ramp * snapshot.tokens,
+            weight=ramp * weight_of(self.manifest, snapshot.tokens, snapshot.steps),
             norm=norm,
             eta=0.0,
         )
@@ -365,11 +378,47 @@ class Conductor:
             self._transfer.add(asyncio.get_running_loop().time() - taken)
 
     def _next_target(self) -> int:
-        swarm = self.swarm
+        """Inner steps until the next contribution; 0: the next round does without this island."""
+        swarm, rounds = self.swarm, self.manifest.rounds
+        if not self._drawn():
+            return 0
         speeds = []
-        if swarm is not None:
+        if swarm is not None and rounds.dynamic_steps:
             speeds = [a.steps_per_second for a in swarm.membership.islands_alive(swarm.now())]
-        return inner_steps(self.manifest.rounds.inner_steps, self.pace.steps_per_second, speeds)
+        return inner_steps(rounds.inner_steps, self.pace.steps_per_second, speeds)
+
+    def _drawn(self) -> bool:
+        """Whether this island is one of the round's clients, as far as it sees who is alive."""
+        replica, swarm = self.replicas[0], self.swarm
+        if self._clients is None or swarm is None or self.me not in replica.roster:
+            return True
+        alive = {a.peer for a in swarm.membership.islands_alive(swarm.now()) if a.role == "island"}
+        there = [peer for peer in replica.roster if peer == self.me or peer in alive]
+        return self.me in self._clients(replica.place, there)
+
+    async def look_again(self) -> None:
+        """Somebody came or went: an island at rest may be needed now."""
+        if self._begun and not self._target and self._drawn():
+            await self._set_target(self._next_target())
+
+    async def _finish_together(self) -> None:
+        """Where there is one merge only, who began late ends with the others, not after them."""
+        swarm, speed = self.swarm, self.pace.steps_per_second
+        if swarm is None or speed <= 0 or self._since % LOOK_EVERY:
+            return
+        now = swarm.now()
+        others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]
+        if not others:
+            return
+        left = max(swarm.membership.eta(peer, now) for peer in others)
+        target = self._since + math.ceil(left * speed)
+        if target < (1 - ALIKE) * self._target:
+            await self._set_target(max(1, target))
+
+    async def _set_target(self, target: int) -> None:
+        self._target = target
+        with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
+            await self.island.send(PaceCommand(target))
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,10 @@ class NodeConfig(IslandSettings):
     )
     name: Label = Field(default="", description="What others see this node called.")
     region: Label = Field(default="", description="Where it stands, as you would have it shown.")
-    role: Literal["island", "seed", "observer"] = Field(
-        default="island", description="island trains; seed only introduces peers; observer watches."
+    role: Literal["island", "server", "seed", "observer"] = Field(
+        default="island",
+        description="island trains; server merges without training; seed only introduces peers; "
+        "observer watches.",
     )
     data: Place | None = Field(
         default=None,
@@ -136,6 +138,11 @@ class NodeConfig(IslandSettings):
     )
     checkpoint_every: int = Field(
         default=10, ge=0, description="Rounds between checkpoints; 0: none."
+    )
+    checkpoint_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        description="Seconds between checkpoints where rounds are further apart; 0: rounds alone.",
     )
     keep_checkpoints: int = Field(
         default=2, ge=1, le=1000, description="How many checkpoints to keep."

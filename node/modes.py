@@ -1,14 +1,25 @@
-"""Which modes of the manifest real processes run, and the refusal of the others."""
+"""What a run's mode means to one node: which modes run, and what follows from their knobs.
+
+The knobs stand in the manifest (:mod:`bootstrap.manifest_rounds`); docs/modes.md is the page.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from gossip.company import Clients
+from gossip.validity import Place
 from node.errors import operator_error
+from protocols.identity import PeerId
 
-# over certified rounds: what differs is the knobs that the mode sets (bootstrap.manifest_rounds)
-ROUNDS = ("diloco", "streaming")
+# over certified rounds: what differs is the knobs that the mode sets
+ROUNDS = ("diloco", "streaming", "async", "server", "fedavg", "btm")
 RUN = (*ROUNDS, *GOSSIP)
+
+# tokens a step that count fully where weights are tokens² / steps: a weight is at most the tokens
+MOST_A_STEP = 2**24
 
 
 def check_runs(manifest: Manifest) -> None:
@@ -20,3 +31,45 @@ def check_runs(manifest: Manifest) -> None:
             why=f"`node start` runs {', '.join(RUN)}",
             fix=f"choose one of them, or try it out with node simulate --mode {manifest.mode}",
         )
+
+
+def once(manifest: Manifest) -> bool:
+    """Whether islands meet a single time, when all have trained (branch-train-merge)."""
+    return manifest.mode == "btm"
+
+
+def at_will(manifest: Manifest) -> bool:
+    """Whether an island's steps count from its own last contribution, not from the last round."""
+    return manifest.rounds.at_will or once(manifest)
+
+
+def is_over(manifest: Manifest, round_: int, work: int) -> bool:
+    """Whether the run is over at a place of the chain with ``work`` tokens merged.
+
+    Rounds that merge nothing do not count where there is one merge only.
+    """
+    return work > 0 if once(manifest) else round_ >= manifest.rounds.total_rounds
+
+
+def clients_of(manifest: Manifest) -> Clients | None:
+    """Who of the live islands trains in a round: a share of them by a hash; None: all."""
+    share, seed = manifest.rounds.clients, int.from_bytes(manifest.run_id[:8], "big")
+    if share >= 1:
+        return None
+
+    def choose(place: Place, islands: Sequence[PeerId]) -> Collection[PeerId]:
+        from diloco.federated import sampled
+
+        return sampled(sorted(islands), share, place.round, seed)
+
+    return choose
+
+
+def weight_of(manifest: Manifest, tokens: int, steps: int) -> float:
+    """What a contribution asks to count for (``merge.weights``), at most its tokens.
+
+    Only ratios matter: tokens² / steps is scaled so that it stays below the tokens.
+    """
+    if manifest.merge.weights == "tokens" or not steps:
+        return float(tokens)
+    return tokens * min(1.0, tokens / steps / MOST_A_STEP)

@@ -13,7 +13,7 @@ from gossip.catchup import Ending
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.hooks import Hooks
-from gossip.membership import Liveness
+from gossip.membership import MEMBERS, Liveness
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
@@ -26,7 +26,7 @@ from node.hardware import Hardware, device_kind, hardware
 from node.hosts.crew import job_of, open_hub
 from node.hosts.hub import Hub
 from node.island import Island
-from node.modes import check_runs
+from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
@@ -59,6 +59,8 @@ class Participation:
         self.conductor: Conductor | None = None
         self.conducting: asyncio.Task[None] | None = None
         self.finishing = False
+        self._saved_at = 0.0
+        self._served: bool | None = None  # whether a server is there, as told
         self._news = asyncio.Event()  # somebody announced something
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
@@ -69,7 +71,7 @@ class Participation:
     @property
     def _newcomer(self) -> bool:
         """Whether others have yet to let this island take part; a seed only follows."""
-        return self.fetcher.joined_under_way and self.config.role == "island"
+        return self.fetcher.joined_under_way and self.config.role in MEMBERS
 
     # --- entering --------------------------------------------------------------------------------
 
@@ -236,6 +238,9 @@ class Participation:
         spawn(self.swarm.run())
         for peer in run.peers:  # who has come since we were greeted, they themselves included
             spawn(self.swarm.presence.ask(peer))
+        saves = self.island is not None and self.config.checkpoint_every
+        if saves and self.config.checkpoint_seconds:
+            spawn(self._save_between_rounds())
         self.dht = await self.node.open_directory(stack, run)
         self.node.outbound.candidates = self._relays
         self.node.place.told = self._moved
@@ -255,6 +260,7 @@ class Participation:
             round_trip=stats.round_trip or 0.0,
         )
         self.reporter.on_committed(certificate, exchange)
+        self._look_after_servers()
         if self.conductor is None:
             self._check_end()
 
@@ -267,27 +273,52 @@ class Participation:
         self._check_end()
 
     async def _save(self) -> None:
+        self._saved_at = self.swarm.now()
         await self.keeper.save()
+
+    async def _save_between_rounds(self) -> None:
+        """Where a round takes long, what was learnt in it is not to be lost."""
+        every = self.config.checkpoint_seconds
+        self._saved_at = self.swarm.now()
+        while True:
+            await asyncio.sleep(max(0.1, self._saved_at + every - self.swarm.now()))
+            if self.swarm.now() >= self._saved_at + every:
+                await self._save()
 
     def _check_end(self) -> None:
         limit, place = self.config.rounds, self.replicas[0].place
         if is_over(self.manifest, self.reporter.round, place.work):
             self.finishing = True
-            self.node.daemon.stop(f"the run is over after {total} rounds")
+            self.node.daemon.stop(f"the run is over after {self.reporter.round} rounds")
         elif limit and self.reporter.rounds_committed >= limit:
             self.node.daemon.stop(f"{limit} rounds are done")
 
     @property
-    def swarm_total(self) -> int:
-        """Rounds after which the run is over."""
-        return self.replicas[0].manifest.rounds.total_rounds
+    def manifest(self) -> Manifest:
+        """The run's."""
+        return self.replicas[0].manifest
 
     def _on_behind(self, fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
         assert isinstance(self.swarm, Swarm)  # who gossips is nowhere behind
         self.fetcher.on_behind(self.swarm, fragment, ending)
 
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
+        if self.conductor is not None:
+            self.node.tasks.spawn(self.conductor.look_again())
+        self._look_after_servers()
         self.reporter.on_peer(peer, what, why)
+
+    def _look_after_servers(self) -> None:
+        """Tell when the last server is gone, and when one is there again."""
+        if self.manifest.rounds.owners != "servers":
+            return
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        served = self.config.role == "server" or any(a.role == "server" for a in alive)
+        if served == self._served:
+            return
+        self._served = served
+        text = "servers merge the parts" if served else "no server is there: all members merge"
+        self.events.emit(Notice(text=text))
 
     def _on_rejected(self, peer: PeerId, why: str) -> None:
         self.reporter.on_rejected(peer, why)
@@ -333,8 +364,6 @@ class Participation:
             place for peer in membership.alive(now) if (place := book.dialled_at(peer)) is not None
         )
 
-    # --- leaving ---------------------------------------------------------------------------------
-
     def _relays(self) -> list[PeerAddress]:
         """Who may relay for this node."""
         book = self.node.transport.book
@@ -345,6 +374,8 @@ class Participation:
         """This node is called at another address: the others are told with the next heartbeat."""
         self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
         self.dht.keep_announced()
+
+    # --- leaving ---------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Final checkpoint, stop the trainer, let others finish, say farewell."""
@@ -365,7 +396,8 @@ class Participation:
 
         def all_done() -> bool:
             return not any(
-                announce.round < self.swarm_total and announce.status == "active"
+                announce.status == "active"
+                and not is_over(self.manifest, announce.round, announce.work)
                 for chain in self.swarm.chains
                 for announce in chain.membership.islands_alive(self.swarm.now())
             )

@@ -14,6 +14,7 @@ from gossip import round as rounds
 from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
 from gossip.instructions import CatchUp, Commit, Send, Work
 from gossip.membership import Membership, Patience
+from gossip.missed import Missed
 from gossip.planning import Rules
 from gossip.round import Round
 from gossip.validity import PartKey, Place, key_of
@@ -40,6 +41,9 @@ class Peer:
     incarnation: int = 1
     sequence: int = 0
     status: str = "active"
+    role: str = "island"
+    slower: float = 1.0  # times as long to be ready
+    absent: Missed = field(default_factory=Missed)
     ready: bool = False
     abstain_until: float = 0.0
     forgotten: int = -1  # in rounds up to this one it may have voted before a restart
@@ -53,7 +57,18 @@ class Peer:
 class World:
     """Peers, a clock and a network that misbehaves as told."""
 
-    def __init__(self, count: int, seed: int, *, think: tuple[float, float] = (0.3, 1.0)) -> None:
+    def __init__(
+        self,
+        count: int,
+        seed: int,
+        *,
+        think: tuple[float, float] = (0.3, 1.0),
+        rules: Rules = RULES,
+        servers: int = 0,
+        outside: int = 0,
+    ) -> None:
+        """The first ``servers`` of the members do not train; ``outside`` of them come later."""
+        self.rules = rules
         self.random = random.Random(seed)
         self.now = 0.0
         self.think = think
@@ -63,9 +78,11 @@ class World:
         self.commits: dict[int, dict[bytes, set[PeerId]]] = {}
         self.commit_times: list[float] = []
         identities = [Identity.from_seed(bytes([i + 1]) * 32) for i in range(count)]
-        self.first_roster = tuple(sorted(i.peer_id for i in identities))
+        self.first_roster = tuple(sorted(i.peer_id for i in identities[: count - outside]))
         self.peers = {i.peer_id: Peer(i, Membership(i.peer_id, Patience())) for i in identities}
-        for peer in self.peers.values():
+        for number, peer in enumerate(self.peers.values()):
+            peer.role = "server" if number < servers else "island"
+            peer.status = "active" if number < count - outside else "joining"
             self.open(peer)
             self.heartbeat(peer, peer.incarnation)
 
@@ -145,7 +162,7 @@ class World:
         place = self.place(peer)
         return Announce(
             peer.identity.peer_id,
-            "island",
+            peer.role,
             peer.status,
             peer.incarnation,
             (),
@@ -181,22 +198,26 @@ class World:
             place,
             roster,
             peer.membership,
-            RULES,
+            self.rules,
             self.now,
             1.0,
             lambda: self.announce(peer),
             peer.abstain_until,
             place.round <= peer.forgotten,
+            missed=peer.absent.rounds(place.round),
         )
         current = peer.round
 
         def get_ready() -> None:
-            if peer.alive and peer.round is current and not peer.frozen:
+            drawn = current.company.training(self.now)
+            if peer.identity.peer_id not in drawn and peer.alive and peer.round is current:
+                self.after(1.0, get_ready)  # who goes may bring it in
+            elif peer.alive and peer.round is current and not peer.frozen:
                 peer.ready = True
                 self.tell(peer)
                 self.do(peer, current.tick(self.now))
 
-        self.after(self.random.uniform(*self.think), get_ready)
+        self.after(peer.slower * self.random.uniform(*self.think), get_ready)
         self.tick(peer, current)
 
     def tick(self, peer: Peer, current: Round) -> None:
@@ -253,6 +274,7 @@ class World:
         head = outcome_hash(certificate.outcome)
         self.commits.setdefault(number, {}).setdefault(head, set()).add(peer.identity.peer_id)
         peer.chain.append(certificate)
+        peer.absent.note(certificate.outcome)
         self.commit_times.append(self.now)
         self.open(peer)
         if peer.identity.peer_id in certificate.outcome.next_roster and not peer.round.forgot:

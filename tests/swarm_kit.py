@@ -32,6 +32,7 @@ from protocols.messages import Certificate, CertificateRequest, Certificates
 START_S = 90.0  # four islands that start at once on two busy cores
 POLL_S = 0.03
 Record = Callable[[str, object], None]  # pytest's ``record_property``
+TOP = ("seed", "mode")  # settings of a run that stand in no table
 AT_ONCE = 32  # certificates in one answer
 
 
@@ -242,7 +243,9 @@ def settings(**changes: Any) -> tuple[str, ...]:
     """``--set`` for each change: ``inner_steps=50`` is of the rounds, ``data__seed=1`` of data."""
     words: list[str] = []
     for key, value in changes.items():
-        table = key.replace("__", ".") if "__" in key or key == "seed" else f"rounds.{key}"
+        table = key.replace("__", ".")
+        if table == key and key not in TOP:
+            table = f"rounds.{key}"
         words += ["--set", f"{table}={value}"]
     return tuple(words)
 

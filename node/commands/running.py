@@ -66,6 +66,7 @@ bootstrap_app = typer.Typer(
         "hf_config",
         "init_from",
         "checkpoint_every",
+        "checkpoint_seconds",
         "keep_checkpoints",
         "checkpoint_copy",
         "resume",
@@ -186,7 +187,7 @@ def manifest_for(
             "role observer creates no run, and no peers are given",
             "give a peer of the run with --peers HOST:PORT",
         )
-    return Manifest() if config.role == "island" else None
+    return Manifest() if config.role in ("island", "server") else None
 
 
 def _that_runs(manifest: Manifest) -> Manifest:

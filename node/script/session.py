@@ -23,6 +23,7 @@ from node.trainer.channel import (
     Checkpoint,
     Ended,
     Leaving,
+    Pace,
     Ready,
     StepDone,
     Stop,
@@ -223,6 +224,8 @@ class Joined:
                     self._progress.apply(action)
                 case Begin():
                     self._progress.begin(action)
+                case Pace(target_steps):
+                    self._progress.target_steps = target_steps
                 case Terms():
                     self._progress.overlap = action.overlap_steps
                     if self._progress.leader is not None:

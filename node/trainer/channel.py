@@ -66,6 +66,8 @@ class Begin(Message, kind=100):
     # rounds of the fragments from 1 on; `round` and `slot` are of fragment 0
     others: Annotated[tuple[int, ...], Max(MAX_FRAGMENTS - 1)] = ()
     tau: int | None = None  # as in :class:`Apply`
+    at_will: bool = False  # steps count from the last contribution, not from the last round
+    forgets: bool = False  # the optimizer begins anew with every round that is applied
 
 
 class Apply(Message, kind=101):
@@ -86,6 +88,15 @@ class Apply(Message, kind=101):
     evaluate: bool
     fragment: int = 0
     tau: int | None = None  # inner steps to take before waiting for an outcome; None: as before
+
+
+class Pace(Message, kind=107):
+    """How many inner steps from the last contribution to the next; 0: rest until told otherwise.
+
+    Answered by nothing.
+    """
+
+    target_steps: int
 
 
 class Checkpoint(Message, kind=102):
@@ -205,12 +216,12 @@ class Leaving(Message, kind=121):
     """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
 
-Command = Begin | Apply | Checkpoint | Stop | Terms | Ended
+Command = Begin | Apply | Pace | Checkpoint | Stop | Terms | Ended
 Report = (
     Ready | StepDone | Snapshot | Applied | Staged | Saved | Evaluated | Failed | Stopped | Leaving
 )
 
-COMMANDS = (Begin, Apply, Checkpoint, Stop, Terms, Ended)
+COMMANDS = (Begin, Apply, Pace, Checkpoint, Stop, Terms, Ended)
 REPORTS = (
     Ready,
     StepDone,

@@ -58,7 +58,7 @@ class Leader:
         elif self.wait_until is None:
             self.wait_until = self.clock() + self.wait_s
         left = 0.0 if self.wait_until is None else self.wait_until - self.clock()
-        if not trainer.begun:
+        if not trainer.begun or trainer.resting:
             left = LONGEST_WAIT_S
         trainer.look_after_writing()
         longest = WRITING_POLL_S if trainer.writing else LONGEST_WAIT_S

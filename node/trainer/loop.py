@@ -28,6 +28,7 @@ from node.trainer.channel import (
     Apply,
     Begin,
     Checkpoint,
+    Pace,
     Ready,
     StepDone,
     Stop,
@@ -108,6 +109,8 @@ class Trainer(Progress):
                     self.apply(command)
                 case Begin() as command:
                     self.begin(command)
+                case Pace(target_steps):
+                    self.target_steps = target_steps
                 case Checkpoint() as command:
                     self.checkpoint(command)
                 case Stop():

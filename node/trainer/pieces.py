@@ -28,11 +28,12 @@ class Piece:
     carried: Work = field(default_factory=Work)  # was in a snapshot that was not merged
     outstanding: Work | None = None  # lies in `sent`, not answered yet
     unsent: Work = field(default_factory=Work)  # since the last snapshot
+    contributed: bool = False  # since training began
 
     def begin(self, share: Share) -> None:
         """Stand where a checkpoint was made, or at the beginning of a round."""
         self.round, self.carried, self.unsent = share.round, share.carried, share.unsent
-        self.outstanding = None
+        self.outstanding, self.contributed = None, False
 
     def send(self) -> Work:
         """A snapshot is taken: what it holds."""
@@ -47,6 +48,7 @@ class Piece:
         elif not contributed and self.outstanding is not None:
             self.carried = self.outstanding
         self.outstanding, self.round = None, round_
+        self.contributed |= contributed
 
     def share(self) -> Share:
         """For a checkpoint: a snapshot that is not answered yet counts as not merged."""

@@ -1,0 +1,152 @@
+"""Modes in rounds under a virtual clock: who is waited for, who contributes, who merges."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from round_kit import RULES, Peer, World
+
+from bootstrap.manifest import Manifest
+from gossip.planning import Rules
+from gossip.validity import Place
+from node.modes import at_will, clients_of, is_over, weight_of
+from protocols.identity import PeerId
+from protocols.messages import Outcome
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+AT_WILL = dataclasses.replace(RULES, quorum=1e-3, grace_fraction=0.0, min_grace_s=0.0)
+
+
+def outcomes(world: World) -> list[Outcome]:
+    """Of the longest chain; no round was decided twice."""
+    assert all(len(heads) == 1 for heads in world.commits.values())
+    longest = max(world.peers.values(), key=lambda peer: len(peer.chain))
+    return [certificate.outcome for certificate in longest.chain]
+
+
+def merged(outcome: Outcome) -> set[PeerId]:
+    """Whose work is in it."""
+    return {
+        outcome.contributors[included.contributor].peer
+        for part in outcome.parts
+        for included in part.included
+    }
+
+
+def lone(count: int, rules: Rules, **options: int) -> tuple[World, list[Peer]]:
+    world = World(count, 1, rules=rules, **options)
+    return world, list(world.peers.values())
+
+
+def test_at_will_nobody_waits_and_the_slow_are_in_it_when_they_are_ready() -> None:
+    world, peers = lone(4, AT_WILL)
+    world.run(40.0)
+    found = [merged(outcome) for outcome in outcomes(world)]
+    assert len(found) > 60  # each is ready after 0.65 s, and a round of its own begins then
+    assert all(sum(p.identity.peer_id in who for who in found) > 8 for p in peers)
+    assert sum(len(who) for who in found) / len(found) < 2.5
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_the_bound_on_staleness_spans_from_lock_step_on(bound: int) -> None:
+    world, peers = lone(4, dataclasses.replace(AT_WILL, staleness=bound))
+    world.run(30.0)
+    found = [merged(outcome) for outcome in outcomes(world)]
+    assert len(found) > 10
+    for peer in peers:
+        there = [at for at, who in enumerate(found) if peer.identity.peer_id in who]
+        gaps = [later - before for before, later in itertools.pairwise(there)]
+        assert max(gaps) <= bound + 1
+    if bound == 0:
+        assert all(len(who) == 4 for who in found)
+
+
+def test_lock_step_goes_on_without_the_dead() -> None:
+    world, peers = lone(4, dataclasses.replace(AT_WILL, staleness=0))
+    world.run(5.0)
+    world.kill(peers[1])
+    world.run(40.0)
+    assert len(merged(outcomes(world)[-1])) == 3
+
+
+def draw(place: Place, islands: Sequence[PeerId]) -> Sequence[PeerId]:
+    choose = clients_of(Manifest.model_validate({"mode": "fedavg"}))
+    assert choose is not None
+    return list(choose(place, islands))
+
+
+def test_a_drawn_share_of_the_clients_contributes_and_the_draw_changes() -> None:
+    world, peers = lone(6, dataclasses.replace(RULES, clients=draw))
+    world.run(20.0)
+    found = [merged(outcome) for outcome in outcomes(world)]
+    assert len(found) > 8
+    assert all(1 <= len(who) <= 3 for who in found)
+    assert set().union(*found) == set(world.peers)
+    world.kill(peers[0])
+    world.kill(peers[1])
+    before = len(found)
+    world.run(60.0)
+    assert len(outcomes(world)) > before + 8  # a client that was drawn and died holds nobody up
+
+
+def test_servers_merge_alone_and_members_do_where_none_is_left() -> None:
+    world, peers = lone(5, dataclasses.replace(RULES, servers=True), servers=2)
+    servers = {peer.identity.peer_id for peer in peers[:2]}
+    world.run(10.0)
+    found = outcomes(world)
+    assert len(found) > 5
+    for outcome in found:
+        assert {part.owner for part in outcome.parts} == servers
+        assert not servers & merged(outcome)
+    world.kill(peers[0])
+    world.run(30.0)
+    assert {part.owner for part in outcomes(world)[-1].parts} == {peers[1].identity.peer_id}
+    world.kill(peers[1])
+    world.run(60.0)
+    last = outcomes(world)[-1]
+    assert len(outcomes(world)) > len(found) + 5
+    assert not servers & {part.owner for part in last.parts}
+    world.restart(peers[0])
+    world.run(90.0)
+    assert {part.owner for part in outcomes(world)[-1].parts} == {peers[0].identity.peer_id}
+
+
+def test_the_roll_is_called_for_newcomers_where_rounds_are_far_apart() -> None:
+    slow = dataclasses.replace(RULES, calls=True, staleness=0)
+    world = World(3, 1, rules=slow, think=(60.0, 61.0), outside=2)
+    world.run(30.0)
+    found = outcomes(world)
+    assert 1 <= len(found) <= 3
+    assert set(found[-1].next_roster) == set(world.peers)
+    assert not any(merged(outcome) for outcome in found)
+    assert found[-1].work == 0
+    assert all(peer.status == "active" for peer in world.peers.values())
+    world.run(150.0)
+    assert merged(next(o for o in outcomes(world) if o.work)) == set(world.peers)
+
+
+def test_islands_come_into_office_where_only_servers_are() -> None:
+    world, _ = lone(3, dataclasses.replace(RULES, servers=True), servers=1, outside=2)
+    world.run(20.0)
+    assert len(merged(outcomes(world)[-1])) == 2
+    assert len(outcomes(world)) > 5
+
+
+def test_what_follows_from_the_manifest() -> None:
+    plain, late, single = (
+        Manifest.model_validate({"mode": mode}) for mode in ("diloco", "async", "btm")
+    )
+    assert (at_will(plain), at_will(late), at_will(single)) == (False, True, True)
+    assert is_over(plain, 60, 1)
+    assert not is_over(plain, 59, 1)
+    assert is_over(single, 4, 1)
+    assert not is_over(single, 4, 0)
+    assert clients_of(plain) is None
+    assert weight_of(plain, 100, 10) == 100.0
+    light, heavy = weight_of(late, 100, 10), weight_of(late, 200, 10)
+    assert heavy == pytest.approx(4 * light)
+    assert weight_of(late, 2**40, 1) == 2**40
