@@ -77,3 +77,18 @@ def due(pieces: Sequence[Piece], cycle_step: int, target: int) -> list[int]:
         if reached or piece.unsent.steps >= OVERDUE * target:
             found.append(fragment)
     return found
+
+
+def due_at_will(pieces: Sequence[Piece], target: int) -> list[int]:
+    """The same where there is no common beat: a fragment is due with ``target`` steps in hand.
+
+    What was sent and not merged counts, so that it goes with the next round there is. The first
+    time fragments have their turns one after the other, and so they keep apart.
+    """
+    return [
+        fragment
+        for fragment, piece in enumerate(pieces)
+        if piece.outstanding is None
+        and piece.carried.steps + piece.unsent.steps
+        >= (target if piece.contributed else offset(fragment, len(pieces), target))
+    ]
