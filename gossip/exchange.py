@@ -273,11 +273,14 @@ class Exchange:
         except (TransportError, RemoteProtocolError) as error:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
             if not harmless and key not in self.parts and not self.closed:
-                self.listener.fault(to, f"took no slice: {error}")
-                if via is not None:
-                    self._shunned.add(via)
-                    self._vias.pop(key, None)
-                    await self._send_slice(key, plan, ask=True)
+                if via is None:
+                    self.listener.fault(owner, f"took no slice: {error}")
+                    return
+                # that may be the link alone, and its owner can have it from me: nobody is blamed
+                self.listener.refused(via, f"took no slice for its group: {error}")
+                self._shunned.add(via)
+                self._vias.pop(key, None)
+                await self._send_slice(key, plan, ask=True)
 
     async def on_slice(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
         """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
@@ -314,6 +317,9 @@ class Exchange:
         counts = any(c.peer == self.me and c.active for c in plan.contributors)
         known = key in self._slices and key not in self._vias  # it is on its way there already
         if counts and plan.groups and key not in self.parts and not known:
+            relay, running = self._vias.get(key), self._slices.get(key)
+            if relay is not None and running is not None and not running.done():
+                self._shunned.add(relay)  # it takes nothing: so nothing will come from it either
             self._relaying.drop(key)
             self._straight(key)
             self._slices[key] = self._transfers.start(self._send_slice(key, plan, ask=True))

@@ -58,8 +58,8 @@ def marked(mark: bytes, members: Sequence[PeerId]) -> list[PeerId]:
 class JointMerge(PartMerge):
     """A part of which ``collected`` names the relays, and whose slices each of them brings.
 
-    ``dropped`` is told of a relay that is waited for no more, of those who have to come by
-    themselves now, and why.
+    ``dropped`` is told of a relay that is waited for no more, or that has given some up, of those
+    who have to come by themselves now, and why.
     """
 
     def __init__(
@@ -156,9 +156,7 @@ class JointMerge(PartMerge):
             self._counts[index] += 1
             self._weights[index] += self._shares[peer]
             self._missing[index] -= peer in self._expected
-        for peer in self.collected[relay]:
-            if peer not in present and self._via.get(peer) == relay:
-                self.give_up(peer)  # its relay has given it up
+        self._let_come(relay, set(self.collected[relay]) - set(present))
         self._advance()
 
     def drop(self, relay: PeerId, why: str) -> None:
@@ -179,6 +177,18 @@ class JointMerge(PartMerge):
         self._dropped = _nobody
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _let_come(self, relay: PeerId, absent: set[PeerId]) -> None:
+        """A relay has given these up: they may have lost the link to it alone, and come to me."""
+        absent = {peer for peer in absent if self._via.get(peer) == relay}
+        if relay in absent:  # it has nothing to bring itself
+            absent.discard(relay)
+            self.give_up(relay)
+        for peer in absent:
+            del self._via[peer]
+        absent &= self.waits_for()
+        if absent:
+            self._dropped(relay, tuple(sorted(absent)), "has not got all slices of its group")
 
     def _check_present(self, relay: PeerId, index: int, present: Sequence[PeerId]) -> None:
         if index < self.merged:

@@ -84,8 +84,11 @@ def relay_patience_s(patience_s: float, expected_s: float) -> float:
 
 
 def owner_patience_s(patience_s: float, expected_s: float) -> float:
-    """The patience of members with owners that have to wait for relays."""
-    return 2 * patience_s + expected_s
+    """The patience of members with owners that have to wait for relays.
+
+    And then for whom a relay has given up, who may have lost the link to it alone.
+    """
+    return 3 * patience_s + expected_s
 
 
 @dataclass

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -203,7 +203,7 @@ class Owning:
         )
         part = OwnedPart(key, header, plan, merge, paths)
         self.transfers.start(self._contribute(part, self.me in expected))
-        part.overseers.append(self.transfers.start(self._oversee(part)))
+        part.overseers.append(self.transfers.start(self._oversee(part, merge.waits_for())))
         if isinstance(merge, JointMerge):
             part.overseers.append(self.transfers.start(self._oversee_relays(part, merge)))
         return part
@@ -257,12 +257,12 @@ class Owning:
         source = self.own.source if sound else None
         self.wiring.transport.post(lambda: part.merge.settle(source))
 
-    async def _oversee(self, part: OwnedPart) -> None:
-        """Give up on who is too late or stands still."""
+    async def _oversee(self, part: OwnedPart, who: Set[PeerId]) -> None:
+        """Give up on who of these is too late or stands still."""
         now, merge, plan = self.wiring.now, part.merge, part.plan
         size = len(merge.result)
         lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
-        while waiting := merge.waits_for():
+        while waiting := merge.waits_for() & who:
             if now() >= lateness.deadline and merge.empty:
                 del self._parts[part.key]
                 self.wiring.transport.post(merge.close)
@@ -329,14 +329,14 @@ class Owning:
     def _dropped(
         self, part: OwnedPart, relay: PeerId, members: tuple[PeerId, ...], why: str
     ) -> None:
-        """A relay is waited for no more: its group is to bring its slices itself."""
+        """A relay is not waited for with these any more: they are to bring their slices."""
         if self.transfers.closed:
             return
         self.listener.refused(relay, why)
         for peer in members:
             self.transfers.start(self._ask_for(part, peer))
         if members:
-            part.overseers.append(self.transfers.start(self._oversee(part)))
+            part.overseers.append(self.transfers.start(self._oversee(part, set(members))))
 
     async def _ask_for(self, part: OwnedPart, peer: PeerId) -> None:
         reached = part.merge.reached(peer)
