@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
 from node.hosts.crew import job_of, open_hub
 from node.hosts.hub import Hub
+from node.hosts.meeting import meeting
 from node.island import Island
 from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
@@ -414,7 +416,8 @@ class Participation:
         """What to train on, and in how many ranks; raises E403 where that is not there."""
         if self.node.daemon.script is not None:
             return "cpu", 1  # the script's own business
-        return hardware(self.config, 1 if self.hub is None else self.hub.meeting.maximum)
+        place = meeting(self.config, os.environ)
+        return hardware(self.config, place.maximum if place is not None else 1)
 
     async def _tell_hosts(self, run: Run, tokens: str) -> None:
         """Let this island's other hosts make their tokens, while this one goes on."""
