@@ -20,8 +20,8 @@ from gossip.common import AnySwarm
 from gossip.roamer import PROJECTION
 from gossip.sketch import sketch
 from node.island import Island, TrainerDied
-from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
 from node.modes import at_will, clients_of, is_over, once, weight_of
+from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
 from node.pace import Pace, Usual, inner_steps
 from node.replica import OuterReplica
 from node.trainer.channel import (
@@ -31,13 +31,15 @@ from node.trainer.channel import (
     ChannelClosedError,
     Checkpoint,
     Evaluated,
-    Pace as PaceCommand,
     Ready,
     Saved,
     Snapshot,
     Staged,
     StepDone,
     Stopped,
+)
+from node.trainer.channel import (
+    Pace as PaceCommand,
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
@@ -252,8 +254,6 @@ class Conductor:
     def _on_step(self, done: StepDone) -> None:
         self.pace.add(done)
         self._since += 1
-        if once(self.manifest):
-            self._finish_together()
         swarm = self.swarm
         if swarm is not None:
             for chain in swarm.chains:
