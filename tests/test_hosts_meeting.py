@@ -1,0 +1,201 @@
+"""Where the hosts of an island meet: flags, torchrun's, Slurm's and Kubernetes' environment."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootstrap.manifest import Data, Model
+from node.hosts import meeting as module
+from node.hosts.interface import interface_of, told
+from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting
+from node.island_settings import IslandSettings
+from node.trainer.dims import ParallelDims
+from protocols.errors import OperatorError
+
+SLURM = {
+    "SLURM_JOB_ID": "4217",
+    "SLURM_NNODES": "3",
+    "SLURM_NODEID": "2",
+    "SLURM_JOB_NODELIST": "gpu[07-08],login1",
+}
+PET = {
+    "PET_NNODES": "1:4",
+    "PET_NODE_RANK": "1",
+    "PET_RDZV_ENDPOINT": "head:1234",
+    "PET_RDZV_ID": "job",
+}
+
+
+def of(environ: dict[str, str], **settings: Any) -> Any:
+    return meeting(IslandSettings(**settings), environ)
+
+
+def refused(environ: dict[str, str], **settings: Any) -> str:
+    with pytest.raises(OperatorError) as caught:
+        of(environ, **settings)
+    assert caught.value.code == "E204"
+    return caught.value.text()
+
+
+def test_flags_alone() -> None:
+    found = of({}, nnodes="1:2", node_rank=1, rdzv_endpoint="[::1]:99", rdzv_id="k", hosts_wait_s=5)
+    assert (found.minimum, found.maximum, found.host) == (1, 2, 1)
+    assert (found.address, found.port, found.key, found.wait_s) == ("::1", 99, "k", 5)
+
+
+@pytest.mark.parametrize("environ", [{}, SLURM, PET])
+def test_one_host_asks_no_environment(environ: dict[str, str]) -> None:
+    """An island of one host in a job of many is its operator's will."""
+    assert of(environ) is None
+    assert of(environ, nnodes="1:1") is None
+
+
+def test_torchruns_variables() -> None:
+    found = of(PET, nnodes="auto")
+    assert (found.minimum, found.maximum, found.host) == (1, 4, 1)
+    assert (found.address, found.port, found.key) == ("head", 1234, "job")
+    operator = {"NNODES": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "77"}
+    found = of(operator, nnodes="auto")
+    assert (found.maximum, found.host, found.address, found.port) == (2, 0, "h", 77)
+
+
+def test_slurm() -> None:
+    found = of(SLURM, nnodes="auto")
+    assert (found.minimum, found.maximum, found.host) == (3, 3, 2)
+    assert (found.address, found.port, found.key) == ("gpu07", DEFAULT_PORT + 217, "slurm-4217")
+
+
+def test_flags_win_over_the_environment() -> None:
+    found = of(SLURM | PET, nnodes="2:3", node_rank=0, rdzv_endpoint="me:5", rdzv_id="mine")
+    assert (found.minimum, found.maximum, found.host) == (2, 3, 0)
+    assert (found.address, found.port, found.key) == ("me", 5, "mine")
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "host", "address"),
+    [
+        ({"JOB_COMPLETION_INDEX": "2"}, "atoll-2.svc.ns.local", 2, "atoll-0.svc.ns.local"),
+        ({}, "my-set-1.atoll", 1, "my-set-0.atoll"),
+    ],
+)
+def test_kubernetes(
+    variables: dict[str, str],
+    name: str,
+    host: int,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module.socket, "getfqdn", lambda: name)
+    found = of({"KUBERNETES_SERVICE_HOST": "10.0.0.1", **variables}, nnodes="3")
+    assert (found.host, found.address, found.port) == (host, address, DEFAULT_PORT)
+    assert "nothing says how many" in refused({"KUBERNETES_SERVICE_HOST": "x"}, nnodes="auto")
+
+
+def test_what_is_missing_is_named() -> None:
+    assert "--node-rank is missing" in refused({}, nnodes="2", rdzv_endpoint="h:1")
+    assert "--rdzv-endpoint is missing" in refused({}, nnodes="2", node_rank=0)
+    assert "--node-rank 2 is too large" in refused({}, nnodes="2", node_rank=2, rdzv_endpoint="h:1")
+    assert "--nnodes auto" in refused({}, nnodes="auto")
+    for bad in ("0", "2:1", "x", "1:2:3", "-1", "1025"):
+        with pytest.raises(ValueError, match="number of hosts"):
+            IslandSettings(nnodes=bad)
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    [
+        ("", []),
+        ("one", ["one"]),
+        ("a1,b2", ["a1", "b2"]),
+        ("a[1-3,5]", ["a1", "a2", "a3", "a5"]),
+        ("n[008-010]-ib,login", ["n008-ib", "n009-ib", "n010-ib", "login"]),
+        ("r[1-2]n[3,4]", ["r1n3", "r1n4", "r2n3", "r2n4"]),
+    ],
+)
+def test_slurms_list_of_hosts(listed: str, names: list[str]) -> None:
+    assert hosts_of(listed) == names
+
+
+@pytest.mark.parametrize("listed", ["a[1-", "a[x]", "a[1-99999]", "a[]", "a]1["])
+def test_a_list_that_is_none(listed: str) -> None:
+    with pytest.raises(OperatorError, match="SLURM_JOB_NODELIST"):
+        hosts_of(listed)
+
+
+@given(st.text(alphabet="ab[]-,019", max_size=20))
+def test_no_list_does_worse_than_an_error(listed: str) -> None:
+    with contextlib.suppress(OperatorError):
+        assert all(hosts_of(listed))
+
+
+# --- ranks and layouts over hosts -----------------------------------------------------------------
+
+MODEL = Model(d_model=64, n_layers=4, n_heads=4, n_kv_heads=4, d_ff=128)
+DATA = Data(seq_len=32, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "hosts", "each"),
+    [
+        ({}, 0, 2, 1),
+        ({"nproc": 2}, 0, 2, 2),
+        ({"layout": "fsdp=4"}, 0, 2, 2),
+        ({"nproc": 2, "layout": "fsdp=4"}, 0, 2, 2),
+        ({"tp": 2}, 8, 3, 8),
+    ],
+)
+def test_ranks_of_a_host(settings: dict[str, Any], devices: int, hosts: int, each: int) -> None:
+    assert IslandSettings(**settings).ranks_wanted(devices, hosts) == each
+
+
+def test_ranks_that_do_not_share_out() -> None:
+    with pytest.raises(ValueError, match="do not share out over 2 hosts"):
+        IslandSettings(layout="fsdp=3").ranks_wanted(0, 2)
+    with pytest.raises(ValueError, match="on each of 2 hosts"):
+        IslandSettings(nproc=3, layout="fsdp=4").ranks_wanted(0, 2)
+    with pytest.raises(ValueError, match="one host"):
+        IslandSettings(layout="single").ranks_wanted(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("full", "ranks", "left"),
+    [
+        ("fsdp=4", 4, "fsdp=4"),
+        ("fsdp=4", 3, "fsdp=3"),
+        ("fsdp=4", 1, "single"),
+        ("fsdp=4,tp=2", 6, "fsdp=3,tp=2"),
+        ("fsdp=2,tp=2", 3, "tp=2"),
+        ("ddp=2,fsdp=2", 2, "fsdp=2"),
+        ("ddp=4", 3, "ddp=3"),
+        ("pp=2,fsdp=2", 3, "pp=2"),
+    ],
+)
+def test_a_smaller_mesh_keeps_what_ranks_share(full: str, ranks: int, left: str) -> None:
+    settings = IslandSettings(layout=full)
+    dims = ParallelDims.model_validate(settings.axes)
+    assert str(settings.refit(dims, ranks, 1, 2**33, 10**5, MODEL, DATA)) == left
+
+
+def test_too_few_ranks_for_what_they_share() -> None:
+    settings = IslandSettings(layout="fsdp=2,tp=2")
+    dims = ParallelDims(dp_shard=2, tp=2)
+    with pytest.raises(ValueError, match="needs 2 ranks, and 1 are left"):
+        settings.refit(dims, 1, 1, 2**33, 10**5, MODEL, DATA)
+
+
+# --- interfaces -----------------------------------------------------------------------------------
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.77") == ""
+    assert told("127.0.0.1", {"NCCL_SOCKET_IFNAME": "ib0"}) == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "ib0",
+    }
+    assert told("192.0.2.77", {}) == {}

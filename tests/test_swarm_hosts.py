@@ -1,0 +1,151 @@
+"""One island on two hosts, as real processes in two network namespaces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts_kit import START_S, hosts
+from swarm_kit import settings, until
+
+from benchmarks.netns import available
+
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not available(), reason="namespaces need Linux, root, ip and tc"),
+]
+
+ROUNDS = 3
+RUN = settings(
+    inner_steps=5,
+    total_rounds=ROUNDS,
+    min_grace_s=30,
+    data__batch_size=8,
+    inner__total_steps=100,
+    seed=3,
+)
+ENDLESS = settings(inner_steps=5, total_rounds=100_000, min_grace_s=2, data__batch_size=8, seed=3)
+LAYOUT = ("--nproc", "2", "--layout", "fsdp=4")
+DARK_S = 20.0  # ten seconds of silence, and a busy machine
+
+
+def test_two_hosts_train_as_one_and_end_with_the_bits_of_the_others(tmp_path: Path) -> None:
+    """2 hosts x 2 ranks: the losses of 4 ranks on one host; bit-equal with an island beside."""
+    with hosts(tmp_path, ["one", "two", "three"]) as made:
+        first = made.island("single", "three").start(*RUN, "--nproc", "4")
+        assert first.end() == 0
+        spread = [made.host(n).start("--nnodes", "2", *LAYOUT, *(() if n else RUN)) for n in (0, 1)]
+        assert [host.end() for host in spread] == [0, 0]
+        losses, expected = spread[0].losses(), first.losses()
+        assert losses.keys() == expected.keys()
+        assert max(abs(losses[step] - expected[step]) for step in losses) < 5e-5
+        assert len(spread[1].ranks()) == 0
+        assert not (spread[1].dir / "identity.pem").exists()
+
+
+def test_in_a_swarm_with_another_island_all_end_bit_equal(tmp_path: Path) -> None:
+    with hosts(tmp_path, ["one", "two", "three"]) as made:
+        one = made.host(0).start("--nnodes", "2", *LAYOUT, *RUN)
+        two = made.host(1).start("--nnodes", "2", *LAYOUT)
+        started = until(lambda: one.events("started"), START_S, "host 0 is up", one.text)
+        single = made.island("single", "three").start("--peers", started[0]["join_address"])
+        assert [host.end(300) for host in (one, two, single)] == [0, 0, 0]
+        states = [host.rounds()[ROUNDS - 1]["state"] for host in (one, single)]
+        assert len(set(states)) == 1
+        assert one.rounds()[ROUNDS - 1]["members"] == 2
+
+
+def goes_on_alone(one, two, lose: Callable[[], None], bound: float) -> float:
+    """Host 0 trains on without host 1; seconds until it knew."""
+    one.wait_round(1)
+    lose()
+    began = time.monotonic()
+    until(
+        lambda: any("is lost" in text for text in one.notices()),
+        bound,
+        "host 1 is missed",
+        one.text,
+    )
+    took = time.monotonic() - began
+    seen = max(one.rounds())
+    one.wait_round(seen + 2)
+    assert len(one.ranks()) == 2
+    assert any("goes on with 1 hosts: fsdp=2" in text for text in one.notices())
+    return took
+
+
+def test_a_killed_host_is_gone_on_without_and_taken_in_again(tmp_path: Path, record_property):
+    with hosts(tmp_path, ["one", "two"]) as made:
+        one = made.host(0).start("--nnodes", "1:2", *LAYOUT, *ENDLESS)
+        two = made.host(1).start("--nnodes", "1:2", *LAYOUT)
+        record_property("noticed_s", round(goes_on_alone(one, two, two.kill, 5.0), 1))
+        assert any(problem["code"] == "E408" for problem in one.events("problem"))
+        tokens = [event["tokens"] for event in one.events("step")]
+        assert len(set(tokens)) == 1  # the batch stayed
+        two.start("--nnodes", "1:2", *LAYOUT)
+        until(lambda: len(two.ranks()) == 2, START_S, "host 1 trains again", two.text)
+        back = max(one.rounds())
+        one.wait_round(back + 2)
+        assert "goes on with 2 hosts: fsdp=4" in one.notices()[-1]
+
+
+def test_a_host_whose_link_is_dark_is_gone_on_without(tmp_path: Path, record_property):
+    with hosts(tmp_path, ["one", "two"]) as made:
+        one = made.host(0).start("--nnodes", "1:2", *LAYOUT, *ENDLESS)
+        two = made.host(1).start("--nnodes", "1:2", *LAYOUT)
+        assert made.net is not None
+        took = goes_on_alone(one, two, lambda: made.net.darken("two"), DARK_S)
+        record_property("noticed_s", round(took, 1))
+        # the host behind the dark link ends its ranks and looks for host 0
+        until(lambda: not two.ranks(), DARK_S, "its ranks end", two.text)
+        assert any("host 0 of this island is lost" in text for text in two.notices())
+        made.net.light("two")
+        until(lambda: len(two.ranks()) == 2, START_S, "host 1 trains again", two.text)
+
+
+def test_without_host_0_the_others_end_with_a_clear_message(tmp_path: Path) -> None:
+    with hosts(tmp_path, ["one", "two"]) as made:
+        one = made.host(0).start("--nnodes", "2", *LAYOUT, *ENDLESS)
+        two = made.host(1).start("--nnodes", "2", *LAYOUT, "--hosts-wait-s", "6")
+        one.wait_round(0)
+        one.kill()
+        assert two.end(60) == 1
+        assert "error E409: host 0 of this island is not there: given up after 6 s" in two.text()
+        assert two.ranks() == []
+
+
+def test_all_hosts_killed_and_resumed(tmp_path: Path) -> None:
+    """No shared disk: the checkpoint lies on host 0, and all ranks go on from it."""
+    run = settings(
+        inner_steps=5,
+        total_rounds=6,
+        min_grace_s=30,
+        data__batch_size=8,
+        inner__total_steps=100,
+        seed=3,
+    )
+    every = ("--checkpoint-every", "2")
+    with hosts(tmp_path, ["one", "two", "three"]) as made:
+        whole = made.island("single", "three").start(*run, "--nproc", "4")
+        assert whole.end() == 0
+        both = [made.host(n) for n in (0, 1)]
+        for host in both:
+            host.start("--nnodes", "2", *LAYOUT, *(() if host.number else (*run, *every)))
+        until(
+            lambda: any(e["round"] >= 2 for e in both[0].events("checkpoint")),
+            START_S,
+            "a checkpoint",
+            both[0].text,
+        )
+        for host in both:
+            host.kill()
+        for host in both:
+            host.start("--nnodes", "2", *LAYOUT, *(() if host.number else ("--resume", *every)))
+        assert [host.end() for host in both] == [0, 0]
+        losses, expected = both[0].losses(), whole.losses()
+        assert losses.keys() == expected.keys()
+        assert max(abs(losses[step] - expected[step]) for step in losses) < 5e-5
+        assert not list((both[1].home / "checkpoints").iterdir())
