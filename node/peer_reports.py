@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
@@ -17,6 +17,7 @@ from node.monitor.events import EventLog, PeerJoined, PeerLeft, PeerSuspected, R
 from node.monitor.state import NodeState
 from node.monitor.views import LinkView, PeerView, Traffic
 from node.trainer.channel import Applied
+from protocols.addresses import is_relayed
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -29,6 +30,7 @@ KINDS = {  # of traffic, by the name of the verb that carried it
     "letter": "parameters",
     "chunk": "state",
     "blob": "state",
+    "relay": "relay",  # carried between two others
 }
 
 
@@ -153,7 +155,7 @@ class PeerReports(ABC):
                     validation_loss=announce.validation_loss or None,
                     tokens_per_second=announce.tokens_per_second,
                     total_tokens=announce.total_tokens,
-                    link="self" if mine else "direct",
+                    link="self" if mine else link_of(announce.addresses),
                     rtt_s=measured.round_trip if measured else None,
                     own_rtt_s=announce.round_trip or None,
                     upload=announce.upload,
@@ -189,10 +191,17 @@ class PeerReports(ABC):
         return found
 
 
+def link_of(addresses: Sequence[str]) -> Literal["direct", "relay"]:
+    """Whether a peer is dialled, or called through its relay."""
+    return "relay" if addresses and all(map(is_relayed, addresses)) else "direct"
+
+
 def kind_of(addresses: Sequence[str]) -> str:
     """What kind of address the first one is: ``public IPv4``, ``private IPv6``, ``name``."""
     if not addresses:
         return ""
+    if is_relayed(addresses[0]):
+        return "relay"
     host = addresses[0].rpartition(":")[0].strip("[]")
     try:
         address = ipaddress.ip_address(host)

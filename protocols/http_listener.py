@@ -29,6 +29,8 @@ from protocols.lane_wire import MARK
 from protocols.limits import Limits
 from protocols.relay_wire import MARK as CALL_MARK
 from protocols.relay_wire import introduced
+from protocols.seen import MARK as SEEN_MARK
+from protocols.seen import tell
 from protocols.sockets import prefer_small_queue
 
 logger = logging.getLogger(__name__)
@@ -164,6 +166,8 @@ class Listener:
                 await self._lanes.serve(sock, source)
             elif mark == CALL_MARK:
                 await self._bring(sock)
+            elif mark == SEEN_MARK:
+                await tell(sock)
             elif mark:
                 await self._serve_http(sock, server)
             else:

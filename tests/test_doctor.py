@@ -13,8 +13,8 @@ from bootstrap.manifest import Manifest, Model
 from bootstrap.probe import BYTES_A_MINUTE, MAX_BYTES, ProbeServer, probe
 from node import outermost
 from node.config import resolve
-from node.doctor import machine, software
-from node.doctor.network import describe_nat, network
+from node.doctor import machine, nat, software
+from node.doctor.network import network
 from node.presets import PRESETS, preset
 from protocols.errors import RemoteRefused
 from protocols.http import HttpTransport
@@ -268,7 +268,90 @@ async def test_a_peer_that_cannot_dial_back(tmp_path, seed):
     found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=nobody)))
     assert found["reach"].status == "fail"
     assert "E302" in found["reach"].found
+    assert "--public-addr" in found["reach"].found
     assert "refused" in found["reach"].why
+
+
+async def test_a_node_that_nobody_can_dial_is_told_its_relay(tmp_path, seed, monkeypatch):
+    async def nobody(transport, peer):
+        return "no answer in time (5 s)"
+
+    monkeypatch.setattr("node.doctor.network.unreachable", nobody)
+    peer = await seed()
+    found = by_name(await network(config(tmp_path, peers=[peer])))
+    assert found["reach"].status == "warn"
+    assert f"outbound only: will use relay {peer.partition('/')[0]}" in found["reach"].found
+    assert "E302" in found["reach"].why
+    only = by_name(await network(config(tmp_path, peers=[peer], require_reachable=True)))
+    assert only["reach"].status == "fail"
+    assert "--require-reachable" in only["reach"].found
+
+
+async def test_peers_that_would_not_relay(tmp_path, seed, monkeypatch):
+    async def nobody(transport, peer):
+        return "no answer in time (5 s)"
+
+    monkeypatch.setattr("node.doctor.network.unreachable", nobody)
+    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 0)
+    found = by_name(await network(config(tmp_path, peers=[await seed()])))
+    assert found["reach"].status == "fail"
+    assert "none of them would relay" in found["reach"].found
+
+
+# --- NAT ------------------------------------------------------------------------------------------
+
+
+async def test_two_peers_say_as_what_they_see_one_port(seed):
+    peers = [(await seed()).partition("/")[0] for _ in range(2)]
+    found = await nat.mapping(peers)
+    assert found.seen == (f"127.0.0.1:{found.local_port}",) * 2
+    assert nat.mapping_finding(found).status == "ok"
+    assert "keeps ports" in nat.mapping_finding(found).found
+
+
+async def test_a_peer_that_does_not_say_is_left_out(seed):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+    found = await nat.mapping([gone, (await seed()).partition("/")[0]])
+    assert len(found.seen) == 1
+    assert "cannot be told" in nat.mapping_finding(found).found
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "told"),
+    [
+        (("203.0.113.1:7000", "203.0.113.1:7000"), "ok", "port 4000 becomes 7000"),
+        (("203.0.113.1:4000", "203.0.113.1:4000"), "ok", "keeps ports"),
+        (("203.0.113.1:7000", "203.0.113.1:7001"), "warn", "endpoint-dependent"),
+        (("203.0.113.1:7000", "203.0.113.2:7000"), "warn", "endpoint-dependent"),
+        (("203.0.113.1:7000",), "ok", "1 of the two peers"),
+        ((), "ok", "0 of the two peers"),
+    ],
+)
+def test_kinds_of_mapping(seen, status, told):
+    found = nat.mapping_finding(nat.Mapping(4000, seen))
+    assert found.status == status
+    assert told in found.found
+
+
+async def test_a_public_address_tried_from_inside(seed):
+    where = (await seed()).partition("/")[0]
+    assert (await nat.hairpin(where)).status == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+    found = await nat.hairpin(gone)
+    assert (found.status, found.name) == ("warn", "hairpin")
+    assert "--peers" in found.fix
+
+
+async def test_behind_a_translator_the_mapping_is_a_finding(tmp_path, seed, monkeypatch):
+    """Peers see another address: what kind of NAT that is, and its address from inside."""
+    monkeypatch.setattr("node.doctor.network.outward_address", lambda towards: "10.9.9.9")
+    peers = [await seed(), await seed()]
+    found = by_name(await network(config(tmp_path, peers=peers)))
+    assert "NAT with one outer address" in found["nat"].found
+    assert found["mapping"].found.startswith("endpoint-independent")
+    assert found["hairpin"].status == "ok"  # on loopback the outer address is this machine's
 
 
 async def test_a_peer_that_is_not_there_beside_one_that_is(tmp_path, seed):
@@ -333,7 +416,8 @@ async def test_without_peers_it_says_so(tmp_path):
     ],
 )
 def test_what_is_said_of_a_nat(seen, begins, translated):
-    text, does = describe_nat(seen)
+    found = nat.describe(seen)
+    text, does = found.text, found.translated
     assert text.startswith(begins)
     assert does is translated
 

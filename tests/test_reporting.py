@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from node.monitor.machine import KEPT_S, Machine
-from node.reporting import Spread, _phases, kind_of
+from node.peer_reports import kind_of, link_of
+from node.reporting import Spread, _phases
 
 
 def phases(ready: dict[str, float], snapshot: float, now: float, **moments: float) -> Any:
@@ -60,11 +61,13 @@ def test_the_distance_that_is_left_is_theirs_who_were_not_merged() -> None:
         ("[2001:4860:4860::8888]:1", "public IPv6"),
         ("[fd00::1]:1", "private IPv6"),
         ("node.example:4390", "name"),
+        ("relay/192.0.2.7:4390/12D3KooW", "relay"),
     ],
 )
 def test_kinds_of_address(address: str, kind: str) -> None:
     assert kind_of([address, "other:1"]) == kind
     assert kind_of([]) == ""
+    assert link_of([address]) == ("relay" if kind == "relay" else "direct")
 
 
 def test_the_machine_is_read_now_and_then(tmp_path: Any) -> None:

@@ -7,7 +7,6 @@ nothing of it and count nobody.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -16,6 +15,7 @@ from bootstrap.probe import probe
 from bootstrap.seeds import Missed, PeerCache, dial_all, explain
 from node import __version__
 from node.config import NodeConfig
+from node.doctor import nat
 from node.doctor.finding import Finding, fail, failed, ok, warn
 from node.own_address import addresses, outward_address
 from node.statedir import StateDir
@@ -27,7 +27,6 @@ from protocols.whereabouts import Whereabouts
 
 MAX_ASKED = 3  # peers that dial back and measure
 SLOW = 1e6 / 8  # bytes a second
-_CARRIER_NAT = ipaddress.ip_network("100.64.0.0/10")  # RFC 6598
 
 
 async def network(config: NodeConfig) -> list[Finding]:
@@ -71,7 +70,7 @@ async def network(config: NodeConfig) -> list[Finding]:
         if greetings:
             known = [greeting for _, greeting in greetings]
             findings += [_runs(known), _clock(known)]
-            findings += await _reach(transport, greetings, listens, running)
+            findings += await _reach(transport, config, greetings, listens, running)
             findings += [await _speed(transport, at, one) for at, one in greetings[:MAX_ASKED]]
     return findings
 
@@ -132,65 +131,70 @@ def _clock(greetings: Sequence[Greeting]) -> Finding:
 
 async def _reach(
     transport: HttpTransport,
+    config: NodeConfig,
     greetings: Sequence[tuple[PeerAddress, Greeting]],
     listens: bool,
     running: int | None,
 ) -> list[Finding]:
     """Whether peers can open connections to this machine, and what stands in between."""
-    seen = [
-        (one.welcome.observed, outward_address(at.host))
-        for at, one in greetings
-        if one.welcome.observed
-    ]
-    nat, translated = describe_nat(seen)
+    translation = nat.describe(
+        [
+            (one.welcome.observed, outward_address(at.host))
+            for at, one in greetings
+            if one.welcome.observed
+        ]
+    )
+    mapped = await nat.mapping([at.hostport for at, _ in greetings[:MAX_ASKED]])
+    findings = [nat.mapping_finding(mapped)] if translation.translated else []
     if not listens:
         who = f"process {running} has the port" if running else "the port cannot be opened"
         text = f"not tested: {who}; `node status` shows what peers say"
-        return [ok("reach", text), ok("nat", nat)]
-    whys = [await unreachable(transport, one.peer) for _, one in greetings[:MAX_ASKED]]
+        return [ok("reach", text), ok("nat", translation.text), *findings]
+    asked = [unreachable(transport, one.peer) for _, one in greetings[:MAX_ASKED]]
+    whys = await asyncio.gather(*asked)
     if not all(whys):
-        return [ok("reach", "a peer dialled back: direct"), ok("nat", nat)]
+        if translation.translated and transport.listening is not None:
+            port = transport.listening[1]
+            outside = config.public_addr or f"{translation.outer}:{port}"
+            findings.append(await nat.hairpin(outside))
+        return [ok("reach", "a peer dialled back: direct"), ok("nat", translation.text), *findings]
     fix = "forward the port and give its public address with --public-addr HOST:PORT"
-    if not translated:
+    if not translation.translated:
         fix = "open the port in the firewall of this machine or network"
     return [
-        fail("reach", "E302: no peer can dial this node", whys[0], fix),
-        warn("nat", nat, "connections from outside end there", fix)
-        if translated
-        else ok("nat", nat),
+        await _outbound(transport, config, greetings, whys[0], fix),
+        warn("nat", translation.text, "connections from outside end there", fix)
+        if translation.translated
+        else ok("nat", translation.text),
+        *findings,
     ]
 
 
-def describe_nat(seen: Sequence[tuple[str, str]]) -> tuple[str, bool]:
-    """What stands between, and whether it translates; ``seen``: what a peer sees, own address.
-
-    TCP connections leave from ports of their own, so whether a NAT maps ports alike for all
-    destinations cannot be told from here.
-    """
-    if not seen:
-        return "cannot be told: no peer says which address it sees", False
-    outer = sorted({_host(observed) for observed, _ in seen})
-    inner = sorted({own for _, own in seen})
-    if set(outer) <= set(inner):
-        return f"none: peers see this machine's own address {', '.join(outer)}", False
-    kind = f"peers see {', '.join(outer)}, this machine is {', '.join(inner)}"
-    if any(_is_carrier(own) for own in inner):
-        return f"carrier-grade NAT: {kind}; a port cannot be forwarded there", True
-    if len(outer) > 1:
-        return f"NAT with several outer addresses: {kind}", True
-    return f"NAT with one outer address: {kind}", True
-
-
-def _host(hostport: str) -> str:
-    host = hostport.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return host.removeprefix("::ffff:")
-
-
-def _is_carrier(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host) in _CARRIER_NAT
-    except ValueError:
-        return False
+async def _outbound(
+    transport: HttpTransport,
+    config: NodeConfig,
+    greetings: Sequence[tuple[PeerAddress, Greeting]],
+    why: str,
+    fix: str,
+) -> Finding:
+    """What a node would do that nobody can dial: use a relay, if there is one and it may."""
+    told = "E302: no peer can dial this node"
+    if config.require_reachable or config.public_addr:
+        given = "--public-addr" if config.public_addr else "--require-reachable"
+        return fail("reach", f"{told}, and with {given} that is the end", why, fix)
+    for at, one in greetings[:MAX_ASKED]:
+        try:
+            rate = await transport.relays.reserve(one.peer)
+        except TransportError:
+            continue
+        carries = f"which carries {8 * rate / 1e6:,.0f} Mbit/s" if rate else "which only tells"
+        return warn(
+            "reach",
+            f"outbound only: will use relay {at.hostport}, {carries}",
+            f"{told}: {why}",
+            f"nothing has to be done; for a shorter way {fix}",
+        )
+    return fail("reach", f"{told}, and none of them would relay", why, fix)
 
 
 async def _speed(transport: HttpTransport, at: PeerAddress, one: Greeting) -> Finding:
