@@ -83,6 +83,11 @@ def relay_patience_s(patience_s: float, expected_s: float) -> float:
     return 1.25 * patience_s + expected_s / 2
 
 
+def passing_patience_s(patience_s: float, expected_s: float) -> float:
+    """The patience of members with relays that pass on what owners may be waiting for."""
+    return 2 * patience_s + expected_s
+
+
 def owner_patience_s(patience_s: float, expected_s: float) -> float:
     """The patience of members with owners that have to wait for relays.
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gossip.lateness import Overdue, owner_patience_s, usual_s
+from gossip.lateness import Overdue, owner_patience_s, passing_patience_s, usual_s
 from gossip.receiving import Inflow
 from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place
@@ -63,7 +63,8 @@ class Watches:
         if plan.groups:
             patience = owner_patience_s(patience, plan.expected_s)
         if passing is not None:
-            await self._until_overdue(key, plan, patience, passing)
+            relayed = passing_patience_s(plan.patience_s, plan.expected_s)
+            await self._until_overdue(key, plan, relayed, passing)
             if key in self.held:
                 return
             try:
