@@ -92,7 +92,7 @@ def bootstrap(
 
 
 @bootstrap_app.command()
-@with_settings("peers", "public_addr")
+@with_settings("peers", "public_addr", "nnodes")
 def template(
     flags: dict[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help=TEMPLATE_NAMES)],
@@ -102,8 +102,11 @@ def template(
     Of a seed; with --peers of an island that trains with them.
     """
     config = resolve(flags, {})
+    hosts = config.nnodes.rpartition(":")[2]
+    if not hosts.isdigit():
+        raise bad_config("--nnodes auto", "a file says how many hosts there are", "give a number")
     try:
-        text = render(name, peers=config.peers, public_addr=config.public_addr)
+        text = render(name, peers=config.peers, public_addr=config.public_addr, hosts=int(hosts))
     except KeyError as error:
         raise bad_config(
             f"no template {name!r}", f"there are {TEMPLATE_NAMES}", "give one"
