@@ -45,6 +45,14 @@ class HostProcess:
         if self.number is not None:
             words += ["--node-rank", str(self.number), "--rdzv-id", "tests"]
             words += ["--rdzv-endpoint", self.hosts.endpoint]
+        return self._run([*words, *arguments])
+
+    def typed(self, *arguments: str) -> HostProcess:
+        """``node start`` with these settings and, beside them, only what a test machine needs."""
+        words = ["-m", "node", "start", "--dir", str(self.dir), "--threads", "1", "--device", "cpu"]
+        return self._run([*words, *arguments])
+
+    def _run(self, words: list[str]) -> HostProcess:
         self.dir.mkdir(parents=True, exist_ok=True)
         with (self.dir / "console.log").open("ab") as log:
             options: dict[str, Any] = {
@@ -54,7 +62,6 @@ class HostProcess:
                 "start_new_session": True,
                 "env": {**os.environ, "OMP_NUM_THREADS": "1"},
             }
-            words += arguments
             if self.hosts.net is not None:
                 self.process = self.hosts.net.python(self.where, *words, **options)
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from hosts_kit import START_S, hosts
 from swarm_kit import settings, until
 
 from benchmarks.netns import available
+from node.templates import render
 
 pytestmark = [
     pytest.mark.swarm,
@@ -56,6 +59,33 @@ def test_in_a_swarm_with_another_island_all_end_bit_equal(tmp_path: Path) -> Non
         states = [host.rounds()[ROUNDS - 1]["state"] for host in (one, single)]
         assert len(set(states)) == 1
         assert one.rounds()[ROUNDS - 1]["members"] == 2
+
+
+def test_the_pages_commands(tmp_path: Path) -> None:
+    """The lines of docs/parallelism.md, as they are typed on each host."""
+    page = (Path(__file__).parent.parent / "docs" / "parallelism.md").read_text()
+    section = page.split("## Several hosts")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("node ")]
+    starts = [line.split()[2:] for line in lines if line.startswith("node start")]
+    assert len(starts) == 2
+    with hosts(tmp_path, ["one", "two"]) as made:
+        address = made.endpoint.partition(":")[0]
+        both = []
+        for number, words in enumerate(starts):
+            typed = [word.replace("HOST0", address) for word in words]
+            both.append(made.host(number).typed(*typed, *(() if number else ENDLESS)))
+        both[0].wait_round(1)
+        assert len(both[1].ranks()) == 2
+    templates = [line.split(" > ") for line in lines if line.startswith("node bootstrap")]
+    assert len(templates) == 2
+    for command, file in templates:
+        words = command.replace("HOST:PORT/ID", "127.0.0.1:4390").split()[1:]
+        made_file = subprocess.run(
+            [sys.executable, "-m", "node", *words], check=True, capture_output=True, text=True
+        )
+        assert made_file.stdout == render(
+            file.partition(".")[0], peers=("127.0.0.1:4390",), hosts=2
+        )
 
 
 def goes_on_alone(one, two, lose: Callable[[], None], bound: float) -> float:

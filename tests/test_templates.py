@@ -1,6 +1,7 @@
 """Templates pass the linters of those who read them; alerts and panels name what is exported."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from test_api import Kit
 
 from node import outermost
 from node.config import resolve
+from node.hosts.meeting import meeting
 from node.monitor import metrics
 from node.monitor.events import CheckpointSaved, RoundDone, Step
 from node.monitor.metrics import exposition, registry
@@ -92,9 +94,35 @@ def test_kubernetes(tmp_path, kind):
     assert mounts == claims | {volume["name"] for volume in pod["volumes"]}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
+@pytest.mark.parametrize("kind", KINDS, ids=["alone", "island"])
+def test_kubernetes_with_several_hosts(tmp_path, kind, monkeypatch):
+    """The pods' names, ports and variables are those by which hosts find each other."""
+    path = written(tmp_path, "kubernetes-hosts", {**kind, "hosts": 3})
+    passes(f"{BIN}/kubernetes-validate", "--strict", path)
+    meet, public, pods = yaml.safe_load_all(path.read_text())
+    spec = pods["spec"]
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (3, "Parallel")
+    assert spec["serviceName"] == meet["metadata"]["name"]
+    assert meet["spec"]["clusterIP"] == "None"
+    [node] = spec["template"]["spec"]["containers"]
+    environ = {item["name"]: item["value"] for item in node["env"]}
+    for index in (0, 2):
+        name = f"{pods['metadata']['name']}-{index}.{spec['serviceName']}.ns.svc"
+        monkeypatch.setattr("node.hosts.meeting.socket.getfqdn", lambda name=name: name)
+        seen = environ | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+        found = meeting(resolve({}, environ), seen)
+        assert (found.host, found.minimum, found.maximum) == (index, 1, 3)
+        assert (found.address, found.port) == ("atoll-0.atoll-hosts", 29400)
+    ports = {port["containerPort"]: port["name"] for port in node["ports"]}
+    for service in (meet, public):
+        [port] = service["spec"]["ports"]
+        assert ports[port["port"]] == port["targetPort"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, {"hosts": 2}], ids=["seed", "island", "hosts"])
 def test_slurm(tmp_path, kind):
     path = written(tmp_path, "slurm", kind)
+    assert f"#SBATCH --nodes={kind.get('hosts', 1)}\n" in path.read_text()
     passes("bash", "-n", path)
     passes(f"{BIN}/shellcheck", path)
     assert f"#SBATCH --signal=B:TERM@{STOP_S}" in path.read_text()
@@ -112,12 +140,13 @@ def test_skypilot(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["seed", "island"])
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "compose"][:5])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "compose"][:6])
 def test_the_commands_in_them_are_taken(name, kind, monkeypatch):
     """What follows ``-m node`` parses, with every option of it known."""
     text = render(name, **kind)
     words = {
-        "docker": r"(?m)^CMD (\[.*\])", "kubernetes": r"args: (\[.*\])",
+        "docker": r"(?m)^CMD (\[.*\])",
+        "kubernetes-hosts": r"args: (\[.*\])", "kubernetes": r"args: (\[.*\])",
         "systemd": r"-m node (.*)", "slurm": r"arguments=\((.*)\)", "skypilot": r"-m node (.*) &",
     }  # fmt: skip
     [found] = re.findall(words[name], text)
@@ -126,6 +155,7 @@ def test_the_commands_in_them_are_taken(name, kind, monkeypatch):
     monkeypatch.setattr("node.commands.running._run", lambda config, run: started.append(config))
     assert outermost.run(command) == 0
     assert started[0].role == ("seed" if command[0] == "bootstrap" else "island")
+    assert command[0] == ("start" if kind or TEMPLATES[name].trains else "bootstrap")
     assert started[0].peers == (PEERS if kind else ())
     assert started[0].resume == bool(kind)
 
@@ -156,6 +186,50 @@ def test_the_job_script_passes_the_signal_on_and_waits(tmp_path, stopped):
     assert job.wait(30) == (7 if stopped else 3)
     assert (tmp_path / "left").exists() == stopped
     assert (tmp_path / "arguments").read_text() == "-m node start --resume\n"
+
+
+def test_the_job_script_starts_a_node_on_each_machine(tmp_path):
+    """With stand-ins for srun and the node: what srun gives each of them is enough to meet."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    srun, python = tools / "srun", tools / "python"
+    srun.write_text(
+        "#!/bin/bash\n"
+        'while [[ "$1" == --* ]]; do shift; done\n'
+        'for n in 0 1; do SLURM_NODEID=$n "$@" & done\nwait\n'
+    )
+    python.write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        "from node.config import resolve\nfrom node.hosts.meeting import meeting\n"
+        "assert sys.argv[1:] == ['-m', 'node', 'start', '--nnodes', 'auto'], sys.argv\n"
+        "print(meeting(resolve({'nnodes': 'auto'}, {}), os.environ))\n"
+    )
+    for tool in (srun, python):
+        tool.chmod(0o755)
+    path = tmp_path / "job.sh"
+    path.write_text(render("slurm", hosts=2).replace(sys.executable, str(python)))
+    environ = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": os.getcwd(),
+        "SLURM_JOB_ID": "12",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NODELIST": "gpu[3-4]",
+    }
+    done = subprocess.run(
+        ["bash", path],
+        check=False,
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    both = sorted(done.stdout.splitlines())
+    for number, line in enumerate(both):
+        assert f"host={number}, minimum=2, maximum=2, address='gpu3', port=29412" in line
+    assert len(both) == 2
 
 
 def test_the_command_prints_them(capsys, tmp_path, monkeypatch):

@@ -22,11 +22,15 @@ STATE = "/var/lib/atoll"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One file: what it is for, and whether a node that is not told of peers trains there."""
+    """One file: what it is for, and whether a node that is not told of peers trains there.
+
+    ``hosts``: how many an island has there, where nothing else is asked for.
+    """
 
     file: str
     about: str
     trains: bool = False
+    hosts: int = 1
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -34,6 +38,9 @@ TEMPLATES: Mapping[str, Template] = {
     "docker": Template("Dockerfile", "a Dockerfile"),
     "compose": Template("compose.yaml", "a compose.yaml, beside the Dockerfile"),
     "kubernetes": Template("kubernetes.yaml", "a Service and a StatefulSet"),
+    "kubernetes-hosts": Template(
+        "kubernetes-hosts.yaml", "an island on several pods", trains=True, hosts=2
+    ),
     "slurm": Template("slurm.sh", "a job script for sbatch", trains=True),
     "skypilot": Template("skypilot.yaml", "a task for sky launch", trains=True),
     "prometheus": Template("alerts.yaml", "alert rules, and how to scrape a node"),
@@ -41,13 +48,15 @@ TEMPLATES: Mapping[str, Template] = {
 }
 
 
-def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "") -> str:
+def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "", hosts: int = 1) -> str:
     """The text of a template; raises KeyError for a name that is none.
 
     With ``peers`` the node trains with them, else it is a seed, or where that makes no sense
     (slurm, skypilot) makes a run. ``public_addr`` is HOST:PORT under which others reach it.
+    ``hosts``: of the island, in those templates that know of several.
     """
     template = TEMPLATES[name]
+    hosts = max(hosts, template.hosts)
     words = ["start", "--resume"] if peers else ["bootstrap"]
     for peer in peers:
         words += ["--peers", peer]
@@ -62,6 +71,8 @@ def render(name: str, *, peers: tuple[str, ...] = (), public_addr: str = "") -> 
         "COMMAND": shlex.join(words),
         "COMMAND_LIST": json.dumps(words),
         "STATE": STATE,
+        "NNODES": str(hosts),
+        "NODES": "one machine" if hosts == 1 else f"{hosts} machines",
         "STOP_S": str(STOP_S),
     }
     for word, value in filled.items():

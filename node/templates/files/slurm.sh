@@ -1,10 +1,11 @@
 #!/bin/bash
-# sbatch slurm.sh: one island on one machine of the cluster, all of its GPUs. It keeps its identity
+# sbatch slurm.sh: one island on @NODES@ of the cluster, all of the GPUs there. It keeps its identity
 # and checkpoints beside this file, leaves cleanly before the time is up, and goes on when it is
-# submitted or requeued again.
+# submitted or requeued again. On several machines this folder has to be on a disk that all see, and
+# `--nnodes auto` reads from Slurm which of them has the node: the others only train.
 #SBATCH --job-name=atoll
-#SBATCH --nodes=1
-#SBATCH --ntasks=1
+#SBATCH --nodes=@NNODES@
+#SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=8
 #SBATCH --time=24:00:00
@@ -20,8 +21,13 @@ arguments=(@COMMAND@)
 if [[ "${arguments[0]}" == start ]] && compgen -G "$ATOLL_DIR/checkpoints/ckpt-*" >/dev/null; then
   arguments+=(--resume)
 fi
+command=("@PYTHON@" -m node "${arguments[@]}")
+if [[ "${SLURM_NNODES:-1}" -gt 1 ]]; then
+  # one on each machine; one that is lost does not end the others
+  command=(srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill "${command[@]}" --nnodes auto)
+fi
 
-"@PYTHON@" -m node "${arguments[@]}" &
+"${command[@]}" &
 node=$!
 trap 'kill -TERM "$node"' TERM INT
 # a signal ends `wait` before the node has ended
