@@ -52,11 +52,11 @@ MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "server": {"rounds": {"owners": "servers", "staleness": 0}},
     "gossip": {  # NoLoCo: η = β, μ = α of its paper
-        "rounds": {"codec": "bf16"},
+        "rounds": {"codec": "bf16", "max_staleness": 4},
         "outer": {"optimizer": "heavyball", "lr": 0.7, "momentum": 0.5, "warmup_rounds": 0},
     },
     "push-sum": {
-        "rounds": {"codec": "bf16"},
+        "rounds": {"codec": "bf16", "max_staleness": 4},
         "outer": {"optimizer": "sgd", "warmup_rounds": 0},
         "gossip": {"rule": "push-sum"},
     },

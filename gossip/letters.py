@@ -1,10 +1,10 @@
 """Parameters on their way from island to island: bounded, resumed where a connection breaks.
 
-A letter is the encoded vector and a trailer of ten bytes (which exchange of its round it is of,
-and its push-sum weight), pushed over a lane as slices are (:mod:`gossip.transfers`). What arrives
-is checked before it counts: length, codec, that the sender takes part, and that every value is
-finite. So many letters are kept as ``room`` says; then the oldest makes way, or, where none may be
-lost (``keep_all``), the newest is refused.
+A letter is the encoded vector and a trailer of eleven bytes (which exchange of its round it is of,
+whether it answers one, and its push-sum weight), pushed over a lane as slices are
+(:mod:`gossip.transfers`). What arrives is checked before it counts: length, codec, that the sender
+takes part, and that every value is finite. So many letters are kept as ``room`` says; then the
+oldest makes way, or, where none may be lost (``keep_all``), the newest is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protocols.messages import Transfer
 from protocols.transport import CHUNK_BYTES, Incoming
 
 VERB = "letter"
-_TRAILER = struct.Struct(">Hd")  # exchange, weight
+_TRAILER = struct.Struct(">H?d")  # exchange, whether it is an answer, weight
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class Letters:
         exchange: int,
         data: Tensor,
         *,
+        answers: bool,
         timeout: float,
         weight: float = 1.0,
     ) -> None:
@@ -137,7 +138,7 @@ class Letters:
         Raises TransportError, and RemoteProtocolError for an answer that makes no sense.
         """
         body = as_bytes(data)
-        trailer = memoryview(_TRAILER.pack(exchange, weight))
+        trailer = memoryview(_TRAILER.pack(exchange, answers, weight))
         name = self._series + next(self._numbers).to_bytes(8, "big")
         header = Transfer(self.wiring.run, 0, round_, 0, self.size, self.wiring.codec.name, name, 0)
         chunks = self.wiring.codec.chunks(0, self.size)
@@ -188,7 +189,7 @@ class Letters:
     async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:
         codec, data = self.wiring.codec, torch.frombuffer(receipt.data, dtype=torch.uint8)
         body = data[: self.encoded_size]
-        exchange, weight = _TRAILER.unpack(bytes(receipt.data[self.encoded_size :]))
+        exchange, answers, weight = _TRAILER.unpack(bytes(receipt.data[self.encoded_size :]))
         if not 0 < weight <= 2.0**32:  # NaN as well
             raise Malformed(f"a letter of weight {weight}")
 
@@ -197,7 +198,7 @@ class Letters:
                 codec.check_chunk(chunk, body[chunk.offset : chunk.offset + chunk.size])
 
         await self.wiring.offload(check)
-        stamp = Stamp(sender, receipt.header.round, exchange, next(self._numbers))
+        stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))
         return Letter(stamp, weight, body)
 
     def _put(self, letter: Letter) -> None:

@@ -23,7 +23,18 @@ from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.validity import Place
-from gossip.wandering import Drop, Finish, Habits, Instruction, Met, Post, Stamp, Take, Wandering
+from gossip.wandering import (
+    Drop,
+    Finish,
+    Habits,
+    Instruction,
+    Key,
+    Met,
+    Post,
+    Take,
+    Taken,
+    Wandering,
+)
 from protocols.errors import RemoteProtocolError, TransportError, Unreachable
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -52,8 +63,8 @@ class Mixing(Protocol):
         """A letter that did not arrive."""
         ...
 
-    async def mix(self, own: torch.Tensor | None, letters: Sequence[tuple[Letter, float]]) -> float:
-        """Move towards letters by their shares; RMS difference to the first. ``own``: as sent."""
+    async def mix(self, letters: Sequence[tuple[Letter, float, torch.Tensor | None]]) -> float:
+        """Move by shares of the differences of letters to own ones; RMS of the first difference."""
         ...
 
     async def finish(self, round_: int, *, ours: bool) -> None:
@@ -126,6 +137,7 @@ class Roamer:
     letters: Letters = field(init=False)
     round_s: float = 0.0  # usual seconds of a round
     _body: tuple[torch.Tensor, float] | None = None  # of the exchange under way
+    _bodies: dict[Key, torch.Tensor] = field(default_factory=dict)  # that answers may come to
     _exchanged: list[Exchanged] = field(default_factory=list)
     _began: float = 0.0
     _norm: float = 0.0
@@ -151,7 +163,6 @@ class Roamer:
         self.presence.on_news = self._on_news
         self.presence.on_change = self._on_change
         self.presence.on_rejected = self.rejected
-        self.presence.note(exchanges=self.neighbours)
 
     # --- for whoever owns this -------------------------------------------------------------------
 
@@ -257,6 +268,7 @@ class Roamer:
             posts = [one for one in instructions if isinstance(one, Post)]
             if posts and self._body is None:
                 self._body = await self.replica.encode(len(posts))
+                self._bodies[posts[0].round, posts[0].exchange] = self._body[0]
             for post in posts:
                 assert self._body is not None
                 self.wiring.spawn(self._send(post, *self._body))
@@ -275,7 +287,13 @@ class Roamer:
         stall = self.membership.stillness_s([post.to], STALL_S)
         try:
             await self.letters.send(
-                post.to, post.round, post.exchange, data, timeout=stall, weight=weight
+                post.to,
+                post.round,
+                post.exchange,
+                data,
+                answers=post.answers,
+                timeout=stall,
+                weight=weight,
             )
         except (TransportError, RemoteProtocolError) as error:
             if isinstance(error, Unreachable):
@@ -290,13 +308,20 @@ class Roamer:
             await self._carry(following)
             self._kick.set()
 
-    async def _take(self, stamps: Sequence[tuple[Stamp, float]]) -> list[Instruction]:
-        letters = [(letter, w) for stamp, w in stamps if (letter := self.letters.take(stamp))]
-        own = self._body[0] if self._body is not None else None
-        difference = await self.replica.mix(own, letters) if letters else None
-        self._body = None
+    async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
+        letters = [
+            (letter, one.share, self._bodies.get(one.mine))
+            for one in taken
+            if (letter := self.letters.take(one.stamp))
+        ]
+        difference = await self.replica.mix(letters) if letters else None
+        self._end_exchange()
         self._exchanged.append(Exchanged(self.core.met[-1], *self._count(), difference))
         return self.core.on_taken(self.now())
+
+    def _end_exchange(self) -> None:
+        self._body, needed = None, self.core.needed
+        self._bodies = {key: body for key, body in self._bodies.items() if key in needed}
 
     async def _finish(self, round_: int) -> None:
         told = {one.met.exchange for one in self._exchanged}
@@ -307,13 +332,13 @@ class Roamer:
         spread = self._spread(round_)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
-        self._body = None
+        self._end_exchange()
         self.core.on_finished()
         progress = self._norm**2 / self.size
         self._extra = self.more(spread.square / self.size, progress)
         ended = self.now()
         self.round_s += (0.3 if self.round_s else 1.0) * (ended - self._began - self.round_s)
-        self.note(ready=False, exchanges=self.neighbours + self._extra)
+        self.note(ready=False)
         self.applied(
             Rounded(
                 round_,
@@ -349,14 +374,16 @@ class Roamer:
         before = torch.stack(list(found.values())).double()
         to_mean = sketch.distances_to_mean(before).tolist()
         partners = [
-            one.met.partner
+            peer
             for one in self._exchanged
-            if one.met.outcome == "mixed" and one.met.partner in found
+            for peer in ((one.met.partner,) if one.met.outcome == "mixed" else one.met.others)
+            if peer in found
         ]
         here = found[self.me].double()
         after = dict(found)
-        for peer in partners:  # a sketch is linear: that of a mean is the mean of sketches
-            assert peer is not None
+        for peer in filter(
+            None, partners
+        ):  # a sketch is linear: that of a mean is the mean of sketches
             here = (here + found[peer]) / 2
             after[peer] = after[self.me] = here.float()
         left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()

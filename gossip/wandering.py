@@ -1,20 +1,24 @@
 """An island's part in gossip: whom it meets after its inner steps, and how long it waits. Pure.
 
-There are no rounds that all take part in. Each island counts its own; after the inner steps of one
-it exchanges parameters with a partner that follows from the members and the round
-(:mod:`gossip.pairing`), as often as ``exchanges`` says, takes its outer step and goes on. Events
-and ``now`` come in, instructions go out; :mod:`gossip.roamer` carries them out.
+There are no rounds that all take part in, and islands need not be ready at the same time. Each
+counts its own rounds; after the inner steps of one it exchanges parameters with a partner, as often
+as ``exchanges`` says, takes its outer step and goes on. Events and ``now`` come in, instructions go
+out; :mod:`gossip.roamer` carries them out.
 
-- **Nobody is waited for in vain.** A partner is waited for only while it stands at the same round
-  and expects to be ready within this island's patience, which follows from how late partners
-  usually are. What is on its way is waited for as long as it moves.
-- **What comes late counts.** A letter that nobody waited for is taken with the next exchange, at
-  most ``max_staleness`` rounds old and with a weight that falls with its age, and is answered. So
-  an island that is slower than the others gives and gets, too.
-- **A partner that is gone costs one exchange**, or none: whoever lost its partner turns to another
-  one that is ready.
-- **Counters keep together.** A round is labelled with at least the median of those of the live
-  islands, so partners of the slow and of newcomers follow from the same numbers as everybody's.
+An exchange is two letters, an opening and its answer, whenever they come, and moves both islands
+by the same difference: each adds a share of *the other's letter less its own of this exchange*. So
+what one gains the other gives, the mean of all stays, and a late answer takes nothing back of what
+was learnt meanwhile.
+
+- Whom an island opens an exchange with follows from the members and the median of their rounds
+  (:mod:`gossip.pairing`): islands that are ready at about the same time choose each other.
+- Who finds an opening when it is ready answers that instead of opening another exchange, so that
+  an island sends a letter a round.
+- It waits for an answer only while that is worth it, a tenth of a round at most, by how late
+  answers usually are and when the partner says that it will be ready. What is on its way is waited
+  for as long as it moves. Later answers are taken with the next exchange, up to ``max_staleness``
+  rounds late; so slow islands give and get, too.
+- A partner that is gone costs one exchange, or none: another one is turned to.
 
 With ``one_way`` (push-sum) shares go to some neighbours, no answer is awaited, and no letter is
 ever too old: its weight is part of the sum.
@@ -32,10 +36,13 @@ from gossip.trips import RoundTrip
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
-LEAST_PATIENCE_S = 1.0
-FIRST_PATIENCE_S = 5.0  # before anything was measured
-SHARE = 0.5  # of a round that a partner is waited for at most
+LEAST_PATIENCE_S = 0.25
+FIRST_PATIENCE_S = 1.0  # before anything was measured
+SHARE = 0.1  # of a round that a partner is waited for at most
 TURNS = 2  # other partners that are tried where one is gone
+LOOK_S = 5.0  # between two looks where nothing is due
+
+Key = tuple[int, int]  # round and exchange of a letter of this island's
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class Habits:
     """How an island gossips."""
 
     seed: bytes  # the run's
-    max_staleness: int = 2  # rounds that letters and partners may be away
+    max_staleness: int = 4  # own rounds that an answer may be late
     one_way: bool = False
 
 
@@ -52,8 +59,9 @@ class Stamp:
     """What is known of a letter that is here."""
 
     sender: PeerId
-    round: int
+    round: int  # by the sender's count
     exchange: int
+    answers: bool
     number: int  # of all letters that came
 
 
@@ -64,14 +72,24 @@ class Post:
     to: PeerId
     round: int
     exchange: int
+    answers: bool
     awaited: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Move the parameters towards those of these letters, by so much of the way; then tell."""
+class Taken:
+    """A letter to move towards, by a share of its difference to ``mine``, this island's letter."""
 
-    letters: tuple[tuple[Stamp, float], ...]
+    stamp: Stamp
+    share: float
+    mine: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Mix these letters in; then tell."""
+
+    letters: tuple[Taken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +111,23 @@ Instruction = Post | Take | Drop | Finish
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """One exchange as it ended."""
+    """One exchange as it ended.
+
+    ``outcome``: "mixed" with the partner's answer, "answered" openings of others, "open" (the
+    answer has yet to come), "lost" (the partner is gone), "alone", or "sent" one way.
+    """
 
     round: int
     exchange: int
-    partner: PeerId | None  # None: there was nobody
-    outcome: str  # "mixed", "missed" (nothing came in time), "lost" (it is gone), "alone", "sent"
+    partner: PeerId | None
+    outcome: str
     seconds: float
-    late: int = 0  # letters of others that were taken along
+    others: tuple[PeerId, ...] = ()  # whose letters were mixed in, beside the partner's
 
 
 @dataclass
 class Wandering:
-    """One island's exchanges: so many a round as ``exchanges`` says; with ``one_way``, receivers."""
+    """One island's exchanges: as many a round as ``exchanges`` says; or receivers, one way."""
 
     me: PeerId
     habits: Habits
@@ -115,17 +137,17 @@ class Wandering:
     exchange: int = 0
     met: list[Met] = field(default_factory=list)  # of the round under way
     _phase: str = "training"  # then "meeting", "mixing", "finishing"
+    _label: int = 0  # the round from which partners follow
     _partner: PeerId | None = None
     _lost: set[PeerId] = field(default_factory=set)
-    _turns: int = 0
     _posting: set[PeerId] = field(default_factory=set)
     _coming: set[PeerId] = field(default_factory=set)  # whose letter is on its way
     _held: dict[PeerId, list[Stamp]] = field(default_factory=dict)
-    _told: dict[PeerId, int] = field(default_factory=dict)  # the round of our newest letter to it
+    _opened: dict[PeerId, Key] = field(default_factory=dict)  # our letters not answered yet
     _since: float = 0.0  # when the exchange began
     _began: float | None = None  # when the round did
     _round_s: float = 0.0  # usual seconds from one to the next
-    _usual: RoundTrip | None = None  # seconds until a partner's letter is here
+    _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
 
     # --- for whoever owns this -------------------------------------------------------------------
 
@@ -137,31 +159,40 @@ class Wandering:
     @property
     def patience_s(self) -> float:
         """How long a partner is waited for at most."""
-        most = max(LEAST_PATIENCE_S, SHARE * self._round_s) if self._round_s else FIRST_PATIENCE_S
+        if not self._round_s:
+            return FIRST_PATIENCE_S
+        most = max(LEAST_PATIENCE_S, SHARE * self._round_s)
         if self._usual is None:
             return most
         return min(most, max(LEAST_PATIENCE_S, self._usual.longest))
+
+    @property
+    def needed(self) -> set[Key]:
+        """Letters of this island's that answers may still come to."""
+        return set(self._opened.values())
 
     def others(self, now: float) -> list[Announce]:
         """Live islands that take part."""
         return [a for a in self.membership.islands_alive(now) if a.status == "active"]
 
-    def common_round(self, mine: int, now: float) -> int:
-        """The median of the rounds of the live islands, this one at ``mine``; not before that."""
-        return max(mine, median_low([mine, *(a.round for a in self.others(now))]))
-
     # --- events ----------------------------------------------------------------------------------
 
     def begin(self, place: int, exchanges: int, now: float) -> list[Instruction]:
-        """The inner steps of the round at ``place`` are done."""
+        """The inner steps of the round at ``place`` are done.
+
+        An island that is behind the median counts on from there, so that all end together.
+        """
         if not self.resting:
             return []
         if self._began is not None:
             gap = now - self._began
             self._round_s += (0.3 if self._round_s else 1.0) * (gap - self._round_s)
         self._began = now
-        self.round = self.common_round(place, now)
+        self._label = median_low([place, *(a.round for a in self.others(now))])
+        self.round = max(place, self._label)
         self.exchanges, self.exchange, self.met = max(1, exchanges), 0, []
+        oldest = self.round - self.habits.max_staleness
+        self._opened = {peer: key for peer, key in self._opened.items() if key[0] >= oldest}
         return self._open(now)
 
     def on_coming(self, sender: PeerId) -> None:
@@ -202,23 +233,22 @@ class Wandering:
     def on_failed(self, to: PeerId, now: float) -> list[Instruction]:
         """It has not, and will not."""
         self._posting.discard(to)
-        self._told.pop(to, None)
+        self._opened.pop(to, None)
         if self._phase != "meeting" or self.habits.one_way or to != self._partner:
             return self.tick(now)
         self._lost.add(to)
-        if not self._from(to) and self._turns < TURNS and now < self._since + self.patience_s:
-            ready = [a.peer for a in self._near(now) if a.ready and a.peer not in self._lost]
-            self._turns += 1
-            again = self._choose(ready, self._turns)
-            if again is not None:
-                return self._turn_to(again)
+        if to not in self._held and len(self._lost) <= TURNS:
+            chosen = self._choose(now)
+            if chosen is not None:
+                return self._turn_to(chosen)
         return self.tick(now)
 
     def on_taken(self, now: float) -> list[Instruction]:
         """The letters of a :class:`Take` are mixed in."""
         self.exchange += 1
         if self.habits.one_way or self.exchange >= self.exchanges:
-            return self._finish()
+            self._phase = "finishing"
+            return [Finish(self.round)]
         return self._open(now)
 
     def on_finished(self) -> None:
@@ -235,115 +265,103 @@ class Wandering:
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` is due."""
         if self._phase != "meeting":
-            return now + FIRST_PATIENCE_S
+            return now + LOOK_S
         return max(now, self._since + self.patience_s)
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _open(self, now: float) -> list[Instruction]:
         self._phase, self._since = "meeting", now
-        self._lost, self._turns, self._partner = set(), 0, None
-        near = [a.peer for a in self._near(now) if a.exchanges > self.exchange]
+        self._lost, self._partner = set(), None
         if self.habits.one_way:
             everybody = [a.peer for a in self.others(now)]
-            to = successors(everybody, self.me, self.round, self.habits.seed, self.exchanges)
+            to = successors(everybody, self.me, self._label, self.habits.seed, self.exchanges)
             self._posting = set(to)
             if to:
-                return [Post(peer, self.round, 0, True) for peer in to]
+                return [Post(peer, self.round, 0, False, True) for peer in to]
             return self._close(now)
-        chosen = self._choose(near)
+        if any(not stamp.answers and stamp.sender not in self._opened for stamp in self._fresh()):
+            return self._close(now)
+        chosen = self._choose(now)
         return self._close(now) if chosen is None else self._turn_to(chosen)
 
-    def _choose(self, among: Sequence[PeerId], turn: int = 0) -> PeerId | None:
-        meeting = self.exchange + 256 * turn
-        return partner([*among, self.me], self.me, self.round, self.habits.seed, meeting)
+    def _choose(self, now: float) -> PeerId | None:
+        """Whom to open an exchange with; nobody who owes us an answer, or was just tried."""
+        out = self._lost | self._opened.keys()
+        among: Sequence[PeerId] = [a.peer for a in self.others(now)]
+        for turn in range(TURNS + 2):
+            chosen = partner(
+                [*among, self.me],
+                self.me,
+                self._label,
+                self.habits.seed,
+                self.exchange + 256 * turn,
+            )
+            if chosen is not None and chosen not in out:
+                return chosen
+        return None
 
     def _turn_to(self, peer: PeerId) -> list[Instruction]:
         self._partner = peer
         self._posting = {peer}
-        self._told[peer] = self.round
-        return [Post(peer, self.round, self.exchange, True)]
+        self._opened[peer] = (self.round, self.exchange)
+        return [Post(peer, self.round, self.exchange, False, True)]
 
-    def _near(self, now: float) -> list[Announce]:
-        """Whom this round's partner may be among."""
-        far = self.habits.max_staleness
-        return [a for a in self.others(now) if abs(a.round - self.round) <= far]
-
-    def _from(self, peer: PeerId) -> Stamp | None:
-        """The newest letter of a peer that is not too old."""
-        oldest = self.round - self.habits.max_staleness
-        held = [stamp for stamp in self._held.get(peer, ()) if stamp.round >= oldest]
-        return held[-1] if held else None
+    def _fresh(self) -> list[Stamp]:
+        """Letters that can be taken: openings, and answers to letters that are still known."""
+        found = []
+        for held in self._held.values():
+            for stamp in held:
+                said = self.membership.announcement(stamp.sender)
+                age = said.round - stamp.round if said is not None else 0
+                known = stamp.sender in self._opened
+                if known or (not stamp.answers and age <= self.habits.max_staleness):
+                    found.append(stamp)
+        return found
 
     def _waits(self, now: float) -> bool:
-        """Whether the partner's letter is still worth waiting for."""
+        """Whether the partner's answer is still worth waiting for."""
         peer = self._partner
-        if peer is None or self._from(peer):
+        if peer is None or self._held.get(peer):
             return False
         if peer in self._coming:
             return True  # it moves, or the transport ends it
-        if peer in self._lost or now >= self._since + self.patience_s:
-            return False
+        until = self._since + self.patience_s
         said = self.membership.announcement(peer)
-        if said is None or said.round != self.round:
-            return False  # it has been there already, or comes a round later
+        if peer in self._lost or now >= until or said is None:
+            return False
         late = 0.0 if said.ready else self.membership.eta(peer, now)
-        return now + late <= self._since + self.patience_s
+        return now + late <= until
 
     def _close(self, now: float) -> list[Instruction]:
         """End an exchange with what is here."""
-        taken = self._all() if self.habits.one_way else self._usable()
-        used = {stamp for stamp, _ in taken}
-        peers = {stamp.sender for stamp in used}
-        self._note(now, len(taken) - (self._partner in peers), self._partner in peers)
-        first: list[Instruction] = []
-        if not self.habits.one_way:
-            oldest = self.round - self.habits.max_staleness
-            old = {s for held in self._held.values() for s in held if s.round < oldest}
-            used |= old
-            first += [Drop(tuple(old))] if old else []
-            for peer in sorted(peers - {self._partner}):
-                if self._told.get(peer, -1) < oldest:
-                    self._told[peer] = self.round
-                    first.append(Post(peer, self.round, self.exchange, False))
-        self._held = {
-            peer: left
-            for peer, held in self._held.items()
-            if (left := [stamp for stamp in held if stamp not in used])
-        }
+        held = [stamp for stamps in self._held.values() for stamp in stamps]
+        taking = held if self.habits.one_way else self._fresh()
+        self._note(now, {stamp.sender for stamp in taking})
+        self._held = {}
         self._phase = "mixing"
+        old = tuple(stamp for stamp in held if stamp not in taking)
+        first: list[Instruction] = [Drop(old)] if old else []
+        taken = []
+        for stamp in taking:
+            mine = self._opened.pop(stamp.sender, None)
+            if mine is None and not self.habits.one_way:
+                first.append(Post(stamp.sender, self.round, self.exchange, True, False))
+            mine = mine or (self.round, self.exchange)
+            taken.append(Taken(stamp, 1 / (1 + len(taking)), mine))
         return [*first, Take(tuple(taken))] if taken else [*first, *self.on_taken(now)]
 
-    def _finish(self) -> list[Instruction]:
-        self._phase = "finishing"
-        return [Finish(self.round)]
-
-    def _all(self) -> list[tuple[Stamp, float]]:
-        return [(stamp, 1.0) for held in self._held.values() for stamp in held]
-
-    def _usable(self) -> list[tuple[Stamp, float]]:
-        """The partner's letter, and those that came late, with their shares of the mean.
-
-        This island counts as 1, its partner too, and a late letter as 1 / (1 + rounds of age).
-        """
-        found: list[tuple[Stamp, float]] = []
-        for peer in self._held:
-            stamp = self._from(peer)
-            if stamp is None:
-                continue
-            if peer == self._partner:
-                found.insert(0, (stamp, 1.0))
-            elif (stamp.round, stamp.exchange) <= (self.round, self.exchange):
-                found.append((stamp, 1 / (1 + max(0, self.round - stamp.round))))
-        whole = 1 + sum(weight for _, weight in found)
-        return [(stamp, weight / whole) for stamp, weight in found]
-
-    def _note(self, now: float, late: int, mixed: bool) -> None:
+    def _note(self, now: float, took: set[PeerId]) -> None:
         peer = self._partner
         if self.habits.one_way:
             outcome = "sent"
-        elif peer is None:
-            outcome = "alone"
+        elif peer in took:
+            outcome = "mixed"
+        elif peer is not None and peer not in self._lost:
+            outcome = "open"
+        elif took:
+            outcome = "answered"
         else:
-            outcome = "mixed" if mixed else "lost" if peer in self._lost else "missed"
-        self.met.append(Met(self.round, self.exchange, peer, outcome, now - self._since, late))
+            outcome = "alone" if peer is None else "lost"
+        others = tuple(sorted(took - {peer})) if peer else tuple(sorted(took))
+        self.met.append(Met(self.round, self.exchange, peer, outcome, now - self._since, others))

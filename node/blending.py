@@ -69,28 +69,30 @@ class Blend:
 
     def take_back(self, data: Tensor, weight: float) -> None:
         """A share that did not arrive."""
-        self.mix(None, [(data, weight, 0.0)])
+        self.mix([(data, weight, 0.0, None)])
 
     @torch.inference_mode()
-    def mix(self, own: Tensor | None, letters: Sequence[tuple[Tensor, float, float]]) -> float:
-        """Take letters (data, weight, share of the way) in; RMS difference to the first.
+    def mix(self, letters: Sequence[tuple[Tensor, float, float, Tensor | None]]) -> float:
+        """Take letters in: data, weight, share of the way, this island's letter of that exchange.
 
-        ``own``: this island's letter of the same exchange; None where it sent none.
+        Returns the RMS difference to the first. Without an own letter the way begins at ``fast``.
         """
         square = 0.0
-        whole = self.weight + sum(weight for _, weight, _ in letters)
+        whole = self.weight + sum(weight for _, weight, _, _ in letters)
         mine = torch.empty(min(CHUNK, len(self.base)))
         theirs = torch.empty_like(mine)
         for chunk in self._chunks:
             fast = self.fast[chunk.start : chunk.stop]
             own_here, other = mine[: len(fast)], theirs[: len(fast)]
-            own_here.copy_(fast)
-            if own is not None and not self.shares:
-                self._decode(chunk, own, own_here)
+            before = fast.clone()
             if self.shares:
                 fast.mul_(self.weight / whole)
-            for index, (data, weight, share) in enumerate(letters):
+            for index, (data, weight, share, own) in enumerate(letters):
                 self._decode(chunk, data, other)
+                if own is None or self.shares:
+                    own_here.copy_(before)
+                else:
+                    self._decode(chunk, own, own_here)
                 if index == 0:
                     difference = other - own_here
                     square += torch.dot(difference, difference).item()

@@ -13,7 +13,7 @@ from node.trainer.channel import Applied
 from protocols.messages import Announce
 
 RAW_BYTES = 4  # of a parameter in fp32
-WHY = {"missed": "nothing came of it in time", "lost": "it could not be reached"}
+LOST = "it could not be reached"
 
 
 @dataclass
@@ -53,7 +53,7 @@ class GossipReports(PeerReports):
                     seconds=met.seconds,
                     sent_bytes=one.sent,
                     received_bytes=one.received,
-                    late=met.late,
+                    others=met.others,
                     difference=one.difference,
                 )
             )
@@ -86,11 +86,11 @@ class GossipReports(PeerReports):
         relative = {peer: d / spread.norm for peer, d in spread.to_mean.items()}
         self._distances = relative
         missed = {
-            str(one.met.partner): WHY[one.met.outcome]
-            for one in pending.exchanged
-            if one.met.outcome in WHY
+            str(one.met.partner): LOST for one in pending.exchanged if one.met.outcome == "lost"
         }
         tokens, self._tokens = pace.tokens - self._tokens, pace.tokens
+        mixed: set[str | None] = {peer for one in pending.exchanged for peer in one.met.others}
+        mixed |= {one.met.partner for one in pending.exchanged if one.met.outcome == "mixed"}
         total = self.manifest.rounds.total_rounds
         sent = sum(one.sent for one in pending.exchanged)
         alive = self.swarm.membership.islands_alive(self.swarm.now())
@@ -107,7 +107,7 @@ class GossipReports(PeerReports):
                 round=pending.round,
                 outcome="degraded" if missed else "committed",
                 total_rounds=total,
-                members=1 + sum(one.met.outcome == "mixed" for one in pending.exchanged),
+                members=1 + len(mixed),
                 live=self._mine + len(alive),
                 loss=pace.loss or None,
                 validation_loss=applied.validation_loss,

@@ -60,10 +60,10 @@ class OwnReplica(OuterReplica):
         """A letter that did not arrive."""
         await self.offload(lambda: self.blend.take_back(data, weight))
 
-    async def mix(self, own: torch.Tensor | None, letters: Sequence[tuple[Letter, float]]) -> float:
-        """Move towards letters by their shares; RMS difference to the first."""
-        given = [(letter.data, letter.weight, share) for letter, share in letters]
-        difference: float = await self.offload(lambda: self.blend.mix(own, given))
+    async def mix(self, letters: Sequence[tuple[Letter, float, torch.Tensor | None]]) -> float:
+        """Move by shares of the differences of letters to own ones; RMS of the first difference."""
+        given = [(letter.data, letter.weight, share, own) for letter, share, own in letters]
+        difference: float = await self.offload(lambda: self.blend.mix(given))
         return difference
 
     async def finish(self, round_: int, *, ours: bool) -> None:

@@ -116,7 +116,6 @@ class Announce(Message, kind=3):
     norm: float = 0.0  # L2 norm of its contribution to the next round
     others: Annotated[tuple[Standing, ...], Max(MAX_FRAGMENTS - 1)] = ()
     round_trip: float = 0.0  # seconds to the peers it calls, the median; 0: not measured
-    exchanges: int = 1  # that it has in a round, in runs of mode gossip
 
 
 class Hello(Message, kind=4):

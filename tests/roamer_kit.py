@@ -56,8 +56,8 @@ class ToyState:
     async def take_back(self, data: torch.Tensor, weight: float) -> None:
         self.blend.take_back(data, weight)
 
-    async def mix(self, own: torch.Tensor | None, letters: Sequence[tuple[Letter, float]]) -> float:
-        return self.blend.mix(own, [(one.data, one.weight, share) for one, share in letters])
+    async def mix(self, letters: Sequence[tuple[Letter, float, torch.Tensor | None]]) -> float:
+        return self.blend.mix([(one.data, one.weight, share, own) for one, share, own in letters])
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         assert ours
@@ -100,7 +100,7 @@ class Islands:
     learn: Learn
     neighbours: int = 1
     more: Callable[[float, float], int] = lambda distance, progress: 0
-    staleness: int = 2
+    staleness: int = 4
     seconds: Callable[[int], float] = lambda number: 1.0
     members: dict[int, Islander] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -225,7 +225,7 @@ class Islands:
     async def until(self, true: Callable[[], bool], seconds: float = 1000.0) -> None:
         """Wait for a condition; TimeoutError where it does not come."""
         async with asyncio.timeout(seconds):
-            while not true():
+            while not true():  # noqa: ASYNC110  # virtual seconds, and many conditions
                 await asyncio.sleep(0.05)
 
     async def rounds(self, count: int, seconds: float = 1000.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_what_codecs_lose_does_not_move_the_mean(codec: str):
 
 
 def test_noloco_learns_and_keeps_together():
-    """All learn one direction, and each its own noise: the mean goes on, the noise stays bounded."""
+    """All learn one direction, and each its noise: the mean goes on, the noise stays bounded."""
 
     def learn(number: int, done: int) -> torch.Tensor:
         return noise(0.1)(number, done) + 1.0
@@ -88,7 +89,7 @@ def test_a_partner_that_vanishes_costs_one_exchange_and_no_progress():
             for islander, was, count in zip(swarm.living(), before, counts, strict=True):
                 done = len(islander.rounds) - count
                 assert islander.state.base.mean().item() - was == pytest.approx(done, abs=1.0)
-                assert islander.outcomes().count("lost") + islander.outcomes().count("missed") <= 2
+                assert islander.outcomes().count("lost") + islander.outcomes().count("open") <= 2
 
     run(main())
 
@@ -97,7 +98,7 @@ def test_those_who_lost_their_partners_find_each_other():
     """Two of four freeze after they said that they are ready: the other two exchange that round."""
 
     async def main() -> None:
-        async with islands(4, staleness=2) as swarm:
+        async with islands(4) as swarm:
             await swarm.rounds(3)
             dead = [swarm.members[0], swarm.members[1]]
             for number in (0, 1):
@@ -158,8 +159,26 @@ def test_push_sum_keeps_the_mean_where_links_break():
     assert spread < 0.05
 
 
+def test_islands_that_are_never_ready_at_one_time_agree_as_well():
+    """Each is ready whenever it is; answers come later, and the mean stays where it was."""
+
+    async def main() -> tuple[float, float, float]:
+        draw = random.Random(5)
+        async with islands(6, seconds=lambda number: draw.uniform(0.7, 1.3)) as swarm:
+            mean = swarm.values().mean(0)
+            await swarm.rounds(14)
+            sent = sum(m.roamer.letters.transfers.bytes_sent for m in swarm.living())
+            letters = sent / 12011 / sum(len(m.rounds) for m in swarm.living())
+            return swarm.spread(), (swarm.values().mean(0) - mean).abs().max().item(), letters
+
+    spread, moved, letters = run(main())
+    assert spread < 0.1
+    assert moved < 0.3  # some answers are under way
+    assert letters < 1.3  # a round
+
+
 def test_an_island_four_times_slower_gives_and_gets():
-    """Its counter follows the others', its letters are taken late, and it is answered."""
+    """Its counter follows the others', its answers are taken late, and nobody waits for it."""
 
     def learn(number: int, done: int) -> torch.Tensor:
         return torch.full((3000,), 8.0 if number == 3 else 0.0)
@@ -224,12 +243,12 @@ def test_halves_drift_apart_and_mix_again():
             together = swarm.spread()
             sides = [{swarm.members[n].peer for n in pair} for pair in ((0, 1), (2, 3))]
             swarm.network.partition(*sides)
-            await swarm.rounds(16)
+            await swarm.rounds(12)
             apart = swarm.spread()
-            assert apart > 5 * together
+            assert apart > 4 * together
             swarm.network.heal()
-            await swarm.rounds(24)
-            assert swarm.spread() < apart / 5
+            await swarm.rounds(16)
+            assert swarm.spread() < apart / 3
 
     run(main())
 
@@ -256,8 +275,9 @@ def test_a_loss_of_many_connections_is_gone_through():
     async def main() -> tuple[float, float]:
         async with islands(6, link=Link(latency=0.02, drop=0.2)) as swarm:
             await swarm.rounds(12)
-            return swarm.spread(), share(swarm, "mixed")
+            return swarm.spread(), share(swarm, "lost")
 
-    spread, mixed = run(main())
-    assert mixed > 0.8
-    assert spread < 0.05 and not math.isnan(spread)
+    spread, lost = run(main())
+    assert lost < 0.1
+    assert spread < 0.2
+    assert not math.isnan(spread)

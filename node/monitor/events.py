@@ -20,7 +20,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -156,13 +156,14 @@ class Exchanged(Event):
     kind: ClassVar[str] = "exchanged"
     round: int  # this island's own count
     exchange: int  # of the round, from 0
-    partner: str  # empty: there was nobody, or there were several
-    # "mixed"; "missed": nothing came in time; "lost": not to be reached; "alone"; "sent" one way
+    partner: str  # with whom it was opened; empty: there was nobody, or others had opened one
+    # "mixed" with the partner's answer, "open": it has yet to come, "answered" others' openings,
+    # "lost": the partner is not to be reached, "alone", "sent" one way (push-sum)
     outcome: str
     seconds: float
     sent_bytes: int = 0
     received_bytes: int = 0
-    late: int = 0  # letters of earlier rounds that were taken along
+    others: Sequence[str] = ()  # whose letters were mixed in, beside the partner's
     difference: float | None = None  # RMS of the two islands' parameters
 
 
@@ -276,6 +277,18 @@ class Problem(Event):
         return cls(
             code=error.code, what=error.what, why=error.why, fix=fix or error.fix, fatal=fatal
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobSet(Event):
+    """A setting that follows from measurements has been chosen anew."""
+
+    kind: ClassVar[str] = "knob"
+    name: str  # "inner_steps" of the swarm, "own_steps" of this island, or "tau"
+    value: int
+    before: int | None  # None: for the first time
+    inputs: Mapping[str, float]
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
