@@ -49,6 +49,7 @@ from protocols.messages import (
     Prepare,
     Promise,
     Vote,
+    Votes,
 )
 
 Ballot = tuple[int, int]
@@ -267,6 +268,25 @@ class Agreement:
             self._forget_vote(theirs[0], vote.voter)
         return self._count(slot)
 
+    def on_votes(self, votes: Votes) -> list[Event]:
+        """Count votes that somebody has collected. Raises as :meth:`on_vote` does."""
+        events: list[Event] = []
+        place = (self.place.run, votes.fragment, votes.round, votes.epoch, votes.ballot)
+        for signed in votes.votes:
+            events += self.on_vote(Vote(*place, votes.outcome, signed.voter, signed.signature))
+        return events
+
+    def collected(self) -> Votes | None:
+        """The votes that decided the round, where they did so here."""
+        if (done := self.certificate) is None:
+            return None
+        place = (done.outcome.fragment, done.outcome.round, done.epoch, done.ballot)
+        return Votes(*place, self._voted_hash, done.votes)
+
+    def voted_for(self, head: bytes) -> bool:
+        """Whether this is the outcome that I have voted for."""
+        return self.voted is not None and self._voted_hash == head
+
     def missing(self) -> list[tuple[int, int, PeerId, PartResult | None]]:
         """Parts of the plan not held yet: start, stop, owner, and the result if it is fixed."""
         if self.plan is None:
@@ -371,7 +391,7 @@ class Agreement:
     def _count(self, slot: tuple[Ballot, bytes]) -> list[Event]:
         ballot, hash_ = slot
         roster, votes = self._roster_of(ballot), self._votes.get(slot, {})
-        if roster is None or self.certificate is not None:
+        if roster is None or self.certificate is not None or len(votes) < cert.majority(roster):
             return []
         valid = {peer: sign for peer, sign in votes.items() if peer in roster}
         if len(valid) < cert.majority(roster):

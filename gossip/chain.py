@@ -9,7 +9,7 @@ what they share is the link, and who is there (:mod:`gossip.driver`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.forgetting import Forgetting
 from gossip.hooks import Hooks, Replica
-from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
+from gossip.instructions import CatchUp, Commit, Instruction, Send, Spread, Work
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
@@ -30,6 +30,7 @@ from gossip.missed import Missed
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.round import Round
+from gossip.spreading import legs, passed
 from gossip.standing import changed, seen_from
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import (
@@ -46,13 +47,17 @@ from protocols.messages import (
     Certificate,
     Gram,
     PartResult,
+    Passed,
     Plan,
     Prepare,
     Promise,
     Suspect,
     Vote,
+    Votes,
 )
 from protocols.wire import decode_any
+
+Control = Plan | Prepare | Vote | Votes | Suspect | Gram | Passed
 
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
 TRIES = 3  # of a control message
@@ -211,7 +216,8 @@ class Chain:
             try:
                 async with asyncio.timeout(wake - now):
                     await self._kick.wait()
-                await asyncio.sleep(TICK_S)  # the rest of what comes at the same moment
+                # the rest of what comes at the same moment
+                await asyncio.sleep(max(TICK_S, self.round.telling.unhurried_s()))
             except TimeoutError:
                 pass
             if self.now() > wake and self.presence.woke_late(wake):
@@ -224,7 +230,11 @@ class Chain:
         for instruction in instructions:
             match instruction:
                 case Send(to, message):
-                    self.wiring.spawn(self._send(of, to, message))
+                    self.tell(of, (to,), message)
+                case Spread(peers, message):
+                    note = passed(self.wiring.identity, self.wiring.run, message)
+                    for leg in legs(peers):
+                        self.tell(of, leg, note)
                 case Work(plan):
                     if of is self.round:
                         if self.exchange.plan is None:
@@ -235,9 +245,20 @@ class Chain:
                 case CatchUp(peers):
                     self.following.begin(peers)
 
-    async def _send(
-        self, of: Round, to: PeerId, message: Plan | Prepare | Vote | Suspect | Gram
-    ) -> None:
+    def tell(self, of: Round, leg: Sequence[PeerId], message: Control) -> None:
+        """Tell the first of these, who passes it on to the others; else tell these as well."""
+        first, *rest = leg
+
+        async def go() -> None:
+            note = replace(message, to=tuple(rest)) if isinstance(message, Passed) else message
+            if not await self._send(of, first, note):
+                for peer in rest:
+                    self.tell(of, (peer,), message)
+
+        self.wiring.spawn(go())
+
+    async def _send(self, of: Round, to: PeerId, message: Control) -> bool:
+        """Whether it was taken."""
         body = message.encode()
         patience = self.membership.answer_s(to, self.rules.patience_s)
         if self.status.upload > 0:  # a long plan is on its way for a while
@@ -249,16 +270,16 @@ class Chain:
                 )
             except TransferStalled:
                 if of.finished:
-                    return
+                    return False
                 patience *= 2  # it may have much to do
                 continue
             except Unreachable as error:
                 if error.why is Why.RESET and left and not of.finished:
                     continue
                 self.presence.unreachable(to)
-                return
+                return False
             except TransportError:
-                return  # refused: it knows better, or cannot now
+                return False  # refused: it knows better, or cannot now
             self.presence.contact(to)
             if reply and of is self.round:
                 try:
@@ -266,7 +287,8 @@ class Chain:
                     self.carry_out(of, of.on_message(to, answer, self.now()))
                 except RemoteProtocolError as error:
                     self.hooks.rejected(to, str(error))
-            return
+            return True
+        return False
 
     async def _commit(self, of: Round, certificate: Certificate) -> None:
         parts = {key[:2]: data for key, (_, data) in self._certified(certificate).items()}
@@ -397,5 +419,6 @@ class Chain:
         seen = seen_from(announce, self.fragment)
         if self._forgetting.listening(self.now()) and seen.peer in self.replica.roster:
             self._forgetting.heard(seen.round)
-        self.following.compare(seen)
+        if not self.round.awaits(seen.head, self.now()):
+            self.following.compare(seen)
         self._kick.set()

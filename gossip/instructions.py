@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocols.identity import PeerId
-from protocols.messages import Certificate, Gram, Plan, Prepare, Suspect, Vote
+from protocols.messages import Certificate, Gram, Plan, Prepare, Suspect, Vote, Votes
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,15 @@ class Send:
     """Send a control message; a reply that is a message comes back as an event."""
 
     to: PeerId
-    message: Plan | Prepare | Vote | Suspect | Gram
+    message: Plan | Prepare | Vote | Votes | Suspect | Gram
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Tell these something, in a large roster by way of some of them (:mod:`gossip.spreading`)."""
+
+    to: tuple[PeerId, ...]
+    message: Plan | Votes
 
 
 @dataclass(frozen=True)
@@ -37,4 +45,4 @@ class CatchUp:
     peers: tuple[PeerId, ...]
 
 
-Instruction = Send | Work | Commit | CatchUp
+Instruction = Send | Spread | Work | Commit | CatchUp

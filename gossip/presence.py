@@ -1,9 +1,10 @@
 """Being there: what this node says of itself, and what it hears of others.
 
 Every second or so, and whenever something about it changes, a node signs an
-:class:`~protocols.messages.Announce` and sends it to everybody it knows to be there. Whoever wants
-to know who else is there asks any node for the announcements it holds (``known``); they are signed,
-so it does not matter who passes them on.
+:class:`~protocols.messages.Announce` and sends it to everybody it knows to be there; in a large
+swarm to a few, who pass it on (:mod:`gossip.rumours`). Whoever wants to know who else is there asks
+any node for the announcements it holds (``known``); they are signed, so it does not matter who
+passes them on.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+
+from blake3 import blake3
 
 from gossip.agreement import Place
 from gossip.exchange import Wiring
 from gossip.membership import Liveness, Membership
+from gossip.rumours import EVERYBODY, FANOUT, PAUSE_S, Rumours
 from gossip.silence import Wakefulness
 from gossip.standing import fragments, with_places
 from protocols.envelope import Opened, check_times, open_envelope, seal
@@ -32,7 +36,7 @@ from protocols.errors import (
     Why,
 )
 from protocols.identity import PeerId
-from protocols.messages import Announce, Known
+from protocols.messages import Announce, Known, KnownRequest
 
 LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
@@ -59,6 +63,11 @@ def _opened(envelope: bytes, run: bytes) -> Opened[Announce]:
     return opened
 
 
+def _name(envelope: bytes) -> bytes:
+    """What an announcement is called among those who have it."""
+    return blake3(envelope).digest(8)
+
+
 @dataclass
 class Presence:
     """This node's presence in a run. ``status`` is what it says of itself.
@@ -82,10 +91,14 @@ class Presence:
     _newest: bytes = b""
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
+    _rumours: Rumours = field(init=False)
+    _spreading: bool = False
 
     def __post_init__(self) -> None:
+        self._rumours = Rumours(self.wiring.identity.peer_id)
         self.status = with_places(self.status, self.places())
         self.wiring.transport.on_call("announce", self._on_announce)
+        self.wiring.transport.on_call("gossip", self._on_gossip)
         self.wiring.transport.on_call("known", self._on_known)
 
     # --- speaking ------------------------------------------------------------------------------
@@ -108,14 +121,17 @@ class Presence:
         )
 
     def tell(self) -> None:
-        """Announce to everybody who may be there.
+        """Announce to everybody who may be there; in a large swarm as a rumour.
 
         Who is slow to take what is on its way gets the newest announcement after it, and none of
         those in between: where everybody has much to say that is what keeps up.
         """
         self._newest, now = self.envelope(), self.wiring.now()
+        if self._crowded():
+            self._pass_on(self.wiring.identity.peer_id, self._newest)
+            return
         for peer in self.membership.islands:
-            if self._telling[peer] < AT_ONCE and self.membership.liveness(peer, now) in THERE:
+            if self._telling[peer] < AT_ONCE and self._there(now, peer):
                 self._telling[peer] += 1
                 self.wiring.spawn(self._keep_telling(peer))
 
@@ -123,7 +139,7 @@ class Presence:
         try:
             while self._told.get(peer) is not self._newest:
                 self._told[peer] = self._newest
-                await self._tell(peer, self._newest)
+                await self._say(peer, "announce", self._newest)
         finally:
             self._telling[peer] -= 1
             if not self._telling[peer]:
@@ -136,7 +152,7 @@ class Presence:
         envelope = self.envelope()
         async with asyncio.TaskGroup() as group:
             for peer in self.membership.alive(self.wiring.now()):
-                group.create_task(self._tell(peer, envelope))
+                group.create_task(self._say(peer, "announce", envelope))
 
     async def heartbeats(self) -> None:
         """Announce, look after the membership, and ask around, until cancelled."""
@@ -148,7 +164,9 @@ class Presence:
                 self.notice(peer)
             self.membership.forget_old(now)
             alive = sorted(self.membership.alive(now))
-            if turn % ASK_EVERY == 0 and alive:
+            if alive and self._crowded():  # rumours leave some out
+                self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
+            elif alive and turn % ASK_EVERY == 0:
                 self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
             dead = sorted(self._dead(now))
             if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
@@ -156,11 +174,42 @@ class Presence:
             turn += 1
             await asyncio.sleep(self.membership.patience.heartbeat_s)
 
-    async def _tell(self, peer: PeerId, envelope: bytes) -> None:
+    def _there(self, now: float, peer: PeerId) -> bool:
+        return self.membership.liveness(peer, now) in THERE
+
+    def _crowded(self) -> bool:
+        """Whether there are too many to tell each of them everything."""
+        return len(self.membership.islands) > EVERYBODY
+
+    def _pass_on(self, peer: PeerId, envelope: bytes) -> None:
+        """This is news of a peer: some shall hear it from me."""
+        self._rumours.add(peer, envelope)
+        if not self._spreading:
+            self._spreading = True
+            self.wiring.spawn(self._spread())
+
+    async def _spread(self) -> None:
+        """Pass on rumours until there are none; those that come meanwhile go together."""
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            while batch := self._rumours.batch():
+                body = Known(batch).encode()
+                peers, now = list(self.membership.islands), self.wiring.now()
+                for peer in self._rumours.targets(peers, partial(self._there, now)):
+                    task = self.wiring.spawn(self._say(peer, "gossip", body))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+                await asyncio.sleep(PAUSE_S)
+                while len(under_way) > AT_ONCE * FANOUT:  # what is slow to arrive is not added to
+                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._spreading = False
+
+    async def _say(self, peer: PeerId, name: str, body: bytes) -> None:
         for left in reversed(range(TRIES)):
             asked = self.wiring.now()
             try:
-                await self.wiring.transport.call(peer, "announce", envelope, timeout=CALL_TIMEOUT_S)
+                await self.wiring.transport.call(peer, name, body, timeout=CALL_TIMEOUT_S)
             except Unreachable as error:
                 if error.why is Why.RESET and left:
                     continue  # old connections may all have broken: that is not the peer's death
@@ -174,8 +223,13 @@ class Presence:
 
     # --- listening -----------------------------------------------------------------------------
 
-    def learn(self, envelope: bytes, sender: PeerId | None = None) -> Announce:
-        """Take a signed announcement. Raises RemoteProtocolError for one that does not hold."""
+    def learn(
+        self, envelope: bytes, sender: PeerId | None = None, *, pass_on: bool = False
+    ) -> Announce:
+        """Take a signed announcement. Raises RemoteProtocolError for one that does not hold.
+
+        ``pass_on``: should it be news, others are to hear it from here.
+        """
         opened = open_announce(envelope, self.wiring.run, self.wall())
         announce = opened.message
         if announce.peer == self.wiring.identity.peer_id:
@@ -191,25 +245,37 @@ class Presence:
         if news:
             self.notice(announce.peer)
             self.on_news(announce)
+            if pass_on and self._crowded():
+                self._pass_on(announce.peer, envelope)
         return announce
 
-    def known(self) -> Known:
-        """The announcements held here, this node's own first, bounded in number and size."""
+    def known(self, but: Container[bytes] = ()) -> Known:
+        """The announcements held here, this node's own first, bounded in number and size.
+
+        Without those whose :func:`_name` is among ``but``.
+        """
         room, found = Known.MAX_BYTES - MAX_ENVELOPE_BYTES, [self.envelope()]
         for island in self.membership.islands.values():
-            room -= len(island.envelope) + 8
             fresh = self.wiring.now() - island.said < LIFETIME_S / 2
-            if island.envelope and fresh and room > 0 and len(found) < MAX_KNOWN:
+            if not island.envelope or not fresh or _name(island.envelope) in but:
+                continue
+            room -= len(island.envelope) + 8
+            if room > 0 and len(found) < MAX_KNOWN:
                 found.append(island.envelope)
         return Known(tuple(found))
 
     async def ask(self, peer: PeerId) -> None:
         """Hear from a peer whom it knows, itself included."""
+        held = {island.envelope for island in self.membership.islands.values()}
+        request = KnownRequest(b"".join(_name(envelope) for envelope in held))
         try:
             reply = await self.wiring.transport.call(
-                peer, "known", b"", timeout=CALL_TIMEOUT_S, max_reply=Known.MAX_BYTES
+                peer,
+                "known",
+                request.encode(),
+                timeout=CALL_TIMEOUT_S,
+                max_reply=Known.MAX_BYTES,
             )
-            held = {island.envelope for island in self.membership.islands.values()}
             for envelope in Known.decode(reply).announces:
                 if envelope in held:
                     continue  # nothing new: its signature need not be looked at once more
@@ -225,13 +291,26 @@ class Presence:
             self.contact(peer)
 
     async def _on_announce(self, sender: PeerId, body: bytes) -> bytes:
-        self.learn(body, sender)
+        self.learn(body, sender, pass_on=True)
+        return b""
+
+    async def _on_gossip(self, sender: PeerId, body: bytes) -> bytes:
+        self.contact(sender)
+        for envelope in Known.decode(body).announces:
+            if self._rumours.met(envelope):
+                continue
+            try:
+                self.learn(envelope, pass_on=True)
+            except Stale:
+                continue  # it travelled too long
+            except RemoteProtocolError as error:
+                self.on_rejected(sender, str(error))
         return b""
 
     async def _on_known(self, sender: PeerId, body: bytes) -> bytes:
-        del body
+        have = KnownRequest.decode(body).have
         self.contact(sender)
-        return self.known().encode()
+        return self.known({have[at : at + 8] for at in range(0, len(have), 8)}).encode()
 
     # --- liveness ------------------------------------------------------------------------------
 

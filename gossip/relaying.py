@@ -199,7 +199,8 @@ class Relaying(Owning):
 
     def collects(self, key: PartKey) -> bool:
         """Whether a part's slices are merged here for its owner."""
-        return key in {end for end, _ in self._ends.values()}
+        mine = self._ends.get(self._as_mine(key))
+        return mine is not None and mine[0] == key
 
     def collects_range(self, header: Transfer) -> bool:
         """Whether slices of this range are merged here for somebody else."""

@@ -38,6 +38,7 @@ from gossip.planning import (
     repeated_plan,
     roll_call,
 )
+from gossip.telling import Telling
 from gossip.validity import PartKey, Place, check_outcome, key_of
 from protocols.errors import BadSignature, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
@@ -51,6 +52,7 @@ from protocols.messages import (
     Promise,
     Suspect,
     Vote,
+    Votes,
 )
 
 ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
@@ -74,6 +76,7 @@ class Round:
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
+    telling: Telling = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
     _drafting: Drafting = field(init=False)
     _quorum_since: float | None = None
@@ -92,6 +95,7 @@ class Round:
         self.company = Company(
             self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
         )
+        self.telling = Telling(self.agreement, self.company)
         self._drafting = Drafting(self.agreement, self.rules.mix)
 
     @property
@@ -108,7 +112,7 @@ class Round:
     def on_message(
         self,
         sender: PeerId,
-        message: Plan | Promise | Vote | Suspect | Gram | Certificate,
+        message: Plan | Promise | Vote | Votes | Suspect | Gram | Certificate,
         now: float,
     ) -> list[Instruction]:
         """A control message, or the reply to one. Raises RemoteProtocolError for bad ones."""
@@ -119,8 +123,10 @@ class Round:
                 if now < self.abstain_until or (self.forgot and message.epoch == 0):
                     return []
                 out = self._carry_out(self._judged_plan(sender, message), now)
-            case Vote():
-                out = self._carry_out(self.agreement.on_vote(message), now)
+            case Vote():  # nothing else becomes due by it
+                return self._carry_out(self.agreement.on_vote(message), now)
+            case Votes():
+                return self._carry_out(self.agreement.on_votes(message), now)
             case Promise():
                 remains = self.agreement.on_promise(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
@@ -226,6 +232,10 @@ class Round:
         if self._due_since is None:
             self._due_since = now
         return self._tell_leader(now) + self._stand_if_my_turn(now)
+
+    def awaits(self, head: bytes, now: float) -> bool:
+        """Whether who stands at ``head`` is not ahead: it has what is on its way to me as well."""
+        return self.telling.awaited(head, self._voted_at, now, self._patience())
 
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` should run next if nothing happens before."""
@@ -373,8 +383,7 @@ class Round:
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
         self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
         self._lost_since = None
-        out: list[Instruction] = [Send(peer, plan) for peer in plan.roster if peer != self.me]
-        return out + self._carry_out(self.agreement.on_plan(self.me, plan), now)
+        return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
 
     def _compose(self, remains: Remains, now: float) -> Plan | None:
         if remains.voted is not None:
@@ -467,10 +476,10 @@ class Round:
                     out.append(Work(plan))
                 case CastVote(vote):
                     self._voted_at = now
-                    office = self.agreement.office
-                    out += [Send(peer, vote) for peer in office if peer != self.me]
+                    out += self.telling.vote(vote)
                 case Decided(certificate):
                     self._finished = True
+                    out += self.telling.decided(now)
                     out.append(Commit(certificate))
                 case DecidedElsewhere(peers):
                     out.append(CatchUp(peers))

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from gossip.slicing import shares
 from protocols.identity import PeerId
-from protocols.messages import Group, Plan
+from protocols.messages import Plan
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,25 @@ class Routes:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._group = {peer: group for group in plan.groups for peer in group.members}
-        self._counted = shares(plan.contributors) if plan.groups else {}
+        counted = shares(plan.contributors) if plan.groups else {}
+        here = set(plan.roster)
+        # of each group, which is the same for all its parts: who brings slices, who gets parts
+        self._bring = [
+            tuple(peer for peer in counted if peer in members)
+            for members in (set(group.members) for group in plan.groups)
+        ]
+        self._get = [tuple(p for p in group.members if p in here) for group in plan.groups]
 
     def paths(self, number: int) -> Paths:
         """The relays of a part.
 
         Slices are collected where there are two at least: one alone goes straight to the owner.
         """
-        here = set(self._plan.roster)
         collected, passed_on = {}, {}
-        for relay, group in self._relays(number):
-            members = set(group.members)
-            brought = tuple(peer for peer in self._counted if peer in members)
-            if len(brought) > 1:
-                collected[relay] = brought
-            passed_on[relay] = tuple(p for p in group.members if p != relay and p in here)
+        for relay, at in self._relays(number):
+            if len(self._bring[at]) > 1:
+                collected[relay] = self._bring[at]
+            passed_on[relay] = tuple(peer for peer in self._get[at] if peer != relay)
         return Paths(collected, passed_on)
 
     def relay_of(self, peer: PeerId, number: int) -> PeerId | None:
@@ -60,10 +64,20 @@ class Routes:
             return None
         return group.members[group.relays[number] - 1]
 
-    def _relays(self, number: int) -> list[tuple[PeerId, Group]]:
+    def through(self, number: int, relay: PeerId) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
+        """Whose slices a relay merges for a part, none where it collects none; who gets the part.
+
+        As :meth:`paths` says it, which looks at all groups.
+        """
+        at = self._plan.groups.index(self._group[relay])
+        bring = self._bring[at] if len(self._bring[at]) > 1 else ()
+        return bring, tuple(peer for peer in self._get[at] if peer != relay)
+
+    def _relays(self, number: int) -> list[tuple[PeerId, int]]:
+        """The relays of a part and the numbers of their groups."""
         owner = self._plan.parts[number].owner
         return [
-            (group.members[group.relays[number] - 1], group)
-            for group in self._plan.groups
+            (group.members[group.relays[number] - 1], at)
+            for at, group in enumerate(self._plan.groups)
             if group.relays[number] and self._group.get(owner) is not group
         ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
 from gossip.chain import Chain
 from gossip.exchange import Exchange
 from gossip.presence import Presence
+from gossip.spreading import check_passed
 from protocols.bodies import BufferFeed
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
@@ -20,11 +21,13 @@ from protocols.messages import (
     Gram,
     HandoverRequest,
     PartRequest,
+    Passed,
     Plan,
     Prepare,
     Suspect,
     Transfer,
     Vote,
+    Votes,
 )
 from protocols.transport import Feed, Incoming
 from protocols.wire import decode_any
@@ -86,7 +89,7 @@ class Service:
         async def on_part(sender: PeerId, header: bytes) -> Feed:
             return await self._counted(sender, self._on_part(header))
 
-        transport.on_call("round", on_round, max_body=Plan.MAX_BYTES)
+        transport.on_call("round", on_round, max_body=Passed.MAX_BYTES)
         transport.on_call("certificates", on_certificates)
         transport.on_call("handovers", on_handovers)
         transport.on_push("slice", on_slice, max_length=largest)
@@ -107,9 +110,20 @@ class Service:
             raise
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
-        message = decode_any(body, Plan, Prepare, Vote, Suspect, Gram)
+        message = decode_any(body, Plan, Prepare, Vote, Votes, Suspect, Gram, Passed)
         chain = self._chain(message.fragment)
         await self._come_to(chain, message.round, sender)
+        if isinstance(message, Passed):
+            check_passed(self.wiring.run, message)
+            if sender == message.author:
+                told, here = replace(message, to=()), set(chain.replica.roster) - {chain.me, sender}
+                for peer in message.to:
+                    if peer in here:
+                        chain.tell(chain.round, (peer,), told)
+            inner = decode_any(message.body, Plan, Votes)
+            if (inner.fragment, inner.round) != (message.fragment, message.round):
+                raise Malformed("passed on as what it is not")
+            sender, message = message.author, inner
         if message.round < chain.replica.place.round:
             kept = chain.ledger.certificate(message.round)
             return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""

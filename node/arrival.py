@@ -29,7 +29,7 @@ from protocols.errors import (
     TransportError,
 )
 from protocols.identity import PeerId
-from protocols.messages import Announce, Known
+from protocols.messages import Announce, Known, KnownRequest
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
@@ -143,7 +143,11 @@ class Arrival:
         for peer in self.ask:
             try:
                 reply = await self.transport.call(
-                    peer, "known", b"", timeout=CALL_TIMEOUT_S, max_reply=Known.MAX_BYTES
+                    peer,
+                    "known",
+                    KnownRequest().encode(),
+                    timeout=CALL_TIMEOUT_S,
+                    max_reply=Known.MAX_BYTES,
                 )
                 envelopes = Known.decode(reply).announces
             except (TransportError, ProtocolError):

@@ -122,9 +122,9 @@ def open(  # read as envelope.open
 ) -> Envelope:
     """Check an envelope without knowing what is in it; ``None`` takes any purpose or run.
 
-    With ``now=None`` whoever asks has to :func:`check_times`. ``me`` is the reader: an envelope for another recipient is refused, one for nobody in
-    particular is not. Raises :class:`Malformed`, :class:`Stale` and
-    :class:`~protocols.errors.BadSignature`.
+    With ``now=None`` whoever asks has to :func:`check_times`. ``me`` is the reader: an envelope for
+    another recipient is refused, one for nobody in particular is not. Raises :class:`Malformed`,
+    :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """
     envelope = cast(Envelope, Envelope.decode(data))
     if purpose is not None and envelope.purpose != purpose:
@@ -165,7 +165,8 @@ def open_envelope(
 ) -> Opened[M]:
     """Check an envelope and decode the message in it; with ``guard``, refuse replays too.
 
-    A guard needs to know what time it is. Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
+    A guard needs to know what time it is. Raises :class:`Malformed`, :class:`Stale` and
+    :class:`~protocols.errors.BadSignature`.
     """
     envelope = open(
         data, now=now, purpose=purpose, run=run, me=me, skew=skew, max_lifetime=max_lifetime

@@ -116,6 +116,7 @@ class Announce(Message, kind=3):
     norm: float = 0.0  # L2 norm of its contribution to the next round
     others: Annotated[tuple[Standing, ...], Max(MAX_FRAGMENTS - 1)] = ()
     round_trip: float = 0.0  # seconds to the peers it calls, the median; 0: not measured
+    wanted_steps: int = 0  # inner steps a round that its links ask for; 0: it has no say
 
 
 class Hello(Message, kind=4):
@@ -145,6 +146,12 @@ class Known(Message, kind=6, max_bytes=1024 * 1024):
     """Envelopes of the announcements a peer holds, its own among them; also asked for later."""
 
     announces: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(256)]
+
+
+class KnownRequest(Message, kind=7):
+    """Ask for :class:`Known`, but for the announcements that the caller has."""
+
+    have: Annotated[bytes, Max(8 * MAX_PEERS)] = b""  # BLAKE3 of their envelopes, 8 bytes of each
 
 
 # --- a round ----------------------------------------------------------------------------------
@@ -288,6 +295,28 @@ class Signed(Struct):
     """A voter's signature inside a certificate."""
 
     voter: Peer
+    signature: Signature
+
+
+class Votes(Message, kind=19):
+    """Votes for one outcome, from who collected them: a majority, so the round is decided."""
+
+    fragment: int
+    round: int
+    epoch: int
+    ballot: int
+    outcome: Digest
+    votes: Annotated[tuple[Signed, ...], Max(MAX_PEERS)]
+
+
+class Passed(Message, kind=25, max_bytes=2 * 1024 * 1024 + 64 * 1024):
+    """A :class:`Plan` or :class:`Votes` on its way through a large roster, signed by its author."""
+
+    fragment: int
+    round: int
+    author: Peer
+    to: Peers  # whom the receiver is to pass it on
+    body: Annotated[bytes, Max(2 * 1024 * 1024)]
     signature: Signature
 
 

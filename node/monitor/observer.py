@@ -37,7 +37,7 @@ from protocols.errors import (
 )
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Known
+from protocols.messages import Announce, Known, KnownRequest
 from protocols.whereabouts import Whereabouts
 
 ASKED = 3  # peers at a time
@@ -172,7 +172,11 @@ class Observer:
     async def _ask_one(self, peer: PeerId) -> None:
         try:
             reply = await self.transport.call(
-                peer, "known", b"", timeout=CALL_TIMEOUT_S, max_reply=Known.MAX_BYTES
+                peer,
+                "known",
+                KnownRequest().encode(),
+                timeout=CALL_TIMEOUT_S,
+                max_reply=Known.MAX_BYTES,
             )
             announces = Known.decode(reply).announces
         except (TransportError, RemoteProtocolError):

@@ -1,0 +1,77 @@
+"""Who tells whom in a round: everybody everybody, or in a large roster by way of a few. Pure.
+
+Among up to :data:`~gossip.spreading.SMALL` members a plan goes from the leader to all, and a vote
+from each to all: nothing is quicker, and nobody is needed. Among more that would be N² votes, each
+of which is a signature to be verified by all. There the leader and :data:`STANDBY` others collect
+the votes, and the leader tells everybody what they come to; plans and collected votes go over two
+hops (:mod:`gossip.spreading`). Should the leader die before it has told, those who know stand ahead
+of the rest, which catches up with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossip.agreement import Agreement
+from gossip.company import Company
+from gossip.instructions import Instruction, Send, Spread
+from gossip.spreading import SMALL
+from protocols.identity import PeerId
+from protocols.messages import Plan, Vote, Votes
+
+STANDBY = 2  # of the leading order, who are quick and collect votes in a large roster
+UNHURRIED_S = 0.2  # the others look so often at what has come in
+
+
+@dataclass
+class Telling:
+    """What one member of a round tells the others."""
+
+    agreement: Agreement
+    company: Company
+
+    def __post_init__(self) -> None:
+        self._first = self.agreement.order(self.agreement.roster)[:STANDBY]
+
+    @property
+    def large(self) -> bool:
+        """Whether those in office are too many for everybody to tell everybody."""
+        return len(self.agreement.office) > SMALL
+
+    def unhurried_s(self) -> float:
+        """How long I may let news pile up before I look at them.
+
+        In a large roster that costs something, and whose turn to lead is far off need not be quick.
+        """
+        leads = self.agreement.plan is None and self.agreement.me in self._first
+        return UNHURRIED_S if self.large and not leads else 0.0
+
+    def all(self, message: Plan | Votes) -> list[Instruction]:
+        """Tell everybody in office."""
+        others = tuple(peer for peer in self.agreement.office if peer != self.agreement.me)
+        if self.large:
+            return [Spread(others, message)]
+        return [Send(peer, message) for peer in others]
+
+    def vote(self, vote: Vote) -> list[Instruction]:
+        """Bring my vote to those who count."""
+        return [Send(peer, vote) for peer in self._collectors() if peer != self.agreement.me]
+
+    def decided(self, now: float) -> list[Instruction]:
+        """The round is decided here: the votes, to a large roster, if I am the one to tell."""
+        votes = self.agreement.collected()
+        if votes is None or not self.large:
+            return []
+        alive = (peer for peer in self._collectors() if self.company.alive(peer, now))
+        return self.all(votes) if next(alive, None) == self.agreement.me else []
+
+    def awaited(self, head: bytes, voted_at: float, now: float, patience: float) -> bool:
+        """Whether who stands at ``head`` stands where I will, once the votes for it are here."""
+        return self.large and self.agreement.voted_for(head) and now < voted_at + patience
+
+    def _collectors(self) -> Sequence[PeerId]:
+        plan, office = self.agreement.plan, self.agreement.office
+        if plan is None or not self.large:
+            return office
+        return list(dict.fromkeys([plan.leader, *self.agreement.order(office)[:STANDBY]]))
