@@ -31,6 +31,29 @@ WAIT_S = 240.0  # for the ranks of one layout
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 
 
+# models of transformers: what their configurations have beside FOREIGN
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"tie_word_embeddings": True},
+    "gemma": {},
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
+}
+FOREIGN = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+}
+FOREIGN_TP = tuple(name for name in FAMILIES if name != "gpt2")
+
+
 @dataclass(frozen=True)
 class Case:
     """One layout, what goes with it, and what it is called in the table."""
@@ -102,25 +125,48 @@ CASES = (
     Case("FSDP x TP, Muon", _dims(dp_shard=2, tp=2), inner={"optimizer": "muon"}),
     Case("MoE, FSDP x EP, Muon", _dims(dp_shard=4, ep=2), "moe", inner={"optimizer": "muon"}),
     Case("PP, Muon", _dims(pp=2), inner={"optimizer": "muon"}),
+    *(Case(f"{name}, TP", _dims(tp=2), name) for name in FOREIGN_TP),
+    Case("qwen3, FSDP x TP", _dims(dp_shard=2, tp=2), "qwen3"),
+    Case("llama, HSDP", _dims(dp_replicate=2, dp_shard=2), "llama"),
+    Case("gpt2, FSDP", _dims(dp_shard=2), "gpt2"),
     Case("FSDP, compile", _dims(dp_shard=2), settings={"compile": True}),
+    Case("TP, compile", _dims(tp=2), settings={"compile": True}),
+    Case("FSDP x TP, compile", _dims(dp_shard=2, tp=2), settings={"compile": True}),
+    Case("PP, compile", _dims(pp=2), settings={"compile": True}),
+    Case("CP (ring), compile", _dims(cp=2, attention="ring"), settings={"compile": True}),
+    Case("MoE, EP, compile", _dims(dp_shard=2, ep=2), "moe", {"compile": True}),
+    Case(
+        "FSDP, compile, recompute selective",
+        _dims(dp_shard=2),
+        settings={"compile": True, "recompute": "selective"},
+    ),
 )
+
+
+def _model(name: str) -> Model:
+    if name in FAMILIES:
+        from node.trainer.hf import model_of
+
+        shared = FOREIGN if name != "gpt2" else {"vocab_size": 256}
+        return model_of({"model_type": name, **shared, **FAMILIES[name]})
+    model: dict[str, Any] = {
+        "d_model": 32,
+        "n_layers": 4,
+        "n_heads": 4,
+        "n_kv_heads": 2 if name != "moe" else 4,
+        "d_ff": 64,
+        "max_seq_len": 32,
+        "tied_embeddings": name != "untied",
+    }
+    if name == "moe":
+        model |= {"experts": 4, "top_k": 2, "d_ff": 32}
+    return Model(**model)
 
 
 def manifest_of(case: Case) -> Manifest:
     """The run of a case: four layers, four heads, 8 sequences of 32 tokens a step."""
-    model = {
-        "d_model": 32,
-        "n_layers": 4,
-        "n_heads": 4,
-        "n_kv_heads": 2 if case.model != "moe" else 4,
-        "d_ff": 64,
-        "max_seq_len": 32,
-        "tied_embeddings": case.model != "untied",
-    }
-    if case.model == "moe":
-        model |= {"experts": 4, "top_k": 2, "d_ff": 32}
     return Manifest(
-        model=Model(**model),
+        model=_model(case.model),
         data=Data(seq_len=32, batch_size=8),
         # eps: Adam divides by a gradient's size, so that of elements without any only noise is left
         inner=Inner(warmup_steps=2, total_steps=100, eps=1e-5, **case.inner),

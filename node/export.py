@@ -1,8 +1,9 @@
 """Export to Hugging Face's format: what a run trained, as a folder that ``transformers`` loads.
 
-The parameters are those of ``LlamaForCausalLM`` under a prefix, so nothing is computed; a model of
-``transformers`` has the library's own names already. The byte tokenizer becomes a byte-level BPE
-with no merges whose token ids are the bytes' values, any other is copied.
+The parameters are those of ``LlamaForCausalLM`` under a prefix, so nothing is computed; those of a
+mixture of experts become ``MixtralForCausalLM``'s, whose routing is the same, one file entry an
+expert. A model of ``transformers`` has the library's own names already. The byte tokenizer becomes
+a byte-level BPE with no merges whose token ids are the bytes' values, any other is copied.
 """
 
 from __future__ import annotations
@@ -33,16 +34,9 @@ def export_hf(
 
     ``dtype`` (default fp32) is that of the weights written, ``tokenizer`` the bytes of the run's
     tokenizer.json (empty: bytes). The folder appears whole or not at all. Raises OperatorError E602
-    when it exists and is not empty or cannot be written, and for a mixture of experts, and
-    ValueError when the vector does not fit the model.
+    when it exists and is not empty or cannot be written, and ValueError when the vector does not
+    fit the model.
     """
-    if config.experts:
-        raise operator_error(
-            "E602",
-            "cannot export a mixture of experts",
-            why="no class of transformers has this routing and these experts",
-            fix="the checkpoint itself has all parameters: see docs/data.md",
-        )
     import torch
     from safetensors.torch import save_file
 
@@ -50,7 +44,11 @@ def export_hf(
 
     dtype = dtype or torch.float32
     views = Layout.of_config(config, fragments).views(vector)
-    weights = {hf_name(config, name): view.to(dtype) for name, view in views.items()}
+    weights = {
+        theirs: part.to(dtype)
+        for name, view in views.items()
+        for theirs, part in hf_weights(config, name, view).items()
+    }
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise operator_error(
             "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
@@ -78,11 +76,24 @@ def export_hf(
     return folder
 
 
-def hf_name(config: Model, name: str) -> str:
-    """The name of one of our parameters in the library's class."""
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def hf_weights(config: Model, name: str, view: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One of our parameters as the library's files have it: views of ``view`` by name."""
     if config.kind == "hf":
-        return name.removeprefix("lm.")
-    return name if name.startswith("lm_head.") else f"model.{name}"
+        return {name.removeprefix("lm."): view}
+    if name.startswith("lm_head."):
+        return {name: view}
+    name = f"model.{name}"
+    if not config.experts or ".mlp." not in name:
+        return {name: view}
+    layer, _, inner = name.partition(".mlp.")
+    place = f"{layer}.block_sparse_moe."
+    if inner == "gate.weight":
+        return {place + inner: view}
+    matrix = MIXTRAL[inner.removeprefix("experts.")]
+    return {f"{place}experts.{i}.{matrix}.weight": view[i] for i in range(config.experts)}
 
 
 def _descriptions(config: Model, dtype: str, has_tokenizer: bool) -> dict[str, dict[str, Any]]:
@@ -102,9 +113,23 @@ def _descriptions(config: Model, dtype: str, has_tokenizer: bool) -> dict[str, d
 
 def _llama(config: Model, dtype: str) -> dict[str, Any]:
     head_size = config.d_model // config.n_heads
-    return {
+    kind: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    if config.experts:
+        kind = {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": config.experts,
+            "num_experts_per_tok": config.top_k,
+            "router_aux_loss_coef": config.expert_balance,
+            "sliding_window": None,
+        }
+    return {
+        **kind,
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "intermediate_size": config.d_ff,
@@ -116,8 +141,6 @@ def _llama(config: Model, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_seq_len,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": config.tied_embeddings,
         "bos_token_id": None,
         "eos_token_id": config.document_end,

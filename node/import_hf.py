@@ -1,9 +1,9 @@
 """Import from Hugging Face's format: a run that starts from weights in a folder.
 
 The folder has ``config.json``, weights as safetensors (one file, or several with their index) and
-perhaps ``tokenizer.json``. A Llama-like model becomes one of ours; any other that ``transformers``
-has built in is trained as it is (:mod:`node.trainer.hf`). Weights are read as safetensors alone:
-nothing is unpickled.
+perhaps ``tokenizer.json``. A model like Llama or Mixtral becomes one of ours; any other that
+``transformers`` has built in is trained as it is (:mod:`node.trainer.hf`). Weights are read as
+safetensors alone: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
 from node.errors import operator_error
-from node.export import byte_tokenizer, hf_name
+from node.export import byte_tokenizer, hf_weights
 
 if TYPE_CHECKING:
     import torch
@@ -56,18 +56,18 @@ def import_hf(model: Model, folder: Path, out: torch.Tensor, fragments: int = 1)
     where = _weights(folder)
     files: dict[Path, Any] = {}
     for name, view in Layout.of_config(model, fragments).views(out).items():
-        wanted = hf_name(model, name)
-        path = where.get(wanted)
-        if path is None:
-            raise _unfit(folder, f"the weight {wanted} is missing")
-        if path not in files:
-            files[path] = _open(path)
-        tensor = files[path].get_tensor(wanted)
-        if tensor.shape != view.shape:
-            raise _unfit(
-                folder, f"{wanted} has the shape {tuple(tensor.shape)}, not {tuple(view.shape)}"
-            )
-        view.copy_(tensor)
+        for wanted, part in hf_weights(model, name, view).items():
+            path = where.get(wanted)
+            if path is None:
+                raise _unfit(folder, f"the weight {wanted} is missing")
+            if path not in files:
+                files[path] = _open(path)
+            tensor = files[path].get_tensor(wanted)
+            if tensor.shape != part.shape:
+                raise _unfit(
+                    folder, f"{wanted} has the shape {tuple(tensor.shape)}, not {tuple(part.shape)}"
+                )
+            part.copy_(tensor)
     return out
 
 
@@ -75,7 +75,8 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
     """Our own table for a Llama-like configuration; None where ours would compute otherwise."""
     heads, size = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
     rope = config.get("rope_parameters") or {}
-    if config.get("model_type") not in ("llama", "mistral") or not heads or size % heads:
+    kind = config.get("model_type")
+    if kind not in ("llama", "mistral", "mixtral") or not heads or size % heads:
         return None
     if any(config.get(key) for key in UNKNOWN_TO_OURS) or rope.get("rope_type", "default") != (
         "default"
@@ -86,7 +87,14 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
     if config.get("hidden_act", "silu") != "silu":
         return None
     end = config.get("eos_token_id")
+    experts: dict[str, Any] = {}
     try:
+        if kind == "mixtral":
+            experts = {
+                "experts": config["num_local_experts"],
+                "top_k": config["num_experts_per_tok"],
+                "expert_balance": config.get("router_aux_loss_coef", 0.0),
+            }
         return Model(
             vocab_size=config["vocab_size"],
             d_model=size,
@@ -99,6 +107,7 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
             norm_eps=config.get("rms_norm_eps", 1e-6),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             document_end=end if isinstance(end, int) else 0,
+            **experts,
         )
     except (KeyError, ValueError) as error:
         raise operator_error("E606", f"cannot use this {CONFIG}", why=str(error)) from error

@@ -9,8 +9,9 @@ from pydoc_data import topics
 import pytest
 
 from bootstrap.manifest import Data
-from node.trainer import corpus as module
-from node.trainer.corpus import Corpus, cache_folder, collect, is_held_out
+from node.data import cached_file, plain_text
+from node.data.cached_file import cache_folder
+from node.trainer.corpus import Corpus, collect, is_held_out
 from protocols.errors import OperatorError
 
 SEQ_LEN = 64
@@ -122,7 +123,7 @@ def test_text_without_blank_lines_is_still_cut(tmp_path: Path):
     (tmp_path / "log.txt").write_text("".join(f"line {i} of a log\n" for i in range(20_000)))
     found = collect(text(tmp_path / "log.txt"), tmp_path / "cache")
     assert found.documents > 5
-    assert max(map(len, found)) < 2 * module.CHUNK_LIMIT
+    assert max(map(len, found)) < 2 * plain_text.CHUNK_LIMIT
 
 
 def test_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -137,7 +138,7 @@ def test_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (root / "broken.py").write_text("def (:\n")
     (root / "escape.py").write_text('x = "\\d"\n')  # a SyntaxWarning that is not ours
     (root / "tests" / "t.py").write_text(f'"""Of tests. {prose * 3}"""\n')
-    monkeypatch.setattr(module, "_source_roots", lambda: [root])
+    monkeypatch.setattr(plain_text, "source_roots", lambda: [root])
     seen = []
     found = collect(Data(), tmp_path / "cache", lambda *progress: seen.append(progress))
     assert list(found) == [(prose * 3).encode(), (prose * 4).encode()]
@@ -145,12 +146,12 @@ def test_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_library_of_this_python_has_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (standard, *packages) = module._source_roots()
+    (standard, *packages) = plain_text.source_roots()
     assert [root.name for root in packages] == ["networkx"]
-    monkeypatch.setattr(module, "_source_roots", lambda: [standard / "asyncio"])
+    monkeypatch.setattr(plain_text, "source_roots", lambda: [standard / "asyncio"])
     found = collect(Data(), tmp_path)
     assert found.documents > 20
-    assert all(len(d.decode()) >= module.MIN_DOCSTRING for d in found)
+    assert all(len(d.decode()) >= plain_text.MIN_DOCSTRING for d in found)
 
 
 # -- the cache
@@ -242,7 +243,7 @@ def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path):
 
 
 def test_sources_without_docstrings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_source_roots", lambda: [tmp_path])
+    monkeypatch.setattr(plain_text, "source_roots", lambda: [tmp_path])
     with pytest.raises(OperatorError, match="none has usable text"):
         collect(Data(), tmp_path / "cache")
 
@@ -270,7 +271,7 @@ def test_a_full_disk_is_named(text_file: Path, tmp_path: Path, monkeypatch: pyte
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr(cached_file.os, "replace", full)
     with pytest.raises(OperatorError, match="No space left") as caught:
         collect(text(text_file), tmp_path)
     assert caught.value.code == "E402"

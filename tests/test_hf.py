@@ -11,6 +11,7 @@ from bootstrap.manifest import Data, Manifest, Model
 from node.data.supply import Given, _with_model
 from node.export import export_hf
 from node.import_hf import import_hf, read_config, tokenizer_in
+from node.trainer.dims import ParallelDims
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
@@ -27,6 +28,7 @@ QWEN = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64, "tie_word_embeddings": True,
 }  # fmt: skip
+MIXTRAL = QWEN | {"model_type": "mixtral", "tie_word_embeddings": False}
 OURS = Model(
     vocab_size=300, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_seq_len=64
 )
@@ -91,6 +93,25 @@ def test_a_llama_of_others_becomes_one_of_ours_with_the_same_logits(tmp_path):
     Layout.of_module(ours).load_from(vector, ours)
     with torch.no_grad():
         torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=0, atol=2e-6)
+
+
+MIXTURE = OURS.model_copy(update={"experts": 4, "top_k": 2, "expert_balance": 0.25})
+
+
+def test_a_mixture_of_experts_goes_out_as_mixtral_and_comes_back(tmp_path):
+    vector = initial_vector(MIXTURE, 0, torch.empty(Layout.of_config(MIXTURE).size))
+    vector += torch.randn(vector.shape, generator=torch.Generator().manual_seed(1)) * 0.1
+    folder = export_hf(MIXTURE, vector, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert type(theirs).__name__ == "MixtralForCausalLM"
+    ours = build(MIXTURE, 9)
+    Layout.of_module(ours).load_from(vector, ours)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), rtol=0, atol=1e-5)
+    assert read_config(folder) == MIXTURE
+    assert torch.equal(import_hf(MIXTURE, folder, torch.zeros_like(vector)), vector)
+    theirs.save_pretrained(tmp_path / "again", max_shard_size="40KB")  # as others write it
+    assert torch.equal(import_hf(MIXTURE, tmp_path / "again", torch.zeros_like(vector)), vector)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +204,23 @@ def test_the_plan_for_tensor_parallelism():
     assert plan["lm.model.layers.*.mlp.down_proj"] == "rowwise"
     assert "lm.lm_head" in plan
     assert tp_plan(model_of(GPT2)) == {}
+
+
+@pytest.mark.parametrize(
+    ("plain", "sizes", "message"),
+    [
+        (GPT2, {"tp": 2}, "--tp 2: transformers has no plan .* for gpt2; lay it out by --dp-shard"),
+        (QWEN, {"tp": 4}, "--tp 4 does not divide num_key_value_heads 2"),
+        (QWEN, {"pp": 2}, "--pp 2: a model of transformers is laid out by --dp-shard"),
+        (MIXTRAL, {"tp": 2}, "--tp 2: the plan of mixtral cuts .* as moe_tp_experts, which is not"),
+    ],
+)
+def test_what_a_family_cannot_be_cut_into_is_named_by_its_flag(plain, sizes, message):
+    data = Data(seq_len=64, batch_size=8)
+    with pytest.raises(ValueError, match=message):
+        ParallelDims(**sizes).check(model_of(plain), data)
+    ParallelDims(dp_shard=2).check(model_of(plain), data)
+    ParallelDims(tp=2, dp_shard=2).check(model_of(QWEN), data)
 
 
 @pytest.mark.parametrize("config", [OURS, model_of(GPT2), model_of(QWEN)], ids=str)

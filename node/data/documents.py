@@ -68,7 +68,7 @@ def find_inputs(places: list[str]) -> list[Input]:
 
 
 def _is_input(file: Path) -> bool:
-    from node.trainer.corpus import text_problem
+    from node.data.plain_text import text_problem
 
     if not file.is_file() or file.name.startswith("."):
         return False
@@ -109,7 +109,7 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
 
 
 def _text(path: Path, skip: int) -> Iterator[Document]:
-    from node.trainer.corpus import SET_PATH, text_file_documents, text_problem
+    from node.data.plain_text import SET_PATH, text_file_documents, text_problem
 
     if problem := text_problem(path):
         raise operator_error(

@@ -87,13 +87,33 @@ class ParallelDims(BaseModel):
     def check(self, model: Model, data: Data) -> None:
         """Raises ValueError that names the flag where the run's model or batch do not fit."""
         if model.kind == "hf":
-            for flag in ("tp", "cp", "pp", "ep"):
-                if getattr(self, flag) > 1:
-                    raise ValueError(
-                        f"--{flag} {getattr(self, flag)}: a model of transformers is laid out by "
-                        "--dp-shard and --dp-replicate alone"
-                    )
-            model = Model(vocab_size=model.vocab_size, n_layers=model.n_layers)
+            self._check_foreign(model)
+        else:
+            self._check_ours(model, data)
+        if self.data > data.batch_size:
+            raise ValueError(
+                f"--dp-replicate {self.dp_replicate} times --dp-shard {self.dp_shard} is more "
+                f"than the {data.batch_size} sequences of an inner step: a rank needs one"
+            )
+        if self.pp > 1 and data.batch_size % (self.data * self.pp):
+            raise ValueError(
+                f"--pp {self.pp} times {self.data} data ranks does not divide the "
+                f"{data.batch_size} sequences of an inner step into micro-batches"
+            )
+
+    def _check_foreign(self, model: Model) -> None:
+        for flag in ("cp", "pp", "ep"):
+            if getattr(self, flag) > 1:
+                raise ValueError(
+                    f"--{flag} {getattr(self, flag)}: a model of transformers is laid out by "
+                    "--dp-shard, --dp-replicate and --tp"
+                )
+        if self.tp > 1:
+            from node.trainer.foreign import check_tp
+
+            check_tp(model, self.tp)
+
+    def _check_ours(self, model: Model, data: Data) -> None:
         _divides("--tp", self.tp, "n_heads", model.n_heads)
         _divides("--tp", self.tp, "n_kv_heads", model.n_kv_heads)
         _divides("--tp", self.tp, "d_ff", model.d_ff)
@@ -109,16 +129,6 @@ class ParallelDims(BaseModel):
             raise ValueError(
                 f"--schedule zbv does not go with {self}: its backward is split, and FSDP's hooks "
                 "miss the second half; use --schedule interleaved"
-            )
-        if self.data > data.batch_size:
-            raise ValueError(
-                f"--dp-replicate {self.dp_replicate} times --dp-shard {self.dp_shard} is more "
-                f"than the {data.batch_size} sequences of an inner step: a rank needs one"
-            )
-        if self.pp > 1 and data.batch_size % (self.data * self.pp):
-            raise ValueError(
-                f"--pp {self.pp} times {self.data} data ranks does not divide the "
-                f"{data.batch_size} sequences of an inner step into micro-batches"
             )
 
     def _check_sequence(self, model: Model, data: Data) -> None:

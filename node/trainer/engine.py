@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from bootstrap.manifest import Manifest
+from node.data.cached_file import cache_folder
+from node.trainer.computing import Computing, check_compiler, eagerly
 from node.trainer.context import positions
 from node.trainer.data import IGNORED
 from node.trainer.evaluate import evaluate
@@ -26,7 +28,7 @@ from node.trainer.layout import Layout
 from node.trainer.model import Decoder, build
 from node.trainer.model_moe import MixtureOfExperts
 from node.trainer.parallel import Ranks, share
-from node.trainer.parallelize import Computing, lay_out
+from node.trainer.parallelize import lay_out
 from node.trainer.pipeline import Pipeline, cut, rank_of_stage
 from node.trainer.weights import Weights, local
 
@@ -39,12 +41,15 @@ class Engine:
     def __init__(self, manifest: Manifest, ranks: Ranks, computing: Computing) -> None:
         """Build this rank's part; parameters have no particular values with several ranks.
 
-        Every rank must call it. Raises ValueError where layout and run do not fit.
+        Every rank must call it. Raises ValueError where layout and run do not fit, OperatorError
+        E411 where nothing can be compiled.
         """
         self.ranks, self.dims, self.computing = ranks, ranks.dims, computing
         self.batch, self.seq_len = manifest.data.batch_size, manifest.data.seq_len
         self.all_count = manifest.model.attention == "causal"
         self.dims.check(manifest.model, manifest.data)
+        if computing.compile:
+            check_compiler(ranks.device, cache_folder() / "compiled")
         self.parts: dict[int, Decoder] = {}
         for stage in range(self.dims.stages):
             if rank_of_stage(self.dims, stage) == ranks.at("pp"):
@@ -211,7 +216,8 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> float:
         """Mean loss in nats a token on windows int64 [n, T + 1]; every rank reads all of them."""
-        loss = evaluate(self._sums, tokens)
+        with eagerly() if self.computing.compile else nullcontext():
+            loss = evaluate(self._sums, tokens)
         self._reshard()
         return loss
 

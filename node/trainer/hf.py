@@ -142,8 +142,11 @@ def _build(config: Model) -> nn.Module:
     parsed = _parse(config.config)
     try:
         with _offline():
-            lm: nn.Module = transformers.AutoModelForCausalLM.from_config(
-                parsed, attn_implementation="sdpa", dtype=torch.float32
+            family = transformers.AutoModelForCausalLM
+            kind = family._model_mapping[type(parsed)]
+            attention = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+            lm: nn.Module = family.from_config(
+                parsed, attn_implementation=attention, dtype=torch.float32
             )
     except Exception as error:  # whatever a family makes of numbers that do not fit together
         raise _unfit(f"{type(error).__name__}: {error}"[:500]) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,31 +29,16 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 from bootstrap.manifest import Model
+from node.trainer.computing import Computing
 from node.trainer.context import attention_over, positions
 from node.trainer.experts import share_mixture
+from node.trainer.foreign import cut_foreign
 from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
 from node.trainer.parallel import Ranks
-
-Recompute = Literal["none", "selective", "full"]
-
-
-@dataclass(frozen=True)
-class Computing:
-    """How a rank computes, whatever the layout."""
-
-    dtype: torch.dtype = torch.float32  # of activations and of parameters on their way
-    recompute: Recompute = "none"  # activations in backward
-    offload: bool = False  # parameters and moments stay in the host's memory
-    compile: bool = False
 
 
 def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) -> None:
@@ -76,9 +61,7 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
             block.self_attn.attend = attention_over(ranks.axis("cp"), dims.attention)
         if isinstance(block.mlp, MixtureOfExperts):
             share_mixture(block.mlp, ranks)
-        _recompute(block, computing.recompute)
-        if computing.compile:
-            block.compile()
+        computing.prepare(block)
         if fsdp is not None:
             apart: set[nn.Parameter] = set()  # the experts' own, on a mesh of theirs or on none
             if isinstance(block.mlp, MixtureOfExperts) and dims.ep > 1:
@@ -109,11 +92,11 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
 def _lay_out_foreign(
     model: ForeignDecoder, ranks: Ranks, computing: Computing, fsdp: _Fsdp | None
 ) -> None:
-    """Data parallelism, recomputation and compilation by layers; the rest knows our names."""
+    """Cut by the family's own plan; the rest by layers."""
+    if ranks.dims.tp > 1:
+        cut_foreign(model, ranks.axis("tp"))
     for block in model.blocks:
-        _recompute(block, computing.recompute)
-        if computing.compile:
-            block.compile()
+        computing.prepare(block)
         if fsdp is not None:
             fsdp.shard(block, fsdp.dense)
     if fsdp is not None:
@@ -167,32 +150,6 @@ def _outer_plan() -> dict[str, Any]:
             input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
         ),
     }
-
-
-SAVED = {  # what costs the most to compute again
-    torch.ops.aten.mm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops._c10d_functional.all_gather_into_tensor.default,
-    torch.ops._c10d_functional.reduce_scatter_tensor.default,
-}
-
-
-def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _recompute(block: nn.Module, how: Recompute) -> None:
-    """Drop a block's activations after forward: all, or all but products and what was fetched."""
-    if how == "none":
-        return
-    given: dict[str, Any] = {}
-    if how == "selective":
-        given["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    block.forward = partial(
-        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **given
-    )
 
 
 @dataclass(frozen=True)

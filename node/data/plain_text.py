@@ -1,0 +1,153 @@
+"""Documents out of what people have lying about: text files, and Python's own docstrings."""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import importlib.util
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from node.errors import operator_error
+from node.trainer.data import DOCUMENT_END, encode
+
+MIN_DOCSTRING = 200  # characters
+PACKAGES = ("networkx",)
+SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
+PARAGRAPH_LIMIT = 4096  # characters
+CHUNK_LIMIT = 65_536
+CHUNK_ONE_IN = 4  # a chunk ends after one in so many paragraphs, chosen by their hash
+PROBE = 65_536  # bytes looked at to tell text from other files
+SET_PATH = "set data.path to files or folders of UTF-8 text on this machine"
+
+Progress = Callable[[int, int], None]  # files done, files in all
+
+_WORD = re.compile(r"[a-z]+")
+_ENGLISH = {"the", "of", "to", "a", "is", "and", "in", "for", "be", "are", "that", "with", "if"}
+
+
+# -- docstrings ------------------------------------------------------------------------------
+
+
+def source_roots() -> list[Path]:
+    """Folders with Python's own library and :data:`PACKAGES`."""
+    roots = [Path(sysconfig.get_path("stdlib"))]
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        roots += [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    return roots
+
+
+def python_files(root: Path) -> list[Path]:
+    """The sources under a folder, in order, but for tests and what is installed."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return found
+
+
+def docstrings(files: list[Path], progress: Progress) -> Iterator[bytes]:
+    """English docstrings of some length."""
+    for done, file in enumerate(files, 1):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes in other people's sources
+                tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, OSError, RecursionError):
+            continue  # templates and broken examples that come with packages
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if len(text) >= MIN_DOCSTRING and _is_english(text):
+                    yield encode(text)
+        progress(done, len(files))
+
+
+def _is_english(text: str) -> bool:
+    """At least one word in ten is among the commonest of English."""
+    words = _WORD.findall(text.lower())
+    return sum(word in _ENGLISH for word in words) * 10 >= len(words) > 0
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def text_files(paths: str) -> list[Path]:
+    """Files named by ``paths`` (separated as in PATH); folders are searched for text."""
+    found: list[Path] = []
+    for place in [Path(part).expanduser() for part in paths.split(os.pathsep) if part]:
+        if place.is_dir():
+            inside = (file for file in sorted(place.rglob("*")) if file.is_file())
+            found += [f for f in inside if not f.name.startswith(".") and not text_problem(f)]
+        elif problem := text_problem(place):
+            raise operator_error(
+                "E601", f"cannot read the training text {place}", why=problem, fix=SET_PATH
+            )
+        else:
+            found.append(place)
+    if not found:
+        raise operator_error(
+            "E601",
+            f"no training text at {paths!r}" if paths else "data.path is not set",
+            why="no readable, non-empty UTF-8 file is there",
+            fix=SET_PATH,
+        )
+    return found
+
+
+def text_problem(file: Path) -> str:
+    """Why a file is no text, judged by its beginning; empty if it is."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(PROBE)
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < PROBE)
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 (byte {error.start})"
+    if not head.strip():
+        return "it is empty"
+    return "it is a binary file" if DOCUMENT_END in head else ""
+
+
+def text_documents(files: list[Path], progress: Progress) -> Iterator[bytes]:
+    """The documents of all files; ``progress`` may raise where who asked wants them no more."""
+    for done, file in enumerate(files, 1):
+        for number, document in enumerate(text_file_documents(file)):
+            if number:
+                progress(done - 1, len(files))
+            yield document
+        progress(done, len(files))
+
+
+def text_file_documents(file: Path) -> Iterator[bytes]:
+    """Chunks of whole paragraphs whose ends depend on the paragraphs' own text.
+
+    So the same text yields the same documents wherever it stands in a file. Some may be empty.
+    """
+    chunk = ""
+    for paragraph in _paragraphs(file):
+        chunk += paragraph
+        if blake3(encode(paragraph)).digest()[0] % CHUNK_ONE_IN == 0 or len(chunk) >= CHUNK_LIMIT:
+            yield encode(chunk.strip())
+            chunk = ""
+    yield encode(chunk.strip())
+
+
+def _paragraphs(file: Path) -> Iterator[str]:
+    """Lines up to and with a blank one, or up to the limit for text without any."""
+    paragraph = ""
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        while line := stream.readline(PARAGRAPH_LIMIT):
+            paragraph += line.replace("\0", "")
+            if not line.strip() or len(paragraph) >= PARAGRAPH_LIMIT:
+                yield paragraph
+                paragraph = ""
+    yield paragraph

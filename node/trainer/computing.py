@@ -1,0 +1,110 @@
+"""How a rank computes a layer, whatever the layout: precision, recomputation, compilation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from node.errors import operator_error
+from node.trainer.model_moe import MixtureOfExperts
+
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Computing:
+    """What the operator chose."""
+
+    dtype: torch.dtype = torch.float32  # of activations and of parameters on their way
+    recompute: Recompute = "none"  # activations in backward
+    offload: bool = False  # parameters and moments stay in the host's memory
+    compile: bool = False
+
+    def prepare(self, block: nn.Module) -> None:
+        """Make one layer compute so, in place; before FSDP puts its hooks around it.
+
+        All layers of a kind share what was compiled: it takes as long for two as for eighty.
+        """
+        if self.recompute != "none":
+            how = _again if self.recompute == "full" else _again_but_products
+            block.forward = MethodType(how, block)
+        for module in block.modules() if self.compile else ():
+            if isinstance(module, MixtureOfExperts):  # how many rows an expert has changes always
+                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+        if self.compile:  # the call of the layer stays as it is, with hooks that cannot be compiled
+            block.forward = torch.compile(block.forward)
+            block.register_forward_pre_hook(_waited_for)
+
+
+def _waited_for(block: nn.Module, args: Any) -> Any:
+    """What another rank sends has come: torch 2.13 gets gradients wrong through one on its way."""
+    return tuple(x.clone() if isinstance(x, AsyncCollectiveTensor) else x for x in args)
+
+
+SAVED = {  # what costs the most to compute again
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.all_gather_into_tensor.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+}
+
+
+def _again(block: nn.Module, *args: Any, **given: Any) -> Any:
+    """The layer's forward, with all its activations made again in backward."""
+    forward = partial(type(block).forward, block)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **given)
+
+
+def _again_but_products(block: nn.Module, *args: Any, **given: Any) -> Any:
+    """The same, with products kept and what other ranks sent."""
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    return _again(block, *args, context_fn=contexts, **given)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def check_compiler(device: torch.device, cache: Path) -> None:
+    """Raises OperatorError E411 where nothing can be compiled for the device.
+
+    What is compiled is kept in ``cache``, for the other ranks and the next start, unless the
+    environment names another place for it.
+    """
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch.utils._triton import has_triton
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    try:
+        get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        raise operator_error(
+            "E411", why="there is no C++ compiler here: g++, or what CXX says"
+        ) from error
+    if device.type == "cuda" and not has_triton():
+        raise operator_error("E411", why="for a GPU torch needs the library triton")
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Nothing is compiled for what is computed seldom and in other shapes."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
