@@ -205,6 +205,12 @@ _ROWS = (
         "give all hosts the same command, the same version and the same data",
     ),
     Kind(
+        "E411",
+        "layers cannot be compiled",
+        "--compile needs a C++ compiler on this machine, and the library triton for a GPU",
+        "install g++ (or name a compiler with CXX), or leave out --compile",
+    ),
+    Kind(
         "E501",
         "no peers",
         "none of the given or cached peers could be joined; each is listed with its own reason",

@@ -34,6 +34,7 @@ from node.trainer.channel import (
     Stop,
     Stopped,
 )
+from node.trainer.computing import Computing
 from node.trainer.data import TrainingData, open_tokens
 from node.trainer.engine import Engine
 from node.trainer.evaluate import shard_tokens
@@ -46,7 +47,6 @@ from node.trainer.optim import (
     set_learning_rate,
 )
 from node.trainer.parallel import Ranks
-from node.trainer.parallelize import Computing
 from node.trainer.progress import Progress
 from node.trainer.resume import Work
 from node.trainer.settings import TrainerSettings
@@ -85,6 +85,9 @@ class Trainer(Progress):
             manifest.rounds.overlap_steps,
         )
         self.one_disk = settings.hosts == 1
+        if settings.compile:  # takes a minute or two: before the swarm counts on this island
+            self._gradients()
+            self.optimizer.zero_grad()
 
     # --- the loop -----------------------------------------------------------------------------
 
