@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts_kit import START_S, hosts
+from hosts_kit import START_S, HostProcess, hosts
 from swarm_kit import settings, until
 
 from benchmarks.netns import available
@@ -30,8 +30,17 @@ RUN = settings(
     inner__total_steps=100,
     seed=3,
 )
-ENDLESS = settings(inner_steps=5, total_rounds=100_000, min_grace_s=2, data__batch_size=8, seed=3)
+ENDLESS = settings(
+    inner_steps=4,
+    total_rounds=100_000,
+    min_grace_s=2,
+    eval_every=100,
+    data__batch_size=8,
+    evaluation__sequences=8,
+    seed=3,
+)
 LAYOUT = ("--nproc", "2", "--layout", "fsdp=4")
+ELASTIC = ("--nnodes", "1:2", "--nproc", "1")  # fsdp=2 over both
 DARK_S = 20.0  # ten seconds of silence, and a busy machine
 
 
@@ -88,7 +97,13 @@ def test_the_pages_commands(tmp_path: Path) -> None:
         )
 
 
-def goes_on_alone(one, two, lose: Callable[[], None], bound: float) -> float:
+def meshes(host: HostProcess) -> list[str]:
+    """What host 0 said of its island's mesh, whenever it changed."""
+    said = [text.partition("this island ")[2] for text in host.notices()]
+    return [text for text in said if text.startswith("goes on with")]
+
+
+def goes_on_alone(one: HostProcess, lose: Callable[[], None], bound: float) -> float:
     """Host 0 trains on without host 1; seconds until it knew."""
     one.wait_round(1)
     lose()
@@ -102,38 +117,47 @@ def goes_on_alone(one, two, lose: Callable[[], None], bound: float) -> float:
     took = time.monotonic() - began
     seen = max(one.rounds())
     one.wait_round(seen + 2)
-    assert len(one.ranks()) == 2
-    assert any("goes on with 1 hosts: fsdp=2" in text for text in one.notices())
+    assert len(one.ranks()) == 1
+    assert meshes(one)[-1] == "goes on with 1 hosts: single"
     return took
 
 
-def test_a_killed_host_is_gone_on_without_and_taken_in_again(tmp_path: Path, record_property):
+def test_a_killed_host_is_gone_on_without(tmp_path: Path, record_property):
     with hosts(tmp_path, ["one", "two"]) as made:
-        one = made.host(0).start("--nnodes", "1:2", *LAYOUT, *ENDLESS)
-        two = made.host(1).start("--nnodes", "1:2", *LAYOUT)
-        record_property("noticed_s", round(goes_on_alone(one, two, two.kill, 5.0), 1))
+        one = made.host(0).start(*ELASTIC, *ENDLESS)
+        two = made.host(1).start(*ELASTIC)
+        record_property("noticed_s", round(goes_on_alone(one, two.kill, 5.0), 1))
         assert any(problem["code"] == "E408" for problem in one.events("problem"))
         tokens = [event["tokens"] for event in one.events("step")]
         assert len(set(tokens)) == 1  # the batch stayed
-        two.start("--nnodes", "1:2", *LAYOUT)
-        until(lambda: len(two.ranks()) == 2, START_S, "host 1 trains again", two.text)
+
+
+def test_a_host_that_comes_back_is_taken_in(tmp_path: Path) -> None:
+    with hosts(tmp_path, ["one", "two"]) as made:
+        one = made.host(0).start(*ELASTIC, *ENDLESS)
+        two = made.host(1).start(*ELASTIC)
+        one.wait_round(0)
+        two.kill()
+        until(lambda: meshes(one) == ["goes on with 1 hosts: single"], START_S, "alone", one.text)
+        two.start(*ELASTIC)
+        until(lambda: len(two.ranks()) == 1, START_S, "host 1 trains again", two.text)
         back = max(one.rounds())
         one.wait_round(back + 2)
-        assert "goes on with 2 hosts: fsdp=4" in one.notices()[-1]
+        assert meshes(one)[-1] == "goes on with 2 hosts: fsdp=2"
 
 
 def test_a_host_whose_link_is_dark_is_gone_on_without(tmp_path: Path, record_property):
     with hosts(tmp_path, ["one", "two"]) as made:
-        one = made.host(0).start("--nnodes", "1:2", *LAYOUT, *ENDLESS)
-        two = made.host(1).start("--nnodes", "1:2", *LAYOUT)
+        one = made.host(0).start(*ELASTIC, *ENDLESS)
+        two = made.host(1).start(*ELASTIC)
         assert made.net is not None
-        took = goes_on_alone(one, two, lambda: made.net.darken("two"), DARK_S)
+        took = goes_on_alone(one, lambda: made.net.darken("two"), DARK_S)
         record_property("noticed_s", round(took, 1))
         # the host behind the dark link ends its ranks and looks for host 0
         until(lambda: not two.ranks(), DARK_S, "its ranks end", two.text)
         assert any("host 0 of this island is lost" in text for text in two.notices())
         made.net.light("two")
-        until(lambda: len(two.ranks()) == 2, START_S, "host 1 trains again", two.text)
+        until(lambda: len(two.ranks()) == 1, START_S, "host 1 trains again", two.text)
 
 
 def test_without_host_0_the_others_end_with_a_clear_message(tmp_path: Path) -> None:
