@@ -128,6 +128,8 @@ async def test_state_follows_the_events(client, kit):
     assert state["training"]["steps"] == [[40, 2.5]]
     assert state["training"]["validation_loss"] == 2.45
     assert state["consensus"]["contraction"] == pytest.approx(0.2)
+    [whole] = state["fragments"]
+    assert (whole["fragment"], whole["fragments"], whole["agreeing"]) == (0, 1, 3)
     assert state["network"]["rounds"]["compression"] == 8
     assert state["network"]["by_kind"]["gradients"] == {"sent": 5, "received": 6}
     assert state["trust"] == {

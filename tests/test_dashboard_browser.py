@@ -196,6 +196,31 @@ async def test_alarms_are_said_and_texts_of_peers_are_no_markup(page: Page) -> N
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
+async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
+    swarm = Imagined(4, 20)
+    shown = "!document.querySelector('#fragments').hidden"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        assert not await page.evaluate(shown)  # merged as a whole
+        done = swarm.state.rounds[-1][1]
+        for number in range(3):
+            swarm.log.emit(
+                replace(
+                    done, round=20 - number, fragment=number, fragments=3, state=f"{number}a" * 9
+                )
+            )
+        await page.until(shown)
+        rows = await page.evaluate(
+            "[...document.querySelectorAll('#fragments tbody tr')].map(r => r.textContent)"
+        )
+        assert [row[:6] for row in rows] == ["1 of 3", "2 of 3", "3 of 3"]
+        assert "20" in rows[0]
+        assert "18 (2 behind)" in rows[2]
+        assert "2a2a2a2a2a2a" in rows[2]
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
 async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
     async with served(Imagined(12, 30)) as url:
         await page.go(url)

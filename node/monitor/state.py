@@ -82,6 +82,7 @@ class NodeState:
         self.rounds: deque[tuple[float, RoundDone]] = deque(maxlen=KEPT_ROUNDS)
         self.outcomes: Counter[str] = Counter()
         self.phase_seconds: dict[str, float] = {}
+        self.fragments: dict[int, tuple[float, RoundDone]] = {}  # the newest round of each
         self.sent_bytes = 0  # of rounds
         self.received_bytes = 0
         self.raw_bytes = 0
@@ -179,6 +180,7 @@ class NodeState:
             "trust": {
                 "rejected": dict(self.rejected),
                 "refused": dict(self.refused),
+            "fragments": [_fragment(*self.fragments[n]) for n in sorted(self.fragments)],
                 "strangers": dict(self.providers.strangers()),
             },
             "checkpoint": _stamped(self.checkpoint),
@@ -209,6 +211,8 @@ class NodeState:
         self.received_bytes += done.received_bytes
         self.raw_bytes += done.raw_bytes
         for phase, seconds in done.phases.items():
+        if done.fragment < MAX_FRAGMENTS:
+            self.fragments[done.fragment] = (when, done)
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
 
     def _training(self, last: RoundDone | None) -> dict[str, Any]:
@@ -262,3 +266,22 @@ def _stamped(item: tuple[float, Any] | None) -> dict[str, Any] | None:
 
 def _plain(view: Any) -> dict[str, Any]:
     return {item.name: plain(getattr(view, item.name)) for item in dataclasses.fields(view)}
+def _fragment(when: float, done: RoundDone) -> dict[str, Any]:
+    """Where one fragment stands: its newest round, when that was through, and whose state it has.
+
+    ``agreeing`` of ``live`` islands have its state bit for bit.
+    """
+    return {
+        "fragment": done.fragment,
+        "fragments": done.fragments,
+        "round": done.round,
+        "time": when,
+        "outcome": done.outcome,
+        "members": done.members,
+        "live": done.live,
+        "agreeing": done.agreeing,
+        "state": done.state,
+        "sync_s": plain(done.sync_s),
+    }
+
+

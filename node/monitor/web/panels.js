@@ -59,6 +59,7 @@ export class Panels {
     this.summary(store);
     this.alarms(store.state);
     this.agreement(store);
+    this.fragments(store.state);
     this.network(store.state.network);
     this.trust(store.state);
     this.node(store);
@@ -124,6 +125,36 @@ export class Panels {
     const same = live.filter((p) => p.agrees === true).length;
     const marks = live.map((p) => el("li", { class: p.agrees === false ? "differs" : p.agrees ? "same" : "other", title: `${store.names.of(p.peer)}, round ${p.round}` }, p.agrees === false ? "✕" : p.agrees ? "✓" : "○", el("span", { class: "sr" }, ` ${store.names.of(p.peer)} ${p.agrees === false ? "has another state" : p.agrees ? "has the same state" : "is at another round"}`)));
     fill(host, live.length ? el("p", {}, el("b", {}, `${same} of ${live.length}`), ` live islands have this node's state, bit for bit`) : empty("No live island."), el("ul", { class: "marks" }, ...marks));
+  }
+
+  /** Where each fragment stands; a model that is merged as a whole has no such panel. */
+  fragments(state) {
+    const card = document.querySelector("#fragments");
+    const all = state.fragments ?? [];
+    card.hidden = !all.some((f) => f.fragments > 1);
+    if (card.hidden) return;
+    const head = Math.max(...all.map((f) => f.round));
+    const age = (f) => `${duration(Math.max(0, state.time - f.time))} ago`;
+    const shape = JSON.stringify(all.map((f) => [f.fragment, f.round, f.agreeing, f.live, f.outcome]));
+    if (shape === this.fragmented) {
+      card.querySelectorAll("td.age").forEach((cell, i) => say(cell, age(all[i])));
+      return;
+    }
+    this.fragmented = shape;
+    const rows = all.map((f) => {
+      const same = f.agreeing >= f.live;
+      return el("tr", {},
+        el("th", { scope: "row" }, `${f.fragment + 1} of ${f.fragments}`),
+        el("td", { class: "num" }, `${f.round}${f.round < head ? ` (${head - f.round} behind)` : ""}`),
+        el("td", { class: "num age" }, age(f)),
+        el("td", {}, f.outcome),
+        el("td", { class: "num" }, `${f.members} of ${f.live}`),
+        el("td", { class: "num" }, seconds(f.sync_s)),
+        el("td", {}, `${same ? "✓" : "○"} ${f.agreeing} of ${f.live}`),
+        el("td", {}, el("code", { title: f.state }, f.state.slice(0, 12) || DASH)));
+    });
+    const names = ["Fragment", "Round", "Merged", "How", "Islands in it", "Time to merge", "Same state", "State"];
+    fill(card.querySelector(".body"), el("div", { class: "scroll" }, el("table", {}, el("caption", { class: "sr" }, "Where each fragment stands"), el("thead", {}, el("tr", {}, ...names.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows))));
   }
 
   network(network) {

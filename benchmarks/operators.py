@@ -1,0 +1,137 @@
+"""What watching and asking cost: the dashboard in a browser, and commands until they answer.
+
+    python -m benchmarks.operators --json benchmarks/results/operators.json
+
+The dashboard is that of an imagined node among 64 islands with 10,000 rounds of history, in a
+headless chromium on this machine: seconds until the page is drawn, bytes of its scripts, and what
+a reader costs the node's process while a round a second comes in. That process also drives the
+browser, which counts. Of a command, CPU seconds of its process, all of it. Medians, and all
+samples beside them; a busy machine shows in wall times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))  # the kits of the browser tests
+
+COMMANDS = {
+    "--help": ["--help"],
+    "status": ["status"],
+    "doctor --no-network": ["doctor", "--no-network"],
+    "runs": ["runs"],
+    "config show": ["config", "show"],
+}
+LIMITS = {"first_paint_s": 1.0, "update_core": 0.01, "scripts_bytes": 150_000, "command_cpu_s": 0.5}
+
+
+def command_cpu(words: list[str], home: str) -> float:
+    """CPU seconds of one command; it may end with an error where nothing runs."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "node", *words],
+        cwd=ROOT, env=kept | {"HOME": home}, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def commands(repeats: int) -> dict[str, Any]:
+    """CPU seconds of each command, after one run that compiles and warms the disk's cache."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as home:
+        for name, words in COMMANDS.items():
+            command_cpu(words, home)
+            samples = [round(command_cpu(words, home), 3) for _ in range(repeats)]
+            found[name] = {"cpu_s": median(samples), "samples": samples}
+    return found
+
+
+async def dashboard(islands: int, rounds: int, repeats: int, seconds: float) -> dict[str, Any]:
+    """First paint, size, and what a reader costs the node."""
+    from browser_kit import CHROMIUM, browser
+    from dashboard_kit import Imagined
+
+    from node.monitor.api import ApiServer, make_app
+
+    if not CHROMIUM:
+        return {"error": "no chromium on this machine"}
+    swarm = Imagined(islands, rounds)
+    server = ApiServer(make_app(swarm.state, swarm.log, swarm.history), "127.0.0.1:0")
+    url = f"http://{await server.start()}/"
+    filled = "document.documentElement.dataset.filled"
+    try:
+        with tempfile.TemporaryDirectory() as profile:
+            async with browser(Path(profile) / "profile") as page:
+                await page.shape(1440, 900)
+                paints, costs = [], []
+                for _ in range(repeats):
+                    await page.go(url)
+                    paints.append(int(await page.until(filled)) / 1000)
+                sizes = await page.evaluate(
+                    "performance.getEntriesByType('resource').map(r => [r.name, r.decodedBodySize])"
+                )
+                for _ in range(repeats):
+                    began, busy = time.monotonic(), time.process_time()
+                    while time.monotonic() - began < seconds:
+                        swarm.step()
+                        await asyncio.sleep(1.0)
+                    costs.append((time.process_time() - busy) / (time.monotonic() - began))
+    finally:
+        await server.aclose()
+    return {
+        "islands": islands,
+        "rounds": rounds,
+        "first_paint_s": min(paints),
+        "first_paint_samples": paints,
+        "update_core": round(median(costs), 5),
+        "update_core_samples": [round(cost, 5) for cost in costs],
+        "scripts_bytes": sum(size for name, size in sizes if name.endswith(".js")),
+        "data_bytes": sum(size for name, size in sizes if "/api/" in name),
+    }
+
+
+def main() -> int:
+    """Measure, print, write; exit status 1 where a limit is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each sample of updates")
+    parser.add_argument("--no-browser", action="store_true")
+    given = parser.parse_args()
+    result: dict[str, Any] = {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "limits": LIMITS,
+        "commands": commands(given.repeats),
+    }
+    slow = [n for n, f in result["commands"].items() if f["cpu_s"] > LIMITS["command_cpu_s"]]
+    if not given.no_browser:
+        page = asyncio.run(dashboard(64, 10_000, given.repeats, given.seconds))
+        result["dashboard"] = page
+        slow += [n for n in LIMITS if n in page and page[n] > LIMITS[n]]
+    result["over_limit"] = slow
+    text = json.dumps(result, indent=1)
+    if given.json:
+        given.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
