@@ -38,6 +38,7 @@ KEPT_STEPS = 1024
 KEPT_PROBLEMS = 20
 MAX_PEERS = 512
 MAX_LINKS = 4096
+MAX_FRAGMENTS = 64
 STALL_S = 120.0  # without an inner step, an island that takes part is not healthy
 STALL_STEPS = 20  # nor after that many times its usual step
 
@@ -80,9 +81,9 @@ class NodeState:
         self.steps: deque[tuple[int, float | None]] = deque(maxlen=KEPT_STEPS)  # step, loss
         self.tokens = 0  # trained by this node since the start
         self.rounds: deque[tuple[float, RoundDone]] = deque(maxlen=KEPT_ROUNDS)
+        self.fragments: dict[int, tuple[float, RoundDone]] = {}  # the newest round of each
         self.outcomes: Counter[str] = Counter()
         self.phase_seconds: dict[str, float] = {}
-        self.fragments: dict[int, tuple[float, RoundDone]] = {}  # the newest round of each
         self.sent_bytes = 0  # of rounds
         self.received_bytes = 0
         self.raw_bytes = 0
@@ -174,13 +175,13 @@ class NodeState:
                 "outcomes": dict(self.outcomes),
             },
             "consensus": _consensus(last),
+            "fragments": [_fragment(*self.fragments[n]) for n in sorted(self.fragments)],
             "alarms": [_plain(alarm) for alarm in self.alarms(views)],
             "peers": [_plain(view) for view in views],
             "network": self._network(last),
             "trust": {
                 "rejected": dict(self.rejected),
                 "refused": dict(self.refused),
-            "fragments": [_fragment(*self.fragments[n]) for n in sorted(self.fragments)],
                 "strangers": dict(self.providers.strangers()),
             },
             "checkpoint": _stamped(self.checkpoint),
@@ -205,14 +206,14 @@ class NodeState:
 
     def _round_done(self, when: float, done: RoundDone) -> None:
         self.rounds.append((when, done))
+        if done.fragment < MAX_FRAGMENTS:
+            self.fragments[done.fragment] = (when, done)
         self.round = max(self.round, done.round)
         self.outcomes[done.outcome] += 1
         self.sent_bytes += done.sent_bytes
         self.received_bytes += done.received_bytes
         self.raw_bytes += done.raw_bytes
         for phase, seconds in done.phases.items():
-        if done.fragment < MAX_FRAGMENTS:
-            self.fragments[done.fragment] = (when, done)
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
 
     def _training(self, last: RoundDone | None) -> dict[str, Any]:
@@ -260,12 +261,6 @@ def _consensus(last: RoundDone | None) -> dict[str, Any] | None:
     }
 
 
-def _stamped(item: tuple[float, Any] | None) -> dict[str, Any] | None:
-    return None if item is None else _plain(item[1]) | {"time": item[0]}
-
-
-def _plain(view: Any) -> dict[str, Any]:
-    return {item.name: plain(getattr(view, item.name)) for item in dataclasses.fields(view)}
 def _fragment(when: float, done: RoundDone) -> dict[str, Any]:
     """Where one fragment stands: its newest round, when that was through, and whose state it has.
 
@@ -285,3 +280,9 @@ def _fragment(when: float, done: RoundDone) -> dict[str, Any]:
     }
 
 
+def _stamped(item: tuple[float, Any] | None) -> dict[str, Any] | None:
+    return None if item is None else _plain(item[1]) | {"time": item[0]}
+
+
+def _plain(view: Any) -> dict[str, Any]:
+    return {item.name: plain(getattr(view, item.name)) for item in dataclasses.fields(view)}
