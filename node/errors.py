@@ -128,8 +128,10 @@ _ROWS = (
     Kind(
         "E302",
         "peers cannot dial this node",
-        "a NAT or firewall keeps connections out",
-        "forward the port and give its public address with --public-addr HOST:PORT",
+        "a NAT or firewall keeps connections out, and no peer relays for it: a node that can be "
+        "dialled would, unless --require-reachable or a --public-addr that is wrong forbids it",
+        "forward the port and give its public address with --public-addr HOST:PORT, or start a "
+        "node elsewhere that can be dialled, as a relay",
     ),
     Kind(
         "E303",
