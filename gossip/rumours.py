@@ -22,7 +22,7 @@ from protocols.identity import PeerId
 
 EVERYBODY = 16  # peers that are all told directly
 FANOUT = 4
-PAUSE_S = 0.05  # seconds between two batches
+PAUSE_S = 0.1  # seconds between two batches
 BATCH_BYTES = 48 * 1024
 MET = 4096  # announcements that are known to be no news
 
