@@ -46,7 +46,7 @@ _ALONE = {"quorum": ONE, "grace_fraction": 0.0, "min_grace_s": 0.0}
 # what a mode stands for, where the manifest says nothing else
 MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "async": {
-        "rounds": _ALONE,
+        "rounds": {**_ALONE, "eval_every": 10},  # every arrival is a round
         "outer": {"optimizer": "delayed-nesterov"},
         "merge": {"weights": "rate"},
     },
@@ -133,6 +133,9 @@ class Rounds(Section):
     """When and how the swarm meets."""
 
     inner_steps: int = Field(default=50, ge=1, le=10_000_000)  # H of the fastest island
+    # 0: always inner_steps. Else H is between both, such that waiting for bytes takes at most
+    # `exposed` of a round
+    most_steps: int = Field(default=0, ge=0, le=10_000_000)
     overlap_steps: int = Field(default=0, ge=0)  # inner steps taken between snapshot and merge
     # the model is merged whole, or in so many fragments that take turns (streaming): then results
     # may take `tau` inner steps (0: as many as the measured links ask for, at most a quarter of
@@ -144,7 +147,7 @@ class Rounds(Section):
     codec: CodecChoice = "int4"
     # for "auto": which of them, the finest first; chosen for each round by the measured links
     codecs: tuple[Codec, ...] = Field(default=("int4", "int2"), max_length=9)
-    exposed: float = Field(default=0.05, gt=0, le=1)  # share of a round "auto" lets it wait
+    exposed: float = Field(default=0.05, gt=0, lt=1)  # share of a round that may be waiting
     # how much of what a coarse codec lost is added to what is sent next
     feedback: float = Field(default=0.95, ge=0, le=1)
     # whether parts pass through one member of each site (``region``), or of each row of a grid
@@ -211,6 +214,8 @@ class Rounds(Section):
     def _streaming(self) -> Rounds:
         if self.fragments > self.inner_steps:
             raise ValueError("rounds.fragments exceeds rounds.inner_steps: each needs a turn")
+        if 0 < self.most_steps < self.inner_steps:
+            raise ValueError("rounds.most_steps is less than rounds.inner_steps")
         if self.tau > self.inner_steps // 4:
             raise ValueError("rounds.tau exceeds a quarter of rounds.inner_steps")
         if self.fragments > 1 and self.overlap_steps:
@@ -250,7 +255,8 @@ def with_defaults(given: Any) -> Any:
         wanted = {"rounds": {"fragments": _streaming_fragments(tables.get("model"))}}
     rounds = _plain(tables.get("rounds"))
     if mode == "server" and str(rounds.get("staleness", 0)) != "0":  # lock-step is given up
-        wanted = {**MODE_DEFAULTS["async"], "rounds": {**_ALONE, "owners": "servers"}}
+        late = MODE_DEFAULTS["async"]
+        wanted = {**late, "rounds": {**late["rounds"], "owners": "servers"}}
     if mode == "gossip" and str(_plain(tables.get("gossip")).get("rule")) == "average":
         wanted = {**wanted, "outer": MODE_DEFAULTS["push-sum"]["outer"]}
     outer = _plain(tables.get("outer"))

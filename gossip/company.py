@@ -132,13 +132,14 @@ class Company:
         islands = [peer for peer in self.here(now) if self._role(peer) == "island"]
         return set(islands if self.clients is None else self.clients(self.place, islands))
 
-    def waiting(self, now: float) -> bool:
-        """Whether somebody waits for a next round to take part: come anew, or come back."""
+    def waiting(self, now: float) -> set[PeerId]:
+        """Who waits for a next round to take part: come anew, or come back."""
         here = (self.place.previous, self.place.state)
-        return any(
-            announce.status == "joining" and (announce.head, announce.state) == here
+        return {
+            announce.peer
             for announce in self.membership.islands_alive(now)
-        )
+            if announce.status == "joining" and (announce.head, announce.state) == here
+        }
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """A peer did not deliver what the plan asked of it, to me."""

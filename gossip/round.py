@@ -279,7 +279,7 @@ class Round:
 
     def _should_begin(self, now: float) -> bool:
         ready, late = self.company.ready_and_late(now)
-        if not ready and self._roll_is_due(now):
+        if self._roll_is_due(now, ready):
             return True
         if not ready or len(ready) < self.rules.quorum * self.company.working(now):
             self._quorum_since = None
@@ -294,15 +294,18 @@ class Round:
             self.company.eta(late_one, now) <= left * 1.25 for late_one in late
         )
 
-    def _roll_is_due(self, now: float) -> bool:
+    def _roll_is_due(self, now: float, ready: Sequence[Announce]) -> bool:
         """Whether a round that merges nothing is to bring newcomers into office.
 
         Where rounds are far apart they would wait long; where only servers are in office, no
         island could ever begin.
         """
-        if now < self.opened + ROLL_CALL_S or not self.company.waiting(now):
+        if now < self.opened + ROLL_CALL_S:
             return False
-        return self.rules.calls or not self.company.training(now)
+        waiting = self.company.waiting(now)
+        if ready:  # once for everybody: who only says that it waits holds nobody up
+            return self.rules.calls and bool(waiting - set(self.roster))
+        return bool(waiting) and (self.rules.calls or not self.company.training(now))
 
     # --- standing and leading --------------------------------------------------------------------
 
@@ -405,7 +408,7 @@ class Round:
             )
         ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
-        if not ready and self._roll_is_due(now):
+        if self._roll_is_due(now, ready):
             return roll_call(
                 self.identity,
                 self.place,

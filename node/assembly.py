@@ -222,6 +222,7 @@ def make_conductor(
         on_applied,
         joined=joined,
         swarm=swarm,
+        own_steps=config.inner_steps,
     )
     if restored is not None:
         conductor.pace.step = restored.facts.step

@@ -15,14 +15,15 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from diloco.fragments import delay_for
+from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.roamer import PROJECTION
 from gossip.sketch import sketch
+from node.choosing import Chooser
 from node.island import Island, TrainerDied
 from node.modes import at_will, clients_of, is_over, once, weight_of
 from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
-from node.pace import Pace, Usual, inner_steps
+from node.pace import Pace
 from node.replica import OuterReplica
 from node.trainer.channel import (
     Applied,
@@ -73,6 +74,7 @@ class Conductor:
     joined: bool  # came into a run under way: its optimizer is cold
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
+    own_steps: int = 0  # the operator's H for this island, 0: none
     ready: Ready | None = None
     idle: float = 0.0
     _begun: bool = False
@@ -80,13 +82,13 @@ class Conductor:
     _restarts: int = 0
     _target: int = 0
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
-    _transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
     _staged: asyncio.Future[None] | None = None
     _saved: asyncio.Future[Saved] | None = None
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
         fragments = len(self.replicas)
+        self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_steps)
         self._at_will, self._clients = at_will(self.manifest), clients_of(self.manifest)
         # rounds in which something of ours was merged, and when the last snapshot was taken
         # (monotonic), by fragment
@@ -126,7 +128,16 @@ class Conductor:
             await self._turns.all_to_read()
         if fragment == 0 and (contributed or reset or not self._at_will):
             self._since = 0
-        order = (self._target, slot, slots, contributed, reset, evaluate, fragment, self._tau())
+        order = (
+            self._target,
+            slot,
+            slots,
+            contributed,
+            reset,
+            evaluate,
+            fragment,
+            self._chooser.tau(),
+        )
         try:
             await self.island.send(Apply(round_, *order))
         except ChannelClosedError:
@@ -244,7 +255,7 @@ class Conductor:
                 self.joined and not resume,
                 evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
                 others=tuple(others),
-                tau=self._tau(),
+                tau=self._chooser.tau(),
                 at_will=self._at_will,
                 forgets=not self.manifest.inner.keep_moments,
             )
@@ -362,30 +373,28 @@ class Conductor:
             return roster.index(self.me), len(roster)
         return len(roster), len(roster) + 1  # out of office, and training on meanwhile
 
-    def _tau(self) -> int:
-        """Inner steps to take after a snapshot before its outcome is waited for."""
-        rounds, speed = self.manifest.rounds, self.pace.steps_per_second
-        if rounds.fragments == 1:
-            return rounds.overlap_steps
-        if rounds.tau or speed <= 0:
-            return rounds.tau or 1
-        return delay_for(self._transfer.most, 1 / speed, rounds.inner_steps)
-
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
         taken = self.snapshot_at[fragment]
-        if self.swarm is not None and taken and self.swarm.chains[fragment].planned:
-            self._transfer.add(asyncio.get_running_loop().time() - taken)
+        if self.swarm is None or not taken:
+            return
+        chain = self.swarm.chains[fragment]
+        if chain.planned:
+            self._chooser.transfer.add(asyncio.get_running_loop().time() - taken)
+            if isinstance(chain, Chain) and chain.held_at > chain.planned_at:
+                self._chooser.exchange.add(chain.held_at - chain.planned_at)
 
     def _next_target(self) -> int:
         """Inner steps until the next contribution; 0: the next round does without this island."""
-        swarm, rounds = self.swarm, self.manifest.rounds
+        swarm = self.swarm
         if not self._drawn():
             return 0
-        speeds = []
-        if swarm is not None and rounds.dynamic_steps:
-            speeds = [a.steps_per_second for a in swarm.membership.islands_alive(swarm.now())]
-        return inner_steps(rounds.inner_steps, self.pace.steps_per_second, speeds)
+        chosen = self._chooser.steps(
+            swarm.membership.islands_alive(swarm.now()) if swarm is not None else ()
+        )
+        if swarm is not None:
+            swarm.presence.note(wanted_steps=self._chooser.wanted)
+        return chosen
 
     def _drawn(self) -> bool:
         """Whether this island is one of the round's clients, as far as it sees who is alive."""

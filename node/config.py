@@ -153,6 +153,12 @@ class NodeConfig(IslandSettings):
     resume: bool = Field(
         default=False, description="Go on from the newest checkpoint in the state directory."
     )
+    inner_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Inner steps of this island between contributions; 0: as the run says, fewer "
+        "where it is slower.",
+    )
     wait_s: float = Field(
         default=120.0, ge=0, description="Seconds to look for peers before giving up; 0: for ever."
     )

@@ -284,7 +284,8 @@ class Participation:
         self._saved_at = self.swarm.now()
         while True:
             await asyncio.sleep(max(0.1, self._saved_at + every - self.swarm.now()))
-            if self.swarm.now() >= self._saved_at + every:
+            training = self.conductor is not None and self.conductor.training
+            if training and self.swarm.now() >= self._saved_at + every:
                 await self._save()
 
     def _check_end(self) -> None:

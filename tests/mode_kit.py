@@ -6,16 +6,19 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from swarm_kit import Island, Stranger, digests
+from swarm_kit import START_S, Island, Stranger, digests, until
 
+from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 
 TURN_S = 0.1
+LOOK_S = 0.5
 
 
 @contextmanager
@@ -47,13 +50,33 @@ def slowed(island: Island, factor: int) -> Iterator[None]:
         thread.join()
 
 
-def certified(island: Island) -> list[Certificate]:
-    """All rounds that an island keeps."""
-    stranger = Stranger()
+class Watcher:
+    """Asks one island for its certificates, and for the new ones alone each time."""
+
+    def __init__(self, island: Island) -> None:
+        self.island, self._known = island, list[Certificate]()
+        self._stranger, self._asked = Stranger(), 0.0
+        self.run_id = until(lambda: asked(island), START_S, "it answers", island.tail)
+
+    def rounds(self) -> list[Certificate]:
+        """All rounds that were committed until about now."""
+        if time.monotonic() > self._asked + LOOK_S:  # who asks often is no burden to it
+            self._known += self._stranger.certificates(
+                self.island, len(self._known), run_id=self.run_id
+            )
+            self._asked = time.monotonic()
+        return self._known
+
+    def close(self) -> None:
+        self._stranger.close()
+
+
+def asked(island: Island) -> bytes:
+    """The run's id; empty where a busy machine does not let it answer in time."""
     try:
-        return stranger.certificates(island)
-    finally:
-        stranger.close()
+        return island.run_id
+    except OperatorError:
+        return b""
 
 
 def merged_tokens(certificates: Sequence[Certificate]) -> Counter[PeerId]:

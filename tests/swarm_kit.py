@@ -295,16 +295,18 @@ class Stranger:
         self._runner.run(self._transport.aclose())
         self._runner.close()
 
-    def certificates(self, island: Island, first: int = 0) -> list[Certificate]:
-        """All that an island keeps, from round ``first`` on."""
-        return self._runner.run(self._certificates(island, first))
+    def certificates(
+        self, island: Island, first: int = 0, run_id: bytes = b""
+    ) -> list[Certificate]:
+        """All that an island keeps, from round ``first`` on; of ``run_id``, where it is known."""
+        return self._runner.run(self._certificates(island, first, run_id or island.run_id))
 
-    async def _certificates(self, island: Island, first: int) -> list[Certificate]:
+    async def _certificates(self, island: Island, first: int, run_id: bytes) -> list[Certificate]:
         address, _, peer = island.await_up().rpartition("/")
         self._transport.book.add(PeerId(peer), address)
         found: list[Certificate] = []
         while True:
-            request = CertificateRequest(island.run_id, 0, first + len(found), AT_ONCE)
+            request = CertificateRequest(run_id, 0, first + len(found), AT_ONCE)
             reply = await self._transport.call(
                 PeerId(peer),
                 "certificates",

@@ -67,6 +67,7 @@ bootstrap_app = typer.Typer(
         "init_from",
         "checkpoint_every",
         "checkpoint_seconds",
+        "inner_steps",
         "keep_checkpoints",
         "checkpoint_copy",
         "resume",

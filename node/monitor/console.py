@@ -18,6 +18,7 @@ from node.monitor.events import (
     ExchangesChosen,
     Event,
     JoinProgress,
+    KnobSet,
     Notice,
     PeerJoined,
     PeerLeft,
@@ -125,6 +126,11 @@ def render(event: Event, key: str = "") -> str:
                 f"{word} {event.code}: {clean(event.what)}\n"
                 f"  why: {clean(event.why)}\n  fix: {clean(event.fix)}"
             )
+        case KnobSet():
+            was = "" if event.before is None else f", was {event.before}"
+            inputs = ", ".join(f"{name} {value:.3g}" for name, value in event.inputs.items())
+            given = f" ({inputs})" if inputs else ""
+            return f"{event.name} is {event.value}{was}: {clean(event.why)}{given}"
         case Notice():
             return clean(event.text)
         case Stopping():

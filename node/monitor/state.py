@@ -20,6 +20,7 @@ from node.monitor.events import (
     CheckpointSaved,
     EventLog,
     JoinProgress,
+    KnobSet,
     PeerRefused,
     Problem,
     Record,
@@ -90,6 +91,7 @@ class NodeState:
         self.rejected: Counter[str] = Counter()  # by reason
         self.refused: Counter[str] = Counter()  # by error code
         self.problems: deque[tuple[float, Problem]] = deque(maxlen=KEPT_PROBLEMS)
+        self.knobs: dict[str, KnobSet] = {}  # what was chosen from measurements, the newest
         self.checkpoint: tuple[float, CheckpointSaved] | None = None
         self._clock = clock
         self._moved = clock()  # when training last moved
@@ -118,6 +120,8 @@ class NodeState:
                 self.problems.append((record.time, problem))
             case CheckpointSaved() as saved:
                 self.checkpoint = (record.time, saved)
+            case KnobSet() as knob:
+                self.knobs[knob.name] = knob
             case Stopping():
                 self.status = "leaving"
             case _:
@@ -174,6 +178,7 @@ class NodeState:
                 "committed": self.round,
                 "outcomes": dict(self.outcomes),
             },
+            "knobs": {name: _plain(knob) for name, knob in self.knobs.items()},
             "consensus": _consensus(last),
             "fragments": [_fragment(*self.fragments[n]) for n in sorted(self.fragments)],
             "alarms": [_plain(alarm) for alarm in self.alarms(views)],

@@ -1,0 +1,53 @@
+"""The page about modes: its examples are run files that load, and that a node trains with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from swarm_kit import Island, until
+
+from bootstrap.manifest import load
+from bootstrap.manifest_rounds import Mode, OuterRule
+from node.modes import RUN, check_runs
+
+PAGE = (Path(__file__).parents[1] / "docs" / "modes.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+NAMES = [re.findall(r'name = "([a-z-]+)"', text)[0] for text in EXAMPLES]
+
+
+@pytest.mark.parametrize("text", EXAMPLES, ids=NAMES)
+def test_examples_are_run_files(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    check_runs(load(file))
+
+
+def test_the_page_names_every_mode_and_every_outer_optimizer() -> None:
+    for name in (*get_args(Mode), *get_args(OuterRule)):
+        assert f"`{name}`" in PAGE, name
+    refused = next(line for line in PAGE.splitlines() if "E207" in line)
+    for mode in get_args(Mode):
+        assert (f"`{mode}`" in refused) == (mode not in RUN), mode
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("text", EXAMPLES, ids=NAMES)
+def test_a_node_trains_with_each_example(text: str, tmp_path: Path) -> None:
+    """One island alone, through the first rounds of the run, or to its only one."""
+    file = tmp_path / "run.toml"
+    file.write_text(text, encoding="utf-8")
+    island = Island("alone", tmp_path)
+    island.start("--run", str(file), "--rounds", "3")
+    try:
+        until(lambda: not island.running, 140, "it ends", island.tail)
+        assert island.process is not None
+        assert island.process.returncode == 0, island.tail()
+        losses = [event["loss"] for event in island.events("step")]
+        assert island.events("round")
+        assert losses[-1] < losses[0] - 1.0, losses[:: len(losses) // 8]
+    finally:
+        island.kill()
