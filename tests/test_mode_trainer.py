@@ -1,0 +1,97 @@
+"""What modes ask of a trainer: to contribute at will, to rest, to forget its moments."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from trainer_kit import TARGET, Bench, apply, begin, committing, merge
+
+from node.trainer.channel import Command, Pace, Report, Snapshot, StepDone, Stop
+from node.trainer.pieces import Piece, due, due_at_will
+from node.trainer.resume import Work
+
+
+def test_at_will_steps_count_from_the_last_contribution() -> None:
+    piece = Piece(frozenset(), unsent=Work(steps=6))
+    assert due([piece], 2, 8) == due_at_will([piece], 8) == []
+    piece.carried = Work(steps=2)  # sent, and not merged: with the next round there is
+    assert due([piece], 2, 8) == []  # who has a common beat waits for its turn
+    assert due_at_will([piece], 8) == [0]
+    piece.send()
+    assert due_at_will([piece], 8) == []
+    piece.answer(1, contributed=True, reset=False)
+    piece.unsent = Work(steps=7)
+    assert due_at_will([piece], 8) == []
+
+
+def test_at_will_fragments_begin_one_after_the_other_and_keep_apart() -> None:
+    pieces = [Piece(frozenset()) for _ in range(4)]
+    turns: dict[int, list[int]] = {}
+    for step in range(1, 41):
+        for piece in pieces:
+            piece.unsent += Work(steps=1)
+        for fragment in due_at_will(pieces, 8):
+            turns.setdefault(fragment, []).append(step)
+            pieces[fragment].send()
+            pieces[fragment].answer(step, contributed=True, reset=False)
+    assert len({steps[0] for steps in turns.values()}) == 4
+    for steps in turns.values():
+        assert {b - a for a, b in itertools.pairwise(steps)} == {8}
+
+
+def test_rounds_of_others_do_not_put_a_contribution_off(tmp_path: Path) -> None:
+    """Lock-step would count its steps anew with each of them, and it would never be due."""
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, Snapshot):
+            return [Stop()]
+        if isinstance(report, StepDone) and report.step < TARGET:
+            base, sent = bench.vectors.tensors()
+            assert bench.vectors.try_claim()
+            sent.copy_(base)
+            return [apply(report.step, contributed=False)]
+        return []
+
+    script = Bench(tmp_path, answer).run(begin(at_will=True))
+    (snapshot,) = script.of(Snapshot)
+    assert snapshot.steps == TARGET
+
+
+def test_who_is_not_drawn_rests_until_it_is_needed(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if not isinstance(report, Snapshot):
+            return []
+        assert bench.vectors.try_claim()
+        merge(bench.vectors)
+        if report.round == 1:
+            return [Stop()]
+        return [apply(1, target_steps=0)]
+
+    bench = Bench(tmp_path, answer)
+    looks = 0
+    receive = bench.script.receive
+
+    def woken(timeout: float) -> Command | None:
+        nonlocal looks
+        if bench.trainer.resting and not bench.script.commands:
+            looks += 1
+            if looks == 3:
+                bench.script.commands.append(Pace(TARGET))
+        return receive(timeout)
+
+    bench.script.receive = woken  # type: ignore[method-assign]
+    script = bench.run(begin())
+    assert looks == 3
+    assert [snapshot.steps for snapshot in script.of(Snapshot)] == [TARGET, TARGET]
+    assert len(script.of(StepDone)) == 2 * TARGET
+
+
+def test_moments_may_end_with_the_round(tmp_path: Path) -> None:
+    kept, forgot = (Bench(tmp_path / name, committing(2)) for name in ("kept", "forgot"))
+    first = kept.run(begin()).losses
+    second = forgot.run(begin(forgets=True)).losses
+    assert first[: TARGET + 1] == second[: TARGET + 1]
+    assert first[-1] != second[-1]
+    assert kept.trainer.optimizer.state
+    assert not forgot.trainer.optimizer.state
