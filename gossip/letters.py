@@ -1,7 +1,7 @@
 """Parameters on their way from island to island: bounded, resumed where a connection breaks.
 
-A letter is the encoded vector and a trailer of eleven bytes (which exchange of its round it is of,
-whether it answers one, and its push-sum weight), pushed over a lane as slices are
+A letter is the encoded vector and a trailer of twenty bytes (which exchange of its round it is of,
+which letter it answers, and its push-sum weight), pushed over a lane as slices are
 (:mod:`gossip.transfers`). What arrives is checked before it counts: length, codec, that the sender
 takes part, and that every value is finite. So many letters are kept as ``room`` says; then the
 oldest makes way, or, where none may be lost (``keep_all``), the newest is refused.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gossip.bodies import Wiring, as_bytes, chunk_at
 from gossip.transfers import Transfers
-from gossip.wandering import Stamp
+from gossip.wandering import Key, Stamp
 from protocols.bodies import BufferFeed
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
@@ -28,7 +28,8 @@ from protocols.messages import Transfer
 from protocols.transport import CHUNK_BYTES, Incoming
 
 VERB = "letter"
-_TRAILER = struct.Struct(">H?d")  # exchange, whether it is an answer, weight
+_TRAILER = struct.Struct(">HqHd")  # exchange, round and exchange it answers, weight
+_OPENS = (-1, 0)  # it answers nothing
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Letters:
         exchange: int,
         data: Tensor,
         *,
-        answers: bool,
+        answers: Key | None,
         timeout: float,
         weight: float = 1.0,
     ) -> None:
@@ -138,7 +139,7 @@ class Letters:
         Raises TransportError, and RemoteProtocolError for an answer that makes no sense.
         """
         body = as_bytes(data)
-        trailer = memoryview(_TRAILER.pack(exchange, answers, weight))
+        trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
         name = self._series + next(self._numbers).to_bytes(8, "big")
         header = Transfer(self.wiring.run, 0, round_, 0, self.size, self.wiring.codec.name, name, 0)
         chunks = self.wiring.codec.chunks(0, self.size)
@@ -189,7 +190,8 @@ class Letters:
     async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:
         codec, data = self.wiring.codec, torch.frombuffer(receipt.data, dtype=torch.uint8)
         body = data[: self.encoded_size]
-        exchange, answers, weight = _TRAILER.unpack(bytes(receipt.data[self.encoded_size :]))
+        exchange, *named, weight = _TRAILER.unpack(bytes(receipt.data[self.encoded_size :]))
+        answers = None if named[0] < 0 else (named[0], named[1])
         if not 0 < weight <= 2.0**32:  # NaN as well
             raise Malformed(f"a letter of weight {weight}")
 

@@ -43,6 +43,7 @@ STALL_S = 5.0  # without progress, before round trips were measured
 SPARE = 6  # letters that have room beside those of one round's exchanges
 PROJECTION = 0  # one for the whole run: islands stand at different rounds when they are compared
 FRESH = 2  # rounds that a sketch may be old
+RAMP = (0.25, 0.5, 0.75, 1.0)  # how far a newcomer's first letters move others
 
 
 class Mixing(Protocol):
@@ -133,6 +134,7 @@ class Roamer:
     learned: Callable[[Announce], None] = lambda announce: None
     changed: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     fragment: int = 0
+    newcomer: bool = False  # its state is an older one of somebody else's
     core: Wandering = field(init=False)
     letters: Letters = field(init=False)
     round_s: float = 0.0  # usual seconds of a round
@@ -141,6 +143,7 @@ class Roamer:
     _exchanged: list[Exchanged] = field(default_factory=list)
     _began: float = 0.0
     _norm: float = 0.0
+    _rounds: int = 0  # that are through
     _extra: int = 0
     _ours: bool = True
     _still: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -175,6 +178,12 @@ class Roamer:
     def lineage(self) -> Lineage:
         """Nobody has handed office to anybody."""
         return Lineage(self.wiring.run, (self.me,))
+
+    @property
+    def _standing(self) -> float:
+        """What a letter of this island's counts, beside a share's own weight."""
+        ramped = self.newcomer and not self.habits.one_way
+        return RAMP[min(self._rounds, len(RAMP) - 1)] if ramped else 1.0
 
     @property
     def planned(self) -> bool:
@@ -252,7 +261,6 @@ class Roamer:
         self._ours = True
         await self.replica.start()
         self._began, self._exchanged, self._body = self.now(), [], None
-        self._count()
         exchanges = self.neighbours + self._extra
         await self._carry(self.core.begin(self.replica.place.round, exchanges, self._began))
         self.presence.tell()  # the round may have another number now
@@ -293,7 +301,7 @@ class Roamer:
                 data,
                 answers=post.answers,
                 timeout=stall,
-                weight=weight,
+                weight=weight * self._standing,
             )
         except (TransportError, RemoteProtocolError) as error:
             if isinstance(error, Unreachable):
@@ -337,6 +345,7 @@ class Roamer:
         progress = self._norm**2 / self.size
         self._extra = self.more(spread.square / self.size, progress)
         ended = self.now()
+        self._rounds += 1
         self.round_s += (0.3 if self.round_s else 1.0) * (ended - self._began - self.round_s)
         self.note(ready=False)
         self.applied(
@@ -373,19 +382,12 @@ class Roamer:
             return Spread()
         before = torch.stack(list(found.values())).double()
         to_mean = sketch.distances_to_mean(before).tolist()
-        partners = [
-            peer
-            for one in self._exchanged
-            for peer in ((one.met.partner,) if one.met.outcome == "mixed" else one.met.others)
-            if peer in found
-        ]
-        here = found[self.me].double()
-        after = dict(found)
-        for peer in filter(
-            None, partners
-        ):  # a sketch is linear: that of a mean is the mean of sketches
-            here = (here + found[peer]) / 2
-            after[peer] = after[self.me] = here.float()
+        here, after = found[self.me], dict(found)
+        for one in self._exchanged:
+            for peer in one.met.mixed:  # sketches are linear: that of a mean is the mean of them
+                if peer in found:
+                    here = (here + found[peer]) / 2
+                    after[peer] = after[self.me] = here
         left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()
         norm = before.mean(0).norm().item()
         return Spread(dict(zip(found, to_mean, strict=True)), norm, left)

@@ -61,7 +61,7 @@ class Stamp:
     sender: PeerId
     round: int  # by the sender's count
     exchange: int
-    answers: bool
+    answers: Key | None  # which of our letters; None: it opens an exchange
     number: int  # of all letters that came
 
 
@@ -72,7 +72,7 @@ class Post:
     to: PeerId
     round: int
     exchange: int
-    answers: bool
+    answers: Key | None  # which of the other's letters; None: it opens an exchange
     awaited: bool
 
 
@@ -123,6 +123,12 @@ class Met:
     outcome: str
     seconds: float
     others: tuple[PeerId, ...] = ()  # whose letters were mixed in, beside the partner's
+
+    @property
+    def mixed(self) -> tuple[PeerId, ...]:
+        """All whose letters were mixed in."""
+        own = (self.partner,) if self.partner and self.outcome == "mixed" else ()
+        return own + self.others
 
 
 @dataclass
@@ -211,7 +217,7 @@ class Wandering:
         if not self.habits.one_way:
             held.clear()  # only the newest counts; of shares every one does
         held.append(stamp)
-        if self._phase == "meeting" and stamp.sender == self._partner:
+        if self._phase == "meeting" and stamp.sender == self._partner and stamp in self._fresh():
             took = now - self._since
             if self._usual is None:
                 self._usual = RoundTrip.first(took)
@@ -278,9 +284,9 @@ class Wandering:
             to = successors(everybody, self.me, self._label, self.habits.seed, self.exchanges)
             self._posting = set(to)
             if to:
-                return [Post(peer, self.round, 0, False, True) for peer in to]
+                return [Post(peer, self.round, 0, None, True) for peer in to]
             return self._close(now)
-        if any(not stamp.answers and stamp.sender not in self._opened for stamp in self._fresh()):
+        if any(not s.answers and s.sender not in self._opened for s in self._fresh()):
             return self._close(now)
         chosen = self._choose(now)
         return self._close(now) if chosen is None else self._turn_to(chosen)
@@ -305,7 +311,7 @@ class Wandering:
         self._partner = peer
         self._posting = {peer}
         self._opened[peer] = (self.round, self.exchange)
-        return [Post(peer, self.round, self.exchange, False, True)]
+        return [Post(peer, self.round, self.exchange, None, True)]
 
     def _fresh(self) -> list[Stamp]:
         """Letters that can be taken: openings, and answers to letters that are still known."""
@@ -314,15 +320,18 @@ class Wandering:
             for stamp in held:
                 said = self.membership.announcement(stamp.sender)
                 age = said.round - stamp.round if said is not None else 0
-                known = stamp.sender in self._opened
-                if known or (not stamp.answers and age <= self.habits.max_staleness):
+                if stamp.answers is None:  # both may have opened one at the same time
+                    good = age <= self.habits.max_staleness
+                else:
+                    good = stamp.answers == self._opened.get(stamp.sender)
+                if good:
                     found.append(stamp)
         return found
 
     def _waits(self, now: float) -> bool:
         """Whether the partner's answer is still worth waiting for."""
         peer = self._partner
-        if peer is None or self._held.get(peer):
+        if peer is None or any(stamp.sender == peer for stamp in self._fresh()):
             return False
         if peer in self._coming:
             return True  # it moves, or the transport ends it
@@ -346,7 +355,8 @@ class Wandering:
         for stamp in taking:
             mine = self._opened.pop(stamp.sender, None)
             if mine is None and not self.habits.one_way:
-                first.append(Post(stamp.sender, self.round, self.exchange, True, False))
+                theirs = (stamp.round, stamp.exchange)
+                first.append(Post(stamp.sender, self.round, self.exchange, theirs, False))
             mine = mine or (self.round, self.exchange)
             taken.append(Taken(stamp, 1 / (1 + len(taking)), mine))
         return [*first, Take(tuple(taken))] if taken else [*first, *self.on_taken(now)]

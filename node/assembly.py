@@ -123,7 +123,7 @@ def make_swarm(
     )
     node.is_member = lambda peer: peer in presence.membership.islands
     if isinstance(own := replicas[0], OwnReplica):
-        return make_roamer(manifest, wiring, own, presence, hooks)
+        return make_roamer(manifest, wiring, own, presence, hooks, newcomer=newcomer)
     swarm = Swarm(
         [
             Chain(

@@ -42,14 +42,14 @@ class Blend:
     def _chunks(self) -> list[Chunk]:
         return self.codec.chunks(0, len(self.base))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def start(self, sent: Tensor) -> None:
         """Begin with θ as it is in ``sent``."""
         if not len(self.fast):
             self.fast = torch.empty_like(self.base)
         self.fast.copy_(sent)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, receivers: int) -> tuple[Tensor, float]:
         """A letter for so many receivers, uint8, and its weight.
 
@@ -71,11 +71,12 @@ class Blend:
         """A share that did not arrive."""
         self.mix([(data, weight, 0.0, None)])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def mix(self, letters: Sequence[tuple[Tensor, float, float, Tensor | None]]) -> float:
         """Take letters in: data, weight, share of the way, this island's letter of that exchange.
 
         Returns the RMS difference to the first. Without an own letter the way begins at ``fast``.
+        A weight below 1, a newcomer's, makes the way shorter; of shares it is the weight itself.
         """
         square = 0.0
         whole = self.weight + sum(weight for _, weight, _, _ in letters)
@@ -99,12 +100,12 @@ class Blend:
                 if self.shares:
                     fast.add_(other, alpha=weight / whole)
                 else:
-                    fast.add_(other.sub_(own_here), alpha=share)
+                    fast.add_(other.sub_(own_here), alpha=share * min(1.0, weight))
         if self.shares:
             self.weight = whole
         return math.sqrt(square / len(self.base))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(
         self, rule: optimizers.Rule, vectors: dict[str, Tensor], rates: optimizers.Rates
     ) -> None:

@@ -89,8 +89,7 @@ class GossipReports(PeerReports):
             str(one.met.partner): LOST for one in pending.exchanged if one.met.outcome == "lost"
         }
         tokens, self._tokens = pace.tokens - self._tokens, pace.tokens
-        mixed: set[str | None] = {peer for one in pending.exchanged for peer in one.met.others}
-        mixed |= {one.met.partner for one in pending.exchanged if one.met.outcome == "mixed"}
+        mixed = {peer for one in pending.exchanged for peer in one.met.mixed}
         total = self.manifest.rounds.total_rounds
         sent = sum(one.sent for one in pending.exchanged)
         alive = self.swarm.membership.islands_alive(self.swarm.now())

@@ -13,7 +13,13 @@ from node.own_state import OwnReplica
 
 
 def make_roamer(
-    manifest: Manifest, wiring: Wiring, replica: OwnReplica, presence: Presence, hooks: Hooks
+    manifest: Manifest,
+    wiring: Wiring,
+    replica: OwnReplica,
+    presence: Presence,
+    hooks: Hooks,
+    *,
+    newcomer: bool,
 ) -> Roamer:
     """This node's membership; ``hooks.applied`` is told of each round, ``behind`` of nothing."""
     gossip = manifest.gossip
@@ -38,6 +44,7 @@ def make_roamer(
         rejected=hooks.rejected,
         learned=hooks.learned,
         changed=hooks.peer,
+        newcomer=newcomer,
     )
     replica.who = roamer.roster
     return roamer

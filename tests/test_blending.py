@@ -1,0 +1,83 @@
+"""What an island that gossips does with vectors: the rules of the papers, and what codecs lose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diloco.mixing import ALPHA, BETA, noloco
+from diloco.optimizers import Rates, named
+from node.blending import Blend
+from protocols.codecs import RangeCodec
+
+SIZE = 300_000  # more than two chunks
+
+
+def blend(seed: int, codec: str = "fp32", *, shares: bool = False) -> Blend:
+    generator = torch.Generator().manual_seed(seed)
+    one = Blend(
+        torch.randn(SIZE, generator=generator), RangeCodec(codec, SIZE - 500), shares=shares
+    )
+    one.start(one.base + 0.1 * torch.randn(SIZE, generator=generator))
+    return one
+
+
+def exchange(a: Blend, b: Blend) -> None:
+    mine, weight = a.encode(1)
+    theirs, other = b.encode(1)
+    a.mix([(theirs, other, 0.5, mine)])
+    b.mix([(mine, weight, 0.5, theirs)])
+
+
+def test_heavy_ball_over_exchanges_is_noloco():
+    a, b = blend(1), blend(2)
+    slow, momentum, mine, theirs = a.base.clone(), torch.ones(SIZE), a.fast.clone(), b.fast.clone()
+    rule, vectors = named("heavyball"), {"v": torch.ones(SIZE) / -BETA}  # m = -β v
+    exchange(a, b)
+    a.step(rule, vectors, Rates(BETA, ALPHA))
+    noloco(slow, momentum, mine, theirs, alpha=ALPHA, beta=BETA)
+    assert torch.allclose(a.base, slow, atol=1e-5)
+    assert torch.allclose(-BETA * vectors["v"], momentum, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize("shares", [False, True])
+def test_an_exchange_leaves_the_sum(codec: str, shares: bool):
+    a, b = blend(1, codec, shares=shares), blend(2, codec, shares=shares)
+    before = a.fast.double() + b.fast.double()
+    if shares:
+        data, weight = a.encode(1)
+        b.mix([(data, weight, 0.0, None)])
+        assert (a.weight, b.weight) == (0.5, 1.5)
+    else:
+        exchange(a, b)
+    after = a.weight * a.fast.double() + b.weight * b.fast.double()
+    assert (after - before).abs().max() < 1e-5
+
+
+def test_a_share_that_comes_back_is_as_if_it_had_never_gone():
+    a = blend(1, "int8", shares=True)
+    before = a.fast.clone()
+    data, weight = a.encode(2)
+    a.take_back(data, weight)
+    a.take_back(data, weight)
+    assert a.weight == pytest.approx(1)
+    assert torch.allclose(a.fast, before, atol=1e-5)
+
+
+def test_a_late_answer_keeps_what_was_learnt_meanwhile():
+    a, b = blend(1), blend(2)
+    mine, _ = a.encode(1)
+    theirs, _ = b.encode(1)
+    a.fast.add_(7.0)  # a round later
+    expected = a.fast + 0.5 * (b.fast - (a.fast - 7.0))
+    a.mix([(theirs, 1.0, 0.5, mine)])
+    assert torch.allclose(a.fast, expected, atol=1e-5)
+
+
+def test_the_difference_is_told():
+    a, b = blend(1), blend(2)
+    difference = (a.fast - b.fast).square().mean().sqrt().item()
+    mine, _ = a.encode(1)
+    theirs, _ = b.encode(1)
+    assert a.mix([(theirs, 1.0, 0.5, mine)]) == pytest.approx(difference, rel=1e-4)

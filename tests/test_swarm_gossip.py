@@ -1,0 +1,100 @@
+"""Real islands that gossip: four processes, one killed and resumed, one joins late, one leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.swarm_kit import START_S, Island, Record, until
+
+pytestmark = pytest.mark.swarm
+
+ROUNDS = 24
+RUN = """
+name = "pairs"
+mode = "{mode}"
+
+[rounds]
+inner_steps = 10
+overlap_steps = 2
+total_rounds = {rounds}
+
+[evaluation]
+sequences = 16
+"""
+
+
+def rounds(island: Island) -> list[dict[str, Any]]:
+    return island.events("round")
+
+
+def losses(island: Island) -> list[float]:
+    return [e["validation_loss"] for e in rounds(island) if e["validation_loss"] is not None]
+
+
+def begin(root: Path, mode: str, total: int = ROUNDS) -> list[Island]:
+    """Four islands of a run that the first has made."""
+    (root / "run.toml").write_text(RUN.format(mode=mode, rounds=total), encoding="utf-8")
+    islands = [Island(name, root) for name in "abcd"]
+    islands[0].start("--run", str(root / "run.toml"))
+    until(lambda: rounds(islands[0]), START_S, "the first round", islands[0].tail)
+    return islands
+
+
+def join(island: Island, first: Island, *arguments: str) -> None:
+    island.start("--peers", first.await_up(), *arguments)
+
+
+def test_islands_in_pairs_learn_through_kill_join_and_leave(
+    tmp_path: Path, record_property: Record
+) -> None:
+    a, b, c, d = begin(tmp_path, "gossip")
+    try:
+        for island in (b, c):
+            join(island, a)
+        for island in (b, c):
+            until(lambda i=island: len(rounds(i)) >= 3, START_S, "rounds", island.tail)
+        c.kill()
+        join(d, a)  # while one is gone
+        before = len(rounds(c))
+        join(c, a, "--resume")
+        until(lambda: len(rounds(c)) > before + 1, START_S, "rounds after --resume", c.tail)
+        until(lambda: len(rounds(d)) >= 2, START_S, "the newcomer's rounds", d.tail)
+        b.signal(signal.SIGINT)
+        assert b.await_end(START_S) == 0, b.tail()
+        for island in (a, c, d):
+            assert island.await_end(4 * START_S) == 0, island.tail()
+        ends = [losses(island)[-1] for island in (a, c, d)]
+        far = [e["consensus"] for i in (a, c, d) for e in rounds(i)[-5:] if e["consensus"]]
+        exchanged = [e for i in (a, c, d) for e in i.events("exchanged")]
+        met = [e for e in exchanged if e["outcome"] in ("mixed", "answered") or e["others"]]
+        record_property("validation losses", json.dumps(ends))
+        record_property("consensus", json.dumps(far))
+        record_property("share of exchanges with a letter", len(met) / len(exchanged))
+        assert losses(a)[0] - max(ends) > 1.0
+        assert max(ends) - min(ends) < 0.5
+        assert max(far) < 0.5
+        assert len(met) > len(exchanged) / 4
+        assert all(e["agreeing"] is None for i in (a, c, d) for e in rounds(i))
+    finally:
+        for island in (a, b, c, d):
+            island.kill()
+
+
+def test_push_sum_learns(tmp_path: Path, record_property: Record) -> None:
+    a, b, _, _ = begin(tmp_path, "push-sum", 12)
+    try:
+        join(b, a)
+        for island in (a, b):
+            assert island.await_end(4 * START_S) == 0, island.tail()
+        ends = [losses(island)[-1] for island in (a, b)]
+        record_property("validation losses", json.dumps(ends))
+        assert losses(a)[0] - max(ends) > 0.5
+        assert all(e["outcome"] == "sent" for e in b.events("exchanged"))
+    finally:
+        for island in (a, b):
+            island.kill()

@@ -1,0 +1,157 @@
+"""The pure part of gossip: whom an island meets, how long it waits, which letters it takes."""
+
+from __future__ import annotations
+
+from gossip.membership import Membership
+from gossip.pairing import order, successors
+from gossip.wandering import Drop, Finish, Habits, Post, Stamp, Take, Wandering
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce
+
+PEERS = [Identity.from_seed(bytes([n] * 32)).peer_id for n in range(1, 6)]
+ME = PEERS[0]
+SEED = b"s" * 32
+
+
+def member(count: int, *, round_: int = 3, eta: float = 0.0, one_way: bool = False) -> Wandering:
+    """An island among ``count`` that all stand at one round; the others are ready in ``eta`` s."""
+    membership = Membership(ME)
+    for sequence, peer in enumerate(PEERS[1:count]):
+        announce(membership, peer, round_, eta, sequence)
+    return Wandering(ME, Habits(SEED, one_way=one_way), membership)
+
+
+def announce(membership: Membership, peer: PeerId, round_: int, eta: float, sequence: int) -> None:
+    said = Announce(
+        peer, "island", "active", 1, (), "0", "", round_, b"", b"", 0, eta=eta, ready=not eta
+    )
+    membership.on_announce(said, b"", sequence, 0.0)
+
+
+def letter(
+    sender: PeerId, round_: int = 3, *, answers: tuple[int, int] | None = None, number: int = 0
+) -> Stamp:
+    return Stamp(sender, round_, 0, answers, number)
+
+
+def test_two_exchange_and_finish():
+    core = member(2)
+    assert core.begin(3, 1, 0.0) == [Post(PEERS[1], 3, 0, answers=None, awaited=True)]
+    assert core.on_posted(PEERS[1], 0.1) == []  # it is ready: its letter is on its way
+    (take,) = core.on_letter(letter(PEERS[1]), 0.2)
+    assert isinstance(take, Take)
+    assert [(t.stamp.sender, t.share, t.mine) for t in take.letters] == [(PEERS[1], 0.5, (3, 0))]
+    assert core.on_taken(0.3) == [Finish(3)]
+    assert core.met[0].outcome == "mixed"
+    assert core.needed == set()
+
+
+def test_nobody_is_waited_for_who_will_not_be_ready_in_time():
+    core = member(2, eta=30.0)
+    core.begin(3, 1, 0.0)
+    assert core.on_posted(PEERS[1], 0.05) == [Finish(3)]
+    assert core.met[0].outcome == "open"
+    assert core.needed == {(3, 0)}  # its answer may come later
+
+
+def test_patience_ends():
+    core = member(2)
+    core.begin(3, 1, 0.0)
+    core.on_posted(PEERS[1], 0.05)
+    assert core.tick(core.patience_s - 0.01) == []
+    assert core.tick(core.patience_s) == [Finish(3)]
+
+
+def test_what_moves_is_waited_for():
+    core = member(2)
+    core.begin(3, 1, 0.0)
+    core.on_posted(PEERS[1], 0.05)
+    core.on_coming(PEERS[1])
+    assert core.tick(60.0) == []
+    assert core.on_broken(PEERS[1], 60.0) == [Finish(3)]
+
+
+def test_a_late_answer_is_compared_with_the_letter_that_it_answers():
+    core = member(2, eta=30.0)
+    core.begin(3, 1, 0.0)
+    core.on_posted(PEERS[1], 0.05)
+    core.on_finished()
+    assert core.on_letter(letter(PEERS[1], answers=(3, 0)), 1.0) == []
+    found = core.begin(4, 1, 2.0)
+    assert not [one for one in found if isinstance(one, Post)]  # it owed us an answer until now
+    (take,) = [one for one in found if isinstance(one, Take)]
+    assert take.letters[0].mine == (3, 0)
+
+
+def test_an_opening_is_answered_instead_of_opening_another():
+    core = member(3, eta=30.0)
+    core.on_letter(letter(PEERS[2]), 0.0)
+    post, take = core.begin(3, 1, 1.0)
+    assert post == Post(PEERS[2], 3, 0, answers=(3, 0), awaited=False)
+    assert isinstance(take, Take)
+    assert take.letters[0].mine == (3, 0)
+    assert core.met[0].outcome == "answered"
+
+
+def test_answers_to_forgotten_letters_and_old_openings_are_dropped():
+    core = member(3, round_=9, eta=30.0)
+    core.on_letter(letter(PEERS[1], 9, answers=(2, 0)), 0.0)  # that one is forgotten
+    core.on_letter(letter(PEERS[2], 4, number=1), 0.0)  # its sender is five rounds further
+    found = [*core.begin(9, 1, 1.0), *core.on_posted(PEERS[1], 1.1), *core.on_posted(PEERS[2], 1.1)]
+    (drop,) = [one for one in found if isinstance(one, Drop)]
+    assert {stamp.sender for stamp in drop.letters} == set(PEERS[1:3])
+    assert not [one for one in found if isinstance(one, Take)]
+
+
+def test_who_loses_its_partner_turns_to_another():
+    core = member(5)
+    (first,) = core.begin(3, 1, 0.0)
+    assert isinstance(first, Post)
+    (second,) = core.on_failed(first.to, 0.1)
+    assert isinstance(second, Post)
+    assert second.to != first.to
+    assert core.needed == {(3, 0)}
+
+
+def test_one_alone_goes_on():
+    core = member(1)
+    assert core.begin(0, 1, 0.0) == [Finish(0)]
+    assert core.met[0].outcome == "alone"
+
+
+def test_who_is_behind_counts_on_from_the_median():
+    core = member(4, round_=12)
+    core.begin(3, 1, 0.0)
+    assert core.round == 12
+
+
+def test_several_exchanges_follow_each_other():
+    core = member(4)
+    (post,) = core.begin(3, 2, 0.0)
+    assert isinstance(post, Post)
+    core.on_posted(post.to, 0.0)
+    core.on_letter(letter(post.to), 0.1)
+    (again,) = core.on_taken(0.2)
+    assert isinstance(again, Post)
+    assert again.exchange == 1
+
+
+def test_shares_go_to_successors_and_everything_that_came_is_taken():
+    core = member(4, one_way=True)
+    core.on_letter(letter(PEERS[1], 0), 0.0)
+    core.on_letter(letter(PEERS[1], 1, number=1), 0.0)
+    posts = core.begin(3, 2, 0.0)
+    to = [post.to for post in posts if isinstance(post, Post)]
+    assert to == successors(PEERS[1:4], ME, 3, SEED, 2)
+    core.on_posted(to[0], 0.1)
+    (take,) = core.on_failed(to[1], 0.2)
+    assert isinstance(take, Take)
+    assert len(take.letters) == 2
+    assert core.on_taken(0.3) == [Finish(3)]
+
+
+def test_in_a_ring_everybody_hears_from_as_many():
+    heard = [to for me in PEERS for to in successors(PEERS, me, 7, SEED, 2)]
+    assert all(heard.count(peer) == 2 for peer in PEERS)
+    assert successors([ME], ME, 7, SEED, 2) == []
+    assert len(order(PEERS, 7, SEED)) == 5
