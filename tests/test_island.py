@@ -22,6 +22,7 @@ from trainer_kit import (
     tiny_vectors,
 )
 
+import node.island
 import node.rank_process
 from node.island import Event, Island, TrainerDied
 from node.trainer.channel import (

@@ -54,16 +54,19 @@ class One:
         return found
 
 
+@pytest.mark.parametrize("one_disk", [True, False])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_what_comes_back_is_what_was_there_when_it_was_copied(tmp_path: Path, optimizer: str):
+def test_what_comes_back_is_what_was_there_when_it_was_copied(
+    tmp_path: Path, optimizer: str, one_disk: bool
+):
     one = One(steps=5, optimizer=optimizer)
     expected = one.tensors()
-    writing = save(tmp_path, one.weights, one.optimizer, STANDING)
+    writing = save(tmp_path, one.weights, one.optimizer, STANDING, one_disk=one_disk)
     following = [one.step(n) for n in range(5, 8)]  # while it is written
     assert writing.finish() is None
     assert writing.done
     other = One(seed=9, steps=1, optimizer=optimizer)
-    assert load(tmp_path, other.weights, other.optimizer) == STANDING
+    assert load(tmp_path, other.weights, other.optimizer, one_disk=not one_disk) == STANDING
     found = other.tensors()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
@@ -104,13 +107,16 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_a_full_disk_is_told_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("one_disk", [True, False])
+def test_a_full_disk_is_told_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_disk: bool
+):
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(resume.HuggingFaceStorageWriter, "write_data", full)
     one = One(steps=1)
-    failure = save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    failure = save(tmp_path, one.weights, one.optimizer, STANDING, one_disk=one_disk).finish()
     assert failure is not None
     assert failure.errno == 28
 

@@ -162,8 +162,9 @@ def test_a_host_whose_link_is_dark_is_gone_on_without(tmp_path: Path, record_pro
 
 def test_without_host_0_the_others_end_with_a_clear_message(tmp_path: Path) -> None:
     with hosts(tmp_path, ["one", "two"]) as made:
-        one = made.host(0).start("--nnodes", "2", *LAYOUT, *ENDLESS)
-        two = made.host(1).start("--nnodes", "2", *LAYOUT, "--hosts-wait-s", "6")
+        one = made.host(0).start("--nnodes", "2", "--nproc", "1", *ENDLESS)
+        until(one.notices, START_S, "host 0 looks for the other", one.text)
+        two = made.host(1).start("--nnodes", "2", "--nproc", "1", "--hosts-wait-s", "6")
         one.wait_round(0)
         one.kill()
         assert two.end(60) == 1
