@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 _SAVED_S = 0.02  # what may be saved up while nothing is sent
-_PIECE_S = 0.02  # one grant; with what was saved up a burst stays below 50 ms
+_PIECE_S = 0.005  # one grant; with what was saved up a burst stays below 50 ms
 _MIN_PIECE = 1400  # about one packet
 _MAX_PIECE = 1 << 20
 
@@ -19,14 +19,23 @@ class Bucket:
     """
 
     def __init__(self, rate: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if rate is not None and rate <= 0:
-            raise ValueError(f"a limit of {rate} bytes a second")
-        self.limited = rate is not None
-        self._rate = rate or 1.0
         self._clock = clock
         self._lock = threading.Lock()
         self._saved = 0.0
         self._at = clock()
+        self._set(rate)
+
+    def change(self, rate: float | None) -> None:
+        """From now on this is the limit; what is saved up or owed stays."""
+        with self._lock:
+            self._refill()
+            self._set(rate)
+
+    def _set(self, rate: float | None) -> None:
+        if rate is not None and rate <= 0:
+            raise ValueError(f"a limit of {rate} bytes a second")
+        self.limited = rate is not None
+        self._rate = rate or 1.0
         self._piece = int(min(max(self._rate * _PIECE_S, _MIN_PIECE), _MAX_PIECE))
 
     def take(self, want: int) -> int:
@@ -56,5 +65,7 @@ class Bucket:
 
     def _refill(self) -> None:
         now = self._clock()
+        if not self.limited:
+            self._saved = 0.0  # who comes under a limit begins with nothing
         self._saved = min(self._saved + (now - self._at) * self._rate, self._rate * _SAVED_S)
         self._at = now

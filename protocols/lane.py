@@ -20,14 +20,9 @@ import ssl
 import time
 from collections.abc import Callable
 
-from protocols.errors import (
-    AtollError,
-    TransferStalled,
-    Unreachable,
-    Why,
-)
+from protocols.errors import AtollError, TransferStalled, Unreachable, Why
 from protocols.identity import PeerId
-from protocols.lane_moves import Done, Receiving, Sending
+from protocols.lane_moves import Done, Progress, Receiving, Sending, load
 from protocols.lane_socket import (
     WOULD_BLOCK,
     SocketError,
@@ -37,7 +32,6 @@ from protocols.lane_socket import (
     shake,
     silent,
     throw_away_unsent,
-    unacknowledged,
     wrapped,
 )
 from protocols.lane_wire import Frame
@@ -69,8 +63,7 @@ class Lane:
         self._events = 0
         self._again = False
         self._alive = True
-        self._progress = time.monotonic()
-        self._unacknowledged = 0
+        self._progress = Progress()
         self._secure = False
 
     def begin(self) -> None:
@@ -108,8 +101,9 @@ class Lane:
         self.blind = False
         self._receiving = receiving
         self._rest_until = math.inf
-        self._progress = receiving.since = time.monotonic()
-        self._reactor.look(self._progress + receiving.stall)
+        self._progress.at = receiving.since = time.monotonic()
+        self._reactor.look(self._progress.at + receiving.stall)
+        self._reactor.moves(self)
         try:
             receiving.drain.attach(lambda: self._woken(receiving))
         except Exception as error:  # noqa: BLE001  # the drain's own: the receiver gets it
@@ -124,8 +118,9 @@ class Lane:
             return
         self._sending = sending
         self._rest_until = math.inf
-        self._progress = time.monotonic()
-        self._reactor.look(self._progress + sending.stall)
+        self._progress.at = time.monotonic()
+        self._reactor.look(self._progress.at + sending.stall)
+        self._reactor.moves(self)
         if sending.feed is not None:
             try:
                 sending.feed.attach(lambda: self._woken(sending))
@@ -195,8 +190,12 @@ class Lane:
         """It is our turn to send under the upload limit."""
         if self._sending is not None:
             self._sending.queued = False
-            self._progress = time.monotonic()
+            self._progress.at = time.monotonic()
             self._turn()
+
+    def load(self) -> tuple[int, bool, bool]:
+        """See :func:`protocols.lane_moves.load`."""
+        return load(self._sock, self._receiving, self._sending)
 
     def due(self, now: float) -> float:
         """Look at what ran out of time; returns when to look again."""
@@ -206,36 +205,18 @@ class Lane:
         if self._blinded() and other_end_left(self._sock):
             self.cut()
             return math.inf
-        until = self._deadline()
-        if until <= now and self._moved():
-            self._progress = now
-            until = self._deadline()
+        until = self._progress.deadline(self._receiving, self._sending)
+        if until <= now and self._progress.acknowledged(self._sock):
+            self._progress.at = now
+            until = self._progress.deadline(self._receiving, self._sending)
         if until <= now:
-            error = TransferStalled(f"{self.who}: no progress for {now - self._progress:.3g} s")
+            error = TransferStalled(f"{self.who}: no progress for {now - self._progress.at:.3g} s")
             self._received(error)
             self._sent(error)
-            until = self._deadline()
+            until = self._progress.deadline(self._receiving, self._sending)
         if self._blinded():
             until = min(until, now + _BLIND_S)
         return min(until, self._rest_until)
-
-    # --- progress -----------------------------------------------------------------------------
-
-    def _deadline(self) -> float:
-        receiving, sending = self._receiving, self._sending
-        until = math.inf
-        if sending is not None:
-            if sending.queued:
-                return math.inf  # the limit is ours
-            until = self._progress + sending.stall
-        if receiving is not None and not receiving.paused:
-            until = min(until, self._progress + receiving.stall)
-        return until
-
-    def _moved(self) -> bool:
-        """Whether the peer has acknowledged some of what the kernel had still to send."""
-        before, self._unacknowledged = self._unacknowledged, unacknowledged(self._sock)
-        return self._unacknowledged < before
 
     def _blinded(self) -> bool:
         return self.blind and self._watchful and self._receiving is None
@@ -302,7 +283,7 @@ class Lane:
         what.held += now - what.since
         what.since = now
         if isinstance(what, Receiving):
-            self._progress = now
+            self._progress.at = now
             self._reactor.look(now + what.stall)
         self._turn()
 
@@ -320,26 +301,30 @@ class Lane:
                 self._more_later()
                 return
             if not sending.piece:
-                allowed = self._reactor.allow(self, min(len(sending.view), largest))
-                if not allowed:
+                if not sending.granted:
+                    sending.granted = self._reactor.allow(self, len(sending.view))
+                if not sending.granted:
                     sending.queued = True
                     return
-                sending.piece = sending.view[:allowed]
-                sending.view = sending.view[allowed:]
+                size = min(len(sending.view), sending.granted, largest)
+                sending.granted -= size
+                sending.piece = sending.view[:size]
+                sending.view = sending.view[size:]
             try:
                 count = self._sock.send(sending.piece)
             except WOULD_BLOCK:
                 sending.blocked = True
-                self._unacknowledged = unacknowledged(self._sock)
+                self._progress.blocked(self._sock)
                 return
             except OSError as error:
                 raise SocketError(error) from error
             budget -= count
+            self._reactor.gave(count)
             sending.moved += count
             sending.piece = sending.piece[count:]
-            self._progress = time.monotonic()
+            self._progress.at = time.monotonic()
         if not sending.starved:
-            self._unacknowledged = unacknowledged(self._sock)
+            self._progress.blocked(self._sock)
             self._sent(None)
 
     def _sent(self, error: BaseException | None) -> None:
@@ -369,9 +354,10 @@ class Lane:
             count, dry = fill(self._sock, room[: receiving.left], secure=self._secure)
             if count:
                 budget -= count
+                self._reactor.took(count)
                 receiving.room = None
-                self._progress = time.monotonic()
-                receiving.waited(self._progress, self.who)
+                self._progress.at = time.monotonic()
+                receiving.waited(self._progress.at, self.who)
                 receiving.took(count)
             else:
                 receiving.room = room

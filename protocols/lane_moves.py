@@ -5,14 +5,57 @@ For :mod:`protocols.lane` alone, on the data thread.
 
 from __future__ import annotations
 
+import math
+import socket
 import time
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
+from protocols.lane_socket import unacknowledged
 from protocols.lane_wire import Frame
 from protocols.transport import Drain, Feed
 
 Done = Callable[[BaseException | None], None]
+
+
+class Progress:
+    """When a lane came further last: bytes moved, or the peer acknowledged some."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self._unacknowledged = 0
+
+    def blocked(self, sock: socket.socket) -> None:
+        """The socket takes no more for now, or has all."""
+        self._unacknowledged = unacknowledged(sock)
+
+    def acknowledged(self, sock: socket.socket) -> bool:
+        """Whether the peer has acknowledged some of what the kernel had still to send."""
+        before, self._unacknowledged = self._unacknowledged, unacknowledged(sock)
+        return self._unacknowledged < before
+
+    def deadline(self, receiving: Receiving | None, sending: Sending | None) -> float:
+        """When what is under way has stood still for too long."""
+        until = math.inf
+        if sending is not None:
+            if sending.queued:
+                return math.inf  # the limit is ours
+            until = self.at + sending.stall
+        if receiving is not None and not receiving.paused:
+            until = min(until, self.at + receiving.stall)
+        return until
+
+
+def load(
+    sock: socket.socket, receiving: Receiving | None, sending: Sending | None
+) -> tuple[int, bool, bool]:
+    """Bytes on their way; whether there is more to send; whether more of a body is to come."""
+    coming = receiving is not None and not receiving.paused
+    return (
+        unacknowledged(sock),
+        sending is not None and not sending.starved,
+        coming and receiving is not None and not isinstance(receiving.drain, Frame),
+    )
 
 
 class Receiving:
@@ -72,13 +115,14 @@ class Sending:
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
         self.moved = 0
         self.piece = memoryview(b"")  # handed to the socket, which has not taken it yet
+        self.granted = 0  # bytes that may be sent before it is somebody else's turn
         self.stall = stall
         self.done = done
         self.starved = False  # the feed has nothing
         self.held = 0.0  # seconds it had nothing, all in all
         self.since = 0.0
         self.blocked = False  # the socket takes no more
-        self.queued = False  # waits for its turn under the upload limit
+        self.queued = False  # waits for its turn under the limit of the node
 
     def more(self) -> bool:
         """Have something in ``view``; False: the feed has nothing now, or it is done."""

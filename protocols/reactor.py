@@ -23,11 +23,13 @@ from functools import partial
 from typing import Protocol
 
 from protocols.bucket import Bucket
+from protocols.pacing import Pacer, Speeds
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0  # the longest time between two looks at what is due
 _TICK_S = 0.02  # the shortest
+_PACE_S = 0.025  # how often it is looked what has arrived
 
 
 class Watched(Protocol):
@@ -42,7 +44,11 @@ class Watched(Protocol):
         ...
 
     def granted(self) -> None:
-        """It is this one's turn to send under the upload limit."""
+        """It is this one's turn to send under the limit of the node."""
+        ...
+
+    def load(self) -> tuple[int, bool, bool]:
+        """Bytes on their way; whether there is more to send; whether more is to come."""
         ...
 
     def cut(self) -> None:
@@ -51,10 +57,16 @@ class Watched(Protocol):
 
 
 class Reactor:
-    """One thread, one selector, one upload limit."""
+    """One thread, one selector, one limit: the operator's, or the link's (:mod:`.pacing`)."""
 
     def __init__(self, max_upload: float | None = None) -> None:
         self.bucket = Bucket(max_upload)
+        self.pacer = Pacer()
+        self.incoming = Speeds()
+        self._max_upload = max_upload or math.inf
+        self._given = self._taken = 0  # bytes, to and from all sockets
+        self._loads: dict[Watched, int] = {}  # who moves something: bytes on their way
+        self._pace_at = math.inf
         self._selector: selectors.BaseSelector
         self._wake_in: socket.socket
         self._wake_out: socket.socket
@@ -126,6 +138,20 @@ class Reactor:
     def remove(self, one: Watched) -> None:
         """Never call ``one`` again."""
         self._watched.discard(one)
+        self._given -= self._loads.pop(one, 0)  # that never arrived
+
+    def moves(self, one: Watched) -> None:
+        """From now on ``one`` sends or receives something."""
+        self._loads.setdefault(one, 0)
+        self._pace_at = min(self._pace_at, time.monotonic())
+
+    def gave(self, count: int) -> None:
+        """A socket took so many bytes."""
+        self._given += count
+
+    def took(self, count: int) -> None:
+        """So many bytes came from a socket."""
+        self._taken += count
 
     def again(self, one: Watched) -> None:
         """Give ``one`` another turn once the others had theirs."""
@@ -174,13 +200,32 @@ class Reactor:
                 self._guarded(one.ready, False, False)
         self._serve_line()
         now = time.monotonic()
+        if now >= self._pace_at:
+            self._pace(now)
         if now >= self._sweep_at:
             self._sweep(now)
+
+    def _pace(self, now: float) -> None:
+        """See how much has arrived, and what the node's rate is by that."""
+        wanting = coming = False
+        for one in list(self._loads):
+            unacknowledged, sends, receives = one.load()
+            self._loads[one] = unacknowledged
+            wanting, coming = wanting or sends, coming or receives
+            if not (unacknowledged or sends or receives):
+                del self._loads[one]
+        before = self.pacer.rate
+        self.pacer.note(now, self._given - sum(self._loads.values()), wanting)
+        self.incoming.note(now, self._taken, coming)
+        if self.pacer.rate != before:
+            rate = min(self.pacer.rate, self._max_upload)
+            self.bucket.change(rate if rate < math.inf else None)
+        self._pace_at = now + _PACE_S if self._loads else math.inf
 
     def _timeout(self) -> float | None:
         if self._again or self._posted:
             return 0.0
-        wait = self._sweep_at - time.monotonic()
+        wait = min(self._sweep_at, self._pace_at) - time.monotonic()
         if self._line:
             wait = min(wait, self.bucket.wait())
         return None if wait == math.inf else max(wait, 0.0)

@@ -1,0 +1,131 @@
+"""How fast to send: as fast as the link carries, found out from what arrives. Sans-IO.
+
+Senders that run free fill the queue in front of a slow link until it overflows, and what several
+connections lose there costs a tenth to a third of the link. Sent at just the speed of the link the
+same bytes take what they need. Nobody tells that speed, so it is measured, much as BBR does for one
+connection (Cardwell et al. 2016), but for all connections of a node together:
+
+- *search*: without a limit, for the first windows;
+- *cruise*: just below the speed found, which is nearly the most that arrived in any of the last
+  windows: that less arrives has many causes, a wrong speed is only one of them;
+- *probe*: somewhat faster for one window; if more arrived that is the speed now, and the next
+  probe follows at once and is bolder, so that a link that is twice as fast is found within
+  seconds; if not, a window *drains* what the probe left in the queue.
+
+Only windows in which there was something to send all the time count. What arrives can be counted
+where the system says how much of what it was given is acknowledged; else what it took counts,
+which is less exact.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+
+WINDOW_S = 0.25  # long beside the queues of links, short beside a round
+SEARCHED = 4  # windows
+CRUISED = 6  # windows from probe to probe
+KEPT = 32  # windows, eight seconds of sending: after so long a slower link is believed
+BURSTS = 3  # of those, the fastest: not counted
+PROBE, BOLDEST = 1.12, 2.0  # times the speed
+DRAIN, CALM = 0.88, 0.98  # after a probe, and otherwise: queues are to stay short
+LEAST = 2e3  # bytes a second; with less the other ends do not read, or the link is dark
+MOST = 125e6  # bytes a second; beyond 1 Gbit/s it is not the link that is short
+
+
+@dataclass
+class Windows:
+    """Bytes a second over windows in which there was something to move all the time."""
+
+    window_s: float = WINDOW_S
+    _began: float | None = None
+    _at: int = 0
+
+    def note(self, now: float, total: int, wanting: bool) -> float | None:
+        """``total`` bytes have come through by now; the speed, where a window is over.
+
+        To be told several times a window; ``wanting``: there is something to move just now.
+        """
+        if not wanting:
+            self._began = None
+        elif self._began is None:
+            self._began, self._at = now, total
+        elif now >= self._began + self.window_s:
+            speed = (total - self._at) / (now - self._began)
+            self._began, self._at = now, total
+            return speed
+        return None
+
+
+@dataclass
+class Speeds:
+    """What lately came in, in bytes a second; the link may carry more."""
+
+    _windows: Windows = field(default_factory=Windows)
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=2 * KEPT))
+
+    def note(self, now: float, total: int, wanting: bool) -> None:
+        """As :meth:`Windows.note`."""
+        found = self._windows.note(now, total, wanting)
+        if found is not None:
+            self._seen.append(found)
+
+    @property
+    def speed(self) -> float | None:
+        """Nearly the most: for much of the time nobody sent as fast as he could."""
+        return sorted(self._seen)[-1 - BURSTS] if len(self._seen) > BURSTS else None
+
+
+class Phase(Enum):
+    """What the rate is good for; see above."""
+
+    SEARCH, CRUISE, PROBE, DRAIN = range(4)
+
+
+@dataclass
+class Pacer:
+    """The rate at which a node may send, in bytes a second, and what its link carries."""
+
+    rate: float = inf
+    speed: float | None = None  # None: not known yet
+    _phase: Phase = Phase.SEARCH
+    _windows: Windows = field(default_factory=Windows)
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _left: int = SEARCHED  # windows of this phase
+    _probe: float = PROBE
+
+    def note(self, now: float, arrived: int, wanting: bool) -> None:
+        """``arrived`` bytes of all that was ever sent have arrived by ``now``."""
+        found = self._windows.note(now, arrived, wanting)
+        if found is not None and found >= LEAST:
+            self._judge(found)
+
+    def _judge(self, found: float) -> None:
+        self._seen.append(found)
+        self._left -= 1
+        if self._phase is Phase.PROBE:
+            assert self.speed is not None
+            if found >= self.speed * (1 + self._probe) / 2:
+                self._seen.clear()  # it was slower before
+                self._seen.extend([found] * (BURSTS + 1))
+                self._probe = min(2 * self._probe - 1, BOLDEST)
+                self._enter(Phase.PROBE, 1)
+            else:
+                self._probe = PROBE
+                self._enter(Phase.DRAIN, 1)
+        elif self._left > 0:
+            self._enter(self._phase, self._left)
+        elif self._phase is Phase.DRAIN:
+            self._enter(Phase.CRUISE, CRUISED)
+        else:
+            self._enter(Phase.PROBE, 1)
+
+    def _enter(self, phase: Phase, windows: int) -> None:
+        self._phase, self._left = phase, windows
+        if phase is Phase.SEARCH:
+            return
+        self.speed = sorted(self._seen)[-1 - BURSTS]
+        times = {Phase.PROBE: self._probe, Phase.DRAIN: DRAIN}.get(phase, CALM)
+        self.rate = times * self.speed if self.speed < MOST else inf

@@ -1,0 +1,152 @@
+"""Finding out what a link carries: a simulated link, and whole transfers over loopback."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+import pytest
+
+from protocols.bucket import Bucket
+from protocols.pacing import KEPT, MOST, WINDOW_S, Pacer, Speeds, Windows
+
+STEP_S = 0.005
+QUEUE_S = 0.05  # of the link's speed, then packets are dropped
+
+
+@dataclass
+class Wire:
+    """A link with a queue, a sender that always has something to send, and acknowledgements."""
+
+    speed: Callable[[float], float]  # bytes a second, by the time
+    jitter: float = 0.0  # seconds by which acknowledgements are late at most
+    pacer: Pacer = field(default_factory=Pacer)
+    now: float = 0.0
+    queued: float = 0.0
+    arrived: float = 0.0
+    queues: list[float] = field(default_factory=list)  # seconds of the link, from step to step
+    _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=40))
+    _random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def play(self, seconds: float, *, wanting: bool = True) -> float:
+        """So much more time; returns the share of the link that was used."""
+        before, could, end = self.arrived, 0.0, self.now + seconds
+        while self.now < end - STEP_S / 2:
+            speed = self.speed(self.now)
+            could += speed * STEP_S
+            offered = min(self.pacer.rate, 4 * speed) * STEP_S if wanting else 0.0
+            self.queued += min(offered, max(QUEUE_S * speed - self.queued, 0.0))
+            gone = min(self.queued, speed * STEP_S)
+            self.queued -= gone
+            self.arrived += gone
+            self.now += STEP_S
+            self._late.append((self.now, self.arrived))
+            self.queues.append(self.queued / speed)
+            if round(self.now / STEP_S) % 5 == 0:
+                known = self.now - self._random.uniform(0, self.jitter)
+                seen = [count for when, count in self._late if when <= known]
+                self.pacer.note(self.now, int(seen[-1]) if seen else 0, wanting)
+        return (self.arrived - before) / could
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01])
+@pytest.mark.parametrize("speed", [2.5e5, 2.5e6, 6e7])
+def test_a_steady_link_is_used_and_its_queue_stays_short(speed: float, jitter: float) -> None:
+    wire = Wire(lambda now: speed, jitter)
+    wire.play(3.0)
+    wire.queues.clear()
+    assert wire.play(20.0) > 0.97
+    assert wire.pacer.speed == pytest.approx(speed, rel=0.05)
+    assert sum(wire.queues) / len(wire.queues) < QUEUE_S / 2
+
+
+@pytest.mark.parametrize("times", [2.0, 10.0])
+def test_a_link_that_became_faster_is_found_within_seconds(times: float) -> None:
+    """Rates that follow from what was measured at the last rate must not lock a link low."""
+    wire = Wire(lambda now: 2.5e6 if now < 10 else 2.5e6 * times)
+    wire.play(10.0)
+    wire.play(5.0)
+    assert wire.play(4.0) > 0.9
+    assert wire.pacer.speed == pytest.approx(2.5e6 * times, rel=0.1)
+
+
+def test_a_link_that_became_slower_is_believed_after_a_while() -> None:
+    wire = Wire(lambda now: 2.5e7 if now < 10 else 2.5e6)
+    wire.play(10.0)
+    wire.play(KEPT * WINDOW_S + 3.0)
+    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
+    assert wire.play(5.0) > 0.97
+
+
+def test_a_bad_second_changes_nothing() -> None:
+    """Somebody else computes, or a peer reads slowly: the link is as it was."""
+    wire = Wire(lambda now: 2.5e6 if not 8 <= now < 9 else 2.5e5)
+    wire.play(8.0)
+    known = wire.pacer.speed
+    assert known is not None
+    wire.play(1.0)
+    assert wire.play(4.0) > 0.95
+    assert wire.pacer.speed is not None
+    assert wire.pacer.speed >= 0.97 * known
+
+
+def test_nothing_is_learned_from_a_sender_with_nothing_to_send() -> None:
+    wire = Wire(lambda now: 2.5e6)
+    wire.play(5.0)
+    known = wire.pacer.speed
+    for _ in range(40):
+        wire.play(0.2)
+        wire.play(0.2, wanting=False)
+    assert wire.pacer.speed == known
+
+
+def test_a_fast_link_is_not_paced() -> None:
+    pacer = Pacer()
+    for tick in range(100):
+        pacer.note(tick * WINDOW_S, int(tick * WINDOW_S * 2 * MOST), True)
+    assert pacer.rate == inf
+    assert pacer.speed == pytest.approx(2 * MOST)
+
+
+def test_other_ends_that_do_not_read_say_nothing_of_the_link() -> None:
+    pacer = Pacer()
+    for tick in range(100):
+        pacer.note(tick * WINDOW_S, 0, True)
+    assert (pacer.rate, pacer.speed) == (inf, None)
+
+
+def test_windows_begin_anew_after_a_pause() -> None:
+    windows = Windows()
+    assert windows.note(0.0, 0, True) is None
+    assert windows.note(0.1, 1000, False) is None
+    assert windows.note(0.2, 1000, True) is None
+    assert windows.note(0.4, 3000, True) is None
+    assert windows.note(0.6, 5000, True) == pytest.approx(10_000)
+
+
+def test_what_comes_in_is_judged_by_its_best_windows() -> None:
+    speeds = Speeds()
+    total = 0
+    for tick in range(40):
+        total += 250_000 if tick % 4 == 0 else 25_000
+        speeds.note(tick * WINDOW_S, total, True)
+    assert speeds.speed == pytest.approx(1e6)
+
+
+def test_a_limit_that_changes() -> None:
+    now = 0.0
+    bucket = Bucket(None, clock=lambda: now)
+    assert bucket.take(1 << 30) == 1 << 30
+    now = 100.0
+    bucket.change(1e6)
+    sent = 0
+    for _ in range(1000):
+        now += 0.001
+        while count := bucket.take(1 << 20):
+            sent += count
+    assert sent == pytest.approx(1e6, rel=0.03)
+    bucket.change(None)
+    assert bucket.wait() == 0
