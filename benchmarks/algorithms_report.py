@@ -14,6 +14,7 @@ from benchmarks.algorithms import (
     ROUNDS,
     SEEDS,
     SPECIAL,
+    TRAINING,
     best_rate,
     figures,
     mean_of,
@@ -35,10 +36,11 @@ not this page. ![Loss against bytes](images/algorithms.png)
 Each row is one run of `node simulate`: the model of `node start` with {layers} layers and
 {parameters:,} parameters, over bytes, trained on the Python sources of the standard library, each
 island on files of its own, {rounds} x {steps} inner steps an island of {batch} sequences of
-{context} bytes each, with a cosine schedule; all rows see the same number of tokens. "bytes a
-parameter" is what an island sends of tensors over the whole run, as counted on the simulated
-network; control messages do not grow with the model (their bytes are in the JSON). "loss" is in
-nats a byte on files that nobody trains on; for modes in which islands differ it is the mean over
+{context} bytes each, with a cosine schedule, after {start} steps of as much text that one
+island took before and that all rows have in common; all rows see the same number of tokens.
+"bytes a parameter" is what an island sends of tensors over the whole run, as counted on the
+simulated network; control messages do not grow with the model (their bytes are in the JSON).
+"loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is the mean over
 islands. Learning rates were tuned at K = 4 with the first seed: {rates}.
 
 The model is small and the runs are short: differences below the spread between seeds say nothing,
@@ -60,6 +62,7 @@ def document(rows: dict[str, Row]) -> str:
         batch=MODEL["batch"],
         context=MODEL["context"],
         layers=MODEL["layers"],
+        start=TRAINING["start_steps"],
         rates=_rates(rows),
         missing=_missing(rows),
     )

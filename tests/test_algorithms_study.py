@@ -64,6 +64,7 @@ def test_rows_are_added_one_by_one_and_not_made_twice(
     monkeypatch.setattr(algorithms, "ROUNDS", 1)
     monkeypatch.setattr(algorithms, "INNER_STEPS", 1)
     monkeypatch.setattr(algorithms, "MODEL", {"model": "bytes", "hidden": 8, "batch": 4})
+    monkeypatch.setattr(algorithms, "TRAINING", {})
     file = tmp_path / "rows.json"
     algorithms.run_for(1e-9, file)
     assert list(algorithms.read(file)) == ["tune gradients 0.008/4/0"]
@@ -93,11 +94,11 @@ def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
 
 
 def test_a_rate_is_the_best_one_measured_for_its_family() -> None:
-    few = {key: value for key, value in TUNED.items() if "0.032" not in key}
+    few = {key: value for key, value in TUNED.items() if " 0.004/" not in key}
     assert algorithms.best_rate(few, "AdamW") is None  # some are not known yet
-    assert f"{BASE}/4/0" not in dict(algorithms.wanted(few))
-    rows = TUNED | {"tune Muon 0.032/4/0": row(1.0, 1.0)}
+    assert "DiLoCo, int4/4/0" not in dict(algorithms.wanted(few))
+    rows = TUNED | {"tune Muon 0.004/4/0": row(1.0, 1.0)}
     wanted = dict(algorithms.wanted(rows))
     assert wanted[f"{BASE}/4/0"].inner_lr == 0.008
-    assert wanted["Muon inside, int4/4/0"].inner_lr == 0.032
+    assert wanted["Muon inside, int4/4/0"].inner_lr == 0.004
     assert wanted["data parallel, PowerSGD/4/0"].inner_lr == 0.008

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from node.cli import app
-from node.simulate.learner import rate_factor
+from node.simulate.learner import initial, rate_factor, validation_loss
 from node.simulate.modes import MODES
 from node.simulate.scenario import MODES as NAMES
 from node.simulate.scenario import Scenario, load
@@ -61,6 +62,14 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
     factors = [rate_factor(one, share) for share in (0.0, 0.05, 0.1, 0.55, 1.0)]
     assert factors == pytest.approx([0.1, 0.6, 1.0, 0.55, 0.1])
     assert rate_factor(Scenario(), 0.5) == 1.0
+
+
+def test_all_modes_start_from_the_same_steps_of_one_island() -> None:
+    one = Scenario.model_validate(SMALL | {"start_steps": 30})
+    other = Scenario.model_validate(SMALL | {"start_steps": 30, "mode": "btm", "inner_lr": 1e-3})
+    assert torch.equal(initial(one), initial(other))
+    plain = one.model_copy(update={"start_steps": 0})
+    assert validation_loss(one, initial(one)) < validation_loss(plain, initial(plain)) - 0.5
 
 
 def test_one_scenario_gives_one_result() -> None:

@@ -27,9 +27,11 @@ MAX_WIDE = 8  # d_ff comes in multiples of it
 
 @functools.cache
 def shards(count: int) -> tuple[Tensor, ...]:
-    """Disjoint texts from the Python sources of the standard library; the last is held out.
+    """Disjoint texts from the Python sources of the standard library.
 
-    Files are dealt in an order that looks random, as islands of one run have texts of one kind.
+    One for each island, one for what all start from (:func:`initial`), and the last one to
+    validate with. Files are dealt in an order that looks random, as islands of one run have texts
+    of one kind.
     """
     library = Path(sysconfig.get_path("stdlib"))
     names = [
@@ -39,9 +41,9 @@ def shards(count: int) -> tuple[Tensor, ...]:
     ]
     names.sort(key=lambda name: blake3(name.as_posix().encode()).digest())
     whole = b"".join((library / name).read_bytes() for name in names)
-    size = min(TEXT_BYTES, len(whole) // (count + 1))
+    size = min(TEXT_BYTES, len(whole) // (count + 2))
     text = torch.frombuffer(bytearray(whole), dtype=torch.uint8).long()
-    return tuple(text[index * size : (index + 1) * size] for index in range(count + 1))
+    return tuple(text[index * size : (index + 1) * size] for index in range(count + 2))
 
 
 def new_model(scenario: Scenario) -> nn.Module:
@@ -169,7 +171,16 @@ def rate_factor(scenario: Scenario, share: float) -> float:
 
 def initial(scenario: Scenario) -> Tensor:
     """What all islands start from, float32 [n]."""
-    return flat(new_model(scenario))
+    return _started(scenario.start()).clone()
+
+
+@functools.cache
+def _started(scenario: Scenario) -> Tensor:
+    """The seed's parameters, and what one island learns from them on a text of its own."""
+    learner = Learner(scenario, 0, 0)
+    learner.text = shards(scenario.islands)[-2]
+    learner.train(scenario.start_steps, 0.0)
+    return learner.params()
 
 
 @torch.no_grad()

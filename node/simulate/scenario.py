@@ -29,6 +29,7 @@ Mode = Literal[
     "btm",
 ]
 MODES: tuple[str, ...] = get_args(Mode)
+START_LR = 8e-3  # of what a "llama" starts from
 _UNITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
 
 
@@ -94,6 +95,8 @@ class Scenario(BaseModel):
     hidden: int = Field(default=384, ge=8)  # width of the model
     layers: int = Field(default=2, ge=1, le=64)  # of "llama"
     context: int = Field(default=48, ge=8, le=4096)  # bytes that "llama" looks at
+    # inner steps, each of as much text as one of all islands, that were taken before the run began
+    start_steps: int = Field(default=0, ge=0)
     batch: int = Field(default=64, ge=1)  # predicted bytes, or sequences of "llama"
     eval_every: int = Field(default=1, ge=1)  # rounds
 
@@ -101,6 +104,18 @@ class Scenario(BaseModel):
     def coarse(self) -> bool:
         """Whether what the codec loses has to be sent later."""
         return self.codec in COARSE
+
+    def start(self) -> Scenario:
+        """What the parameters that all islands start from are made by: equal for all algorithms."""
+        kept = ("seed", "islands", "model", "hidden", "layers", "context", "start_steps")
+        return Scenario(
+            **{name: getattr(self, name) for name in kept},
+            batch=self.batch * self.islands,
+            inner_lr=START_LR if self.model == "llama" else 3e-3,
+            schedule="cosine",
+            rounds=max(1, self.start_steps),
+            inner_steps=1,
+        )
 
     @model_validator(mode="after")
     def _combination(self) -> Scenario:
