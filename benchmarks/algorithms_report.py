@@ -40,8 +40,8 @@ island on files of its own, {rounds} x {steps} inner steps an island of {batch} 
 island took before and that all rows have in common; all rows see the same number of tokens.
 "bytes a parameter" is what an island sends of tensors over the whole run, as counted on the
 simulated network; control messages do not grow with the model (their bytes are in the JSON).
-"loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is the mean over
-islands. Learning rates were tuned at K = 4 with the first seed: {rates}.
+"loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is
+the mean over islands. Learning rates were tuned at K = 4 with the first seed: {rates}.
 
 The model is small and the runs are short: differences below the spread between seeds say nothing,
 and what holds for large models is what the papers say that the rules' docstrings name.
