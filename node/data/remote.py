@@ -36,6 +36,8 @@ from protocols.errors import OperatorError
 TRIES = 3
 COPY_BYTES = 4 * 1024 * 1024
 DEFAULT_CACHE_BYTES = 20 * 10**9
+DRAFT = ".fetching-"
+ABANDONED_S = 3600.0  # without a byte written
 MAPPED = 64  # files of one process
 
 
@@ -51,6 +53,7 @@ class Folder:
         self.place = place.rstrip("/")
         self.remote = "://" in place
         self._cache = ShardCache(cache, cache_bytes) if self.remote and cache is not None else None
+        self.cache_bytes = cache_bytes if self._cache is not None else 0
         self.index: Index = parse_index(self.read(INDEX, MAX_INDEX_BYTES), place)
 
     def read(self, name: str, limit: int) -> bytes:
@@ -86,9 +89,18 @@ class Folder:
     def tokens(self, shard: Shard) -> npt.NDArray[np.integer[Any]]:
         """A file's tokens, mapped."""
         width = self.index.width
-        path = self.file(shard.name, shard.sha256, shard.tokens * width)
         kind = np.dtype(self.index.dtype).newbyteorder("<")
-        return np.memmap(path, dtype=kind, mode="r") if shard.tokens else np.empty(0, kind)
+        if not shard.tokens:
+            return np.empty(0, kind)
+        for _ in range(TRIES):
+            path = self.file(shard.name, shard.sha256, shard.tokens * width)
+            try:
+                return np.memmap(path, dtype=kind, mode="r")
+            except FileNotFoundError:  # another rank made room just now
+                continue
+        raise operator_error(
+            "E603", "the data cache is too small", why="files go before they are read"
+        )
 
     @contextlib.contextmanager
     def _opening(self, name: str) -> Iterator[BinaryIO]:
@@ -135,12 +147,10 @@ class ShardCache:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / sha256
-        with (self.directory / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one fetches, others wait; released by closing
+        with self._locked(f".lock-{sha256[:2]}"):  # one fetches a file, others wait for it
             if self._intact(path, sha256, size):
                 _used(path)
                 return path
-            self._make_room(size)
             for left in reversed(range(TRIES)):
                 try:
                     if self._fetch(folder, name, path, sha256, size):
@@ -155,6 +165,13 @@ class ShardCache:
             why=f"{TRIES} fetches of it, and none was the file with sha256 {sha256[:16]}…",
         )
 
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Alone among all threads and processes that use the cache."""
+        with (self.directory / name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
+            yield
+
     def _intact(self, path: Path, sha256: str, size: int) -> bool:
         """Whether the file is there; its hash is checked once by every process."""
         if not path.is_file() or path.stat().st_size != size:
@@ -166,7 +183,8 @@ class ShardCache:
             self._checked.add(sha256)
         return True
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> tuple[int, str]:
+        """Throw out what was not used for longest; an open draft that holds the room meanwhile."""
         if size > self.max_bytes:
             raise operator_error(
                 "E603",
@@ -174,20 +192,28 @@ class ShardCache:
                 why=f"a file of {size:,} bytes does not fit into {self.max_bytes:,}",
                 fix="allow it more with --data-cache",
             )
-        files = [(f.stat().st_mtime_ns, f) for f in self.directory.iterdir() if f.name[0] != "."]
-        held = sum(file.stat().st_size for _, file in files)
-        for _, file in sorted(files):
-            if held + size <= self.max_bytes:
-                break
-            held -= file.stat().st_size
-            file.unlink()
-            self._checked.discard(file.name)
+        with self._locked(".lock"):
+            for draft in self.directory.glob(f"{DRAFT}*"):
+                if draft.stat().st_mtime < time.time() - ABANDONED_S:
+                    draft.unlink()  # whoever wrote it was killed
+            everything = [(f.stat(), f) for f in self.directory.iterdir()]
+            held = sum(status.st_size for status, _ in everything)  # drafts of others count
+            files = [(status, f) for status, f in everything if f.name[0] != "."]
+            for status, file in sorted(files, key=lambda known: known[0].st_mtime_ns):
+                if held + size <= self.max_bytes:
+                    break
+                held -= status.st_size
+                file.unlink()
+                self._checked.discard(file.name)
+            handle, name = tempfile.mkstemp(dir=self.directory, prefix=DRAFT)
+            os.truncate(handle, size)
+            return handle, name
 
     def _fetch(self, folder: Folder, name: str, path: Path, sha256: str, size: int) -> bool:
         """Whether what came is the file; no more than ``size`` bytes and a bit are taken."""
         hasher = hashlib.sha256()
         length = 0
-        handle, draft = tempfile.mkstemp(dir=self.directory, prefix=".fetching-")
+        handle, draft = self._make_room(size)
         try:
             with os.fdopen(handle, "wb") as out, folder._opening(name) as incoming:
                 while length <= size and (piece := incoming.read(COPY_BYTES)):
@@ -244,6 +270,29 @@ class FolderTokens:
             pieces.append(piece)
             start, length, number = start + len(piece), length - len(piece), number + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache of a folder at a URL holds; 0 for one on this machine."""
+        return self._folder.cache_bytes
+
+    def files(self, starts: npt.NDArray[np.int64], length: int) -> list[int]:
+        """The files, by number, of windows of ``length`` tokens: in order, each once."""
+        found: dict[int, None] = {}
+        for start in starts.tolist():
+            first = bisect_right(self._starts, start) - 1
+            last = bisect_right(self._starts, start + length - 1) - 1
+            found |= dict.fromkeys(range(first, last + 1))
+        return list(found)
+
+    def size_of(self, number: int) -> int:
+        """Bytes of a file."""
+        return self._folder.index.shards[number].tokens * self._folder.index.width
+
+    def fetch(self, number: int) -> None:
+        """Have a file on this machine; from any thread. Raises OperatorError E603, E402."""
+        shard = self._folder.index.shards[number]
+        self._folder.file(shard.name, shard.sha256, self.size_of(number))
 
     def _shard(self, number: int) -> npt.NDArray[np.integer[Any]]:
         if number not in self._open:

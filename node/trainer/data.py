@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bootstrap.manifest import Manifest
+from node.data.ahead import Ahead, Place
 from node.data.folder import is_folder
 from node.data.remote import Folder, FolderTokens
 from node.trainer.sampler import Sampler
@@ -99,6 +100,7 @@ class TrainingData:
     tokens: Tokens
     sampler: Sampler
     document_end: int | None = None  # where documents are apart: its token
+    ahead: Ahead | None = None  # where files come from afar
 
     @classmethod
     def over(cls, tokens: Tokens, seq_len: int, batch_size: int, seed: int) -> TrainingData:
@@ -118,7 +120,10 @@ class TrainingData:
             pool=data.pool_windows,
         )
         apart = manifest.model.attention == "document"
-        return cls(tokens, sampler, manifest.model.document_end if apart else None)
+        ahead = None
+        if isinstance(tokens, FolderTokens) and tokens.cache_bytes:
+            ahead = Ahead(tokens, sampler)
+        return cls(tokens, sampler, manifest.model.document_end if apart else None, ahead)
 
     def batch(
         self, round: int, slot: int, slots: int, step: int, rows: range | None = None
@@ -128,6 +133,8 @@ class TrainingData:
         Where documents are apart, the first token of a document is no target (``IGNORED``):
         nothing before it says what it is.
         """
+        if self.ahead is not None:
+            self.ahead.reading(Place(round, slot, slots, step))
         starts = self.sampler.starts(round, slot, slots, step, rows)
         window = gather(self.tokens, starts, self.sampler.seq_len + 1)
         return window[:, :-1], targets(window, self.document_end)

@@ -1,0 +1,96 @@
+"""Fetching what the next steps read, so that training does not wait for a far-away file.
+
+What an island reads follows from its place in the run (:mod:`node.trainer.sampler`), so a thread
+computes the places to come and has their files fetched into the cache, in the order in which they
+are read. Nothing else depends on it: a read that comes first fetches for itself, a failure here
+is met again by the read, and where a run goes on from is the same with or without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from node.data.remote import FolderTokens
+from node.trainer.sampler import Sampler
+from protocols.errors import OperatorError
+
+STEPS = 64  # inner steps looked ahead, in this round and in the next one
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an island reads: see :meth:`Sampler.starts`."""
+
+    round: int
+    slot: int
+    slots: int
+    step: int
+
+
+class Ahead:
+    """One thread that has the files of the next steps here before they are read.
+
+    Bounded: it looks :data:`STEPS` steps ahead, and no further than half of the cache holds, so
+    that nothing is thrown out for it that is read sooner.
+    """
+
+    def __init__(self, tokens: FolderTokens, sampler: Sampler, steps: int = STEPS) -> None:
+        self._tokens, self._sampler, self._steps = tokens, sampler, steps
+        self._place: Place | None = None
+        self._changed = threading.Condition()
+        self._idle = False
+        self._thread: threading.Thread | None = None
+
+    def reading(self, place: Place) -> None:
+        """The trainer reads here now; returns at once."""
+        with self._changed:
+            if place == self._place:
+                return
+            self._place, self._idle = place, False
+            self._changed.notify_all()
+        if self._thread is None:  # of the process that reads: threads do not survive a fork
+            self._thread = threading.Thread(target=self._run, name="data-ahead", daemon=True)
+            self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Until all that is to be fetched for the last place has been tried, or the time is up."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._idle, timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._idle)
+                place = self._place
+            assert place is not None
+            for file in self._coming(place):
+                if self._place != place:
+                    break
+                try:
+                    self._tokens.fetch(file)
+                except OperatorError:
+                    break  # whoever reads it tries again, and says so
+            with self._changed:
+                if self._place == place:
+                    self._idle = True
+                    self._changed.notify_all()
+
+    def _coming(self, place: Place) -> Iterator[int]:
+        """Files by number, each once, in the order in which they will be read."""
+        seen: set[int] = set()
+        room = self._tokens.cache_bytes // 2
+        length = self._sampler.seq_len + 1
+        following = replace(place, round=place.round + 1, step=0)
+        for first in (replace(place, step=place.step + 1), following):
+            for step in range(first.step, first.step + self._steps):
+                starts = self._sampler.starts(first.round, first.slot, first.slots, step)
+                for file in self._tokens.files(starts, length):
+                    if file in seen:
+                        continue
+                    seen.add(file)
+                    room -= self._tokens.size_of(file)
+                    if room < 0:
+                        return
+                    yield file
