@@ -1,0 +1,196 @@
+"""The layouts that are compared with one process, and those that are refused, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootstrap.manifest import Data, Inner, Manifest, Model, Rounds
+from node.trainer.dims import ParallelDims
+
+STEPS = 10
+
+# models of transformers: what their configurations have beside FOREIGN
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"tie_word_embeddings": True},
+    "gemma": {},
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    "mixtral": {"num_local_experts": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
+}
+FOREIGN = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+}
+FOREIGN_TP = tuple(name for name in FAMILIES if name not in ("gpt2", "mixtral"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout, what goes with it, and what it is called in the table."""
+
+    name: str
+    dims: ParallelDims = field(default_factory=ParallelDims)
+    model: str = "dense"
+    settings: dict[str, Any] = field(default_factory=dict)
+    inner: dict[str, Any] = field(default_factory=dict)
+
+
+def _dims(**sizes: Any) -> ParallelDims:
+    return ParallelDims(**sizes)
+
+
+MUON = {"optimizer": "muon"}
+BF16 = {"bf16": True}
+
+CASES = (
+    Case("DDP", _dims(dp_replicate=2)),
+    Case("FSDP, ZeRO 3", _dims(dp_shard=2)),
+    Case("FSDP, ZeRO 2", _dims(dp_shard=2, zero=2)),
+    Case("FSDP, ZeRO 1, accumulated", _dims(dp_shard=2, zero=1), settings={"micro_batch": 1}),
+    Case("FSDP, three uneven ranks", _dims(dp_shard=3)),
+    Case("HSDP", _dims(dp_replicate=2, dp_shard=2)),
+    Case("TP, sequence parallel", _dims(tp=2)),
+    Case("FSDP x TP", _dims(dp_shard=2, tp=2)),
+    Case("HSDP x TP", _dims(dp_replicate=2, dp_shard=2, tp=2)),
+    Case("CP, Ulysses", _dims(cp=2)),
+    Case("CP, ring", _dims(cp=2, attention="ring")),
+    Case("CP, ring of four", _dims(cp=4, attention="ring")),
+    Case("FSDP x CP", _dims(dp_shard=2, cp=2)),
+    Case("CP (ring) x TP", _dims(cp=2, tp=2, attention="ring")),
+    Case("FSDP x CP x TP", _dims(dp_shard=2, cp=2, tp=2, attention="ring")),
+    Case("PP, GPipe", _dims(pp=2, schedule="gpipe")),
+    Case("PP, 1F1B", _dims(pp=2)),
+    Case("PP, interleaved 1F1B", _dims(pp=2, schedule="interleaved")),
+    Case("PP, ZBV", _dims(pp=2, schedule="zbv")),
+    Case("PP, four stages", _dims(pp=4)),
+    Case("PP, head not tied", _dims(pp=2), model="untied"),
+    Case("PP x FSDP", _dims(pp=2, dp_shard=2)),
+    Case("PP (interleaved) x FSDP", _dims(pp=2, dp_shard=2, schedule="interleaved")),
+    Case("PP (ZBV) x TP", _dims(pp=2, tp=2, schedule="zbv")),
+    Case("PP x TP", _dims(pp=2, tp=2)),
+    Case("PP x FSDP x TP", _dims(pp=2, dp_shard=2, tp=2)),
+    Case("PP x CP", _dims(pp=2, cp=2)),
+    Case("MoE, FSDP", _dims(dp_shard=2), model="moe"),
+    Case("MoE, EP", _dims(dp_shard=2, ep=2), model="moe"),
+    Case("MoE, FSDP x EP", _dims(dp_shard=4, ep=2), model="moe"),
+    Case("MoE, HSDP x EP", _dims(dp_replicate=2, dp_shard=2, ep=2), model="moe"),
+    Case("MoE, PP x EP", _dims(pp=2, dp_shard=2, ep=2), model="moe"),
+    Case("MoE, TP", _dims(tp=2), model="moe"),
+    Case("MoE, CP (ring)", _dims(cp=2, attention="ring"), model="moe"),
+    Case("MoE, CP (Ulysses)", _dims(cp=2), model="moe"),
+    Case("MoE, PP", _dims(pp=2), model="moe"),
+    Case("MoE, PP (interleaved)", _dims(pp=2, schedule="interleaved"), model="moe"),
+    Case("MoE, PP (ZBV)", _dims(pp=2, schedule="zbv"), model="moe"),
+    Case("MoE, FSDP x TP", _dims(dp_shard=2, tp=2), model="moe"),
+    Case("MoE, EP x TP", _dims(dp_shard=2, ep=2, tp=2), model="moe"),
+    Case("MoE, EP x CP", _dims(dp_shard=2, ep=2, cp=2), model="moe"),
+    Case("MoE, CP x TP", _dims(cp=2, tp=2), model="moe"),
+    Case("MoE, PP x TP", _dims(pp=2, tp=2), model="moe"),
+    Case("MoE, PP x CP", _dims(pp=2, cp=2), model="moe"),
+    Case("MoE, FSDP x EP x TP", _dims(dp_shard=4, ep=2, tp=2), model="moe"),
+    Case("MoE, EP x CP x TP", _dims(dp_shard=2, ep=2, cp=2, tp=2), model="moe"),
+    Case("MoE, PP x EP x TP", _dims(pp=2, dp_shard=2, ep=2, tp=2), model="moe"),
+    Case("HSDP x CP", _dims(dp_replicate=2, dp_shard=2, cp=2)),
+    Case("FSDP, bf16", _dims(dp_shard=2), settings=BF16),
+    Case("TP, bf16", _dims(tp=2), settings=BF16),
+    Case("FSDP x TP, bf16", _dims(dp_shard=2, tp=2), settings=BF16),
+    Case("PP, bf16", _dims(pp=2), settings=BF16),
+    Case("CP (Ulysses), bf16", _dims(cp=2), settings=BF16),
+    Case("CP (ring), bf16", _dims(cp=2, attention="ring"), settings=BF16),
+    Case("MoE, EP, bf16", _dims(dp_shard=2, ep=2), "moe", BF16),
+    Case("MoE, EP x TP, bf16", _dims(dp_shard=2, ep=2, tp=2), "moe", BF16),
+    Case("PP x FSDP x TP, bf16", _dims(pp=2, dp_shard=2, tp=2), settings=BF16),
+    Case("FSDP, recompute full", _dims(dp_shard=2), settings={"recompute": "full"}),
+    Case("FSDP, recompute selective", _dims(dp_shard=2), settings={"recompute": "selective"}),
+    Case("TP, recompute full", _dims(tp=2), settings={"recompute": "full"}),
+    Case("FSDP, offload", _dims(dp_shard=2), settings={"offload": True}),
+    Case("FSDP, accumulation", _dims(dp_shard=2), settings={"micro_batch": 1}),
+    Case("FSDP x TP, Muon", _dims(dp_shard=2, tp=2), inner=MUON),
+    Case("MoE, FSDP x EP, Muon", _dims(dp_shard=4, ep=2), "moe", inner=MUON),
+    Case("FSDP, Muon", _dims(dp_shard=2), inner=MUON),
+    Case("TP, Muon", _dims(tp=2), inner=MUON),
+    Case("PP, Muon", _dims(pp=2), inner=MUON),
+    Case("PP x FSDP x TP, Muon", _dims(pp=2, dp_shard=2, tp=2), inner=MUON),
+    Case("MoE, EP x TP, Muon", _dims(dp_shard=2, ep=2, tp=2), "moe", inner=MUON),
+    *(Case(f"{name}, TP", _dims(tp=2), name) for name in FOREIGN_TP),
+    Case("qwen3, FSDP x TP", _dims(dp_shard=2, tp=2), "qwen3"),
+    Case("llama, HSDP", _dims(dp_replicate=2, dp_shard=2), "llama"),
+    Case("gpt2, FSDP", _dims(dp_shard=2), "gpt2"),
+    Case("FSDP, compile", _dims(dp_shard=2), settings={"compile": True}),
+    Case("TP, compile", _dims(tp=2), settings={"compile": True}),
+    Case("FSDP x TP, compile", _dims(dp_shard=2, tp=2), settings={"compile": True}),
+    Case("PP, compile", _dims(pp=2), settings={"compile": True}),
+    Case("CP (ring), compile", _dims(cp=2, attention="ring"), settings={"compile": True}),
+    Case("MoE, EP, compile", _dims(dp_shard=2, ep=2), "moe", {"compile": True}),
+    Case(
+        "FSDP, compile, recompute selective",
+        _dims(dp_shard=2),
+        settings={"compile": True, "recompute": "selective"},
+    ),
+)
+
+
+def _model(name: str) -> Model:
+    if name in FAMILIES:
+        from node.trainer.hf import model_of
+
+        shared = FOREIGN if name != "gpt2" else {"vocab_size": 256}
+        return model_of({"model_type": name, **shared, **FAMILIES[name]})
+    model: dict[str, Any] = {
+        "d_model": 32,
+        "n_layers": 4,
+        "n_heads": 4,
+        "n_kv_heads": 2 if name != "moe" else 4,
+        "d_ff": 64,
+        "max_seq_len": 32,
+        "tied_embeddings": name != "untied",
+    }
+    if name == "documents":
+        model |= {"attention": "document"}
+    if name == "moe":
+        model |= {"experts": 4, "top_k": 2, "d_ff": 32}
+    return Model(**model)
+
+
+def manifest_of(case: Case) -> Manifest:
+    """The run of a case: four layers, four heads, 8 sequences of 32 tokens a step."""
+    return Manifest(
+        model=_model(case.model),
+        data=Data(seq_len=32, batch_size=8),
+        # eps: Adam divides by a gradient's size, so that of elements without any only noise is left
+        inner=Inner(warmup_steps=2, total_steps=100, eps=1e-5, **case.inner),
+        rounds=Rounds(inner_steps=STEPS, eval_every=1),
+    )
+
+
+# what dims.check refuses, which says why
+REFUSED = (
+    Case("PP (ZBV) x FSDP", _dims(pp=2, dp_shard=2, schedule="zbv")),
+    Case("CP, documents apart", _dims(cp=2), "documents"),
+    Case("PP, documents apart", _dims(pp=2), "documents"),
+    Case("CP (Ulysses) of more ranks than key heads", _dims(cp=4)),
+    Case("gpt2, TP", _dims(tp=2), "gpt2"),
+    Case("mixtral, TP", _dims(tp=2), "mixtral"),
+    Case("llama, PP", _dims(pp=2), "llama"),
+    Case("llama, CP", _dims(cp=2), "llama"),
+)
+
+
+def reason(case: Case) -> str:
+    """Why a case is refused; raises AssertionError if it is not."""
+    run = manifest_of(case)
+    try:
+        case.dims.check(run.model, run.data)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"{case.name} is not refused")
