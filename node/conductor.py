@@ -156,6 +156,9 @@ class Conductor:
                     await self._on_ready(ready)
                 case StepDone() as done:
                     self._on_step(done)
+                    # once a checkpoint of the round that has just ended had the time to begin
+                    if self.island.grown and self._since == 1 and not self._saving:
+                        await self._start_again()
                     if once(self.manifest):
                         await self._finish_together()
                 case Snapshot() as snapshot:
@@ -166,8 +169,6 @@ class Conductor:
                     self._restarts = 0
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
-                    if self.island.grown and not applied.fragment:
-                        await self._start_again()
                 case Staged():
                     if self._staged is not None and not self._staged.done():
                         self._staged.set_result(None)
@@ -191,6 +192,11 @@ class Conductor:
     def training(self) -> bool:
         """Whether there is a trainer at work, whose state belongs into a checkpoint."""
         return self._begun and self.island.alive
+
+    @property
+    def _saving(self) -> bool:
+        """Whether the trainer is writing a checkpoint."""
+        return self._saved is not None and not self._saved.done()
 
     async def save(self, directory: Path) -> asyncio.Future[Saved]:
         """Have the trainer write its files into ``directory``.
