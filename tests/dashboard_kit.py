@@ -152,6 +152,7 @@ class Imagined:
                     link="direct" if index else "self",
                     address="public IPv4" if index % 3 else "public IPv6",
                     rtt_s=0.012 + 0.003 * index if index else None,
+                    own_rtt_s=0.02 + 0.01 * index,
                     upload=2e7 + 1e6 * index,
                     download=3e7 + 2e6 * index,
                     agrees=True if status == "active" else None,

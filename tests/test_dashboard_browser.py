@@ -221,6 +221,21 @@ async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
+async def test_links_between_two_others_show_what_both_publish(page: Page) -> None:
+    async with served(Imagined(4, 20)) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        rows = await page.evaluate(
+            "[...document.querySelectorAll('#links tbody tr')]"
+            ".map(r => [...r.querySelectorAll('td')].map(c => [c.title, c.textContent]))"
+        )
+    assert rows[0][1][0] == "measured here"
+    assert "≈" not in rows[0][1][1]
+    how, shown = rows[1][2]  # from the second to the third: this node has no part in it
+    assert how == "at most, as announced"
+    assert shown == "21 MB/s≈ 35 ms"
+
+
 async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
     async with served(Imagined(12, 30)) as url:
         await page.go(url)

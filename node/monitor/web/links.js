@@ -1,4 +1,4 @@
-// Who reaches whom how fast: measured by this node in passing, else what both ends announced.
+// Who reaches whom how fast: measured by this node in passing, else what both ends announce.
 
 import { DASH, el, empty, fill, known, rate, say, seconds } from "./text.js";
 
@@ -23,9 +23,13 @@ export class Links {
       if (from === to) return null;
       const speed = measured.get(`${from.peer} ${to.peer}`);
       const rtt = from.link === "self" ? to.rtt_s : to.link === "self" ? from.rtt_s : null;
-      if (known(speed)) return { speed, rtt, how: "measured here" };
+      // of links between two others: what both tell of theirs to everybody
+      const usual = known(from.own_rtt_s) && known(to.own_rtt_s) ? (from.own_rtt_s + to.own_rtt_s) / 2 : null;
+      const trip = known(rtt) ? seconds(rtt) : known(usual) ? `≈ ${seconds(usual)}` : "";
+      const through = [from, to].every((p) => p.link === "relay" || p.address === "relay") ? ", through a relay" : "";
+      if (known(speed)) return { speed, trip, how: "measured here" };
       const bound = Math.min(from.upload || 0, to.download || 0);
-      return { speed: bound || null, rtt, how: bound ? "at most, as announced" : "not measured" };
+      return { speed: bound || null, trip, how: (bound ? "at most, as announced" : "not measured") + through };
     };
     if (peers.length <= NUMBERS_UP_TO) this.numbers(peers, cell);
     else this.picture(peers, cell);
@@ -34,7 +38,7 @@ export class Links {
   note(peers, cell) {
     const any = peers.some((a) => peers.some((b) => known(cell(a, b)?.speed)));
     return any
-      ? "Filled: measured by this node on bodies over 256 KB. Outlined: no more than both ends announced. A dash: nobody has told this node."
+      ? "Filled: measured by this node on bodies over 256 KB. Outlined: no more than both ends announced. A dash: nobody has told this node. Round trips with ≈: the mean of what both ends see with all their peers."
       : "No throughput yet: it is measured on bodies over 256 KB, and this run's are shorter, or none has passed. Round trips are of this node's own calls.";
   }
 
@@ -49,7 +53,7 @@ export class Links {
         ...peers.map((to) => {
           const found = cell(from, to);
           if (!found) return el("td", { class: "self", "aria-label": "itself" }, "");
-          const td = el("td", { class: `num ${found.how === "measured here" ? "measured" : known(found.speed) ? "announced" : ""}`, title: found.how }, rate(found.speed), known(found.rtt) ? el("small", {}, seconds(found.rtt)) : null);
+          const td = el("td", { class: `num ${found.how === "measured here" ? "measured" : known(found.speed) ? "announced" : ""}`, title: found.how }, rate(found.speed), found.trip ? el("small", {}, found.trip) : null);
           td.style.setProperty("--level", level(found.speed));
           return td;
         }),
@@ -95,7 +99,7 @@ export class Links {
     const [from, to] = this.at.map((i) => this.peers[i]);
     const found = this.cell(from, to);
     const names = [from, to].map((p) => this.store.names.of(p.peer));
-    const rtt = known(found?.rtt) ? `, round trip ${seconds(found.rtt)}` : "";
+    const rtt = found?.trip ? `, round trip ${found.trip}` : "";
     say(this.told, found ? `${names[0]} → ${names[1]}: ${found.speed ? rate(found.speed) : DASH} (${found.how})${rtt}` : `${names[0]}: itself`);
     this.paint();
   }
