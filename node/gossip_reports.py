@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from gossip.roamer import Roamer, Rounded
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
+from node.monitor.views import PeerView
 from node.peer_reports import PeerReports
 from node.trainer.channel import Applied
 from protocols.messages import Announce
@@ -101,6 +102,7 @@ class GossipReports(PeerReports):
                 islands.setdefault(said.peer, {})["loss"] = round(said.loss, 5)
         if pace.loss:
             islands.setdefault(self.swarm.me, {})["loss"] = round(pace.loss, 5)
+        islands.setdefault(self.swarm.me, {})["tokens"] = tokens
         self.events.emit(
             RoundDone(
                 round=pending.round,
@@ -135,6 +137,10 @@ class GossipReports(PeerReports):
             )
         )
         return True
+
+    def peers(self) -> list[PeerView]:
+        """Everybody this node knows of; nobody's state can agree with another's."""
+        return [replace(view, agrees=None) for view in super().peers()]
 
     def on_learned(self, announce: Announce) -> None:
         """Nothing of others' announcements is counted."""

@@ -23,7 +23,7 @@ MOST_A_STEP = 2**24
 
 
 def check_runs(manifest: Manifest) -> None:
-    """Raise E207 for a mode that only `node simulate` knows."""
+    """Raise E207 for a mode that only `node simulate` knows, E204 for one that would diverge."""
     if manifest.mode not in RUN:
         raise operator_error(
             "E207",
@@ -31,6 +31,14 @@ def check_runs(manifest: Manifest) -> None:
             why=f"`node start` runs {', '.join(RUN)}",
             fix=f"choose one of them, or try it out with node simulate --mode {manifest.mode}",
         )
+    if manifest.mode in GOSSIP and manifest.gossip.rule == "noloco":
+        from diloco.mixing import check_noloco
+
+        outer = manifest.outer
+        try:
+            check_noloco(outer.momentum, outer.lr, outer.lr)
+        except ValueError as error:
+            raise operator_error("E204", why=str(error)) from error
 
 
 def once(manifest: Manifest) -> bool:

@@ -91,7 +91,8 @@ export class Panels {
     const same = live.filter((p) => p.agrees === true).length;
     const differ = live.filter((p) => p.agrees === false).length;
     this.stats.set("peers", "Islands", `${live.length}`, `${live.filter((p) => p.status === "active").length} active, ${live.filter((p) => p.status === "joining").length} joining`);
-    this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
+    if (state.consensus?.agreeing === null) this.stats.set("agree", "State agrees", DASH, "each island has its own: they meet in pairs", "");
+    else this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
     const c = state.consensus;
     this.stats.set("consensus", "Consensus", known(c?.before) ? `${small(c.before)} → ${small(c.after)}` : DASH, known(c?.before) ? "distance before → after merge" : "takes two islands");
     const step = state.training.step;
@@ -122,6 +123,10 @@ export class Panels {
     const shape = JSON.stringify(live.map((p) => [p.peer, p.agrees, p.round]));
     if (shape === this.agreed) return;
     this.agreed = shape;
+    if (store.state.consensus?.agreeing === null) {
+      fill(host, el("p", {}, "Islands meet in pairs, and each has a state of its own."));
+      return;
+    }
     const same = live.filter((p) => p.agrees === true).length;
     const marks = live.map((p) => el("li", { class: p.agrees === false ? "differs" : p.agrees ? "same" : "other", title: `${store.names.of(p.peer)}, round ${p.round}` }, p.agrees === false ? "✕" : p.agrees ? "✓" : "○", el("span", { class: "sr" }, ` ${store.names.of(p.peer)} ${p.agrees === false ? "has another state" : p.agrees ? "has the same state" : "is at another round"}`)));
     fill(host, live.length ? el("p", {}, el("b", {}, `${same} of ${live.length}`), ` live islands have this node's state, bit for bit`) : empty("No live island."), el("ul", { class: "marks" }, ...marks));
