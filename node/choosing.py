@@ -6,6 +6,7 @@ differs from the one before is an event (:class:`~node.monitor.events.KnobSet`) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from node.monitor.events import EventLog, KnobSet
 from node.pace import Pace, Usual, inner_steps
 from protocols.messages import Announce
 
+ALIKE = 0.05  # ends that differ by less are the same
 TOLD = 0.1  # choices that differ by less from what was told last are not told
 
 
@@ -48,6 +50,18 @@ class Chooser:
         why = "as quick as the fastest" if chosen == whole else "slower: to be done with the others"
         self._tell("own_steps", chosen, inputs, why)
         return chosen
+
+    def together(self, done: int, target: int, etas: Sequence[float]) -> int | None:
+        """Where there is one merge only: the end that lets this island end with the others.
+
+        ``done`` of ``target`` steps are taken; ``etas`` are the others' seconds to the end. None:
+        it stays as it is.
+        """
+        speed = self.pace.steps_per_second
+        if not etas or speed <= 0:
+            return None
+        wanted = max(1, done + math.ceil(max(etas) * speed))
+        return wanted if wanted < (1 - ALIKE) * target else None
 
     def tau(self) -> int:
         """Inner steps to take after a snapshot before its outcome is waited for."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +50,6 @@ from protocols.identity import PeerId
 MAX_RESTARTS = 3  # of the trainer, without a round in between
 SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
 LOOK_EVERY = 10  # inner steps between two looks at how far the others are
-ALIKE = 0.05  # ends that differ by less are the same
 RAMP = (0.25, 0.5, 0.75, 1.0)  # a newcomer's weight in its first rounds
 
 
@@ -291,6 +289,7 @@ class Conductor:
                 tokens=done.tokens,
                 tokens_per_second=self.pace.tokens_per_second,
                 seconds=done.seconds,
+                mfu=done.mfu,
                 peers=1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1,
             )
         )
@@ -418,17 +417,14 @@ class Conductor:
 
     async def _finish_together(self) -> None:
         """Where there is one merge only, who began late ends with the others, not after them."""
-        swarm, speed = self.swarm, self.pace.steps_per_second
-        if swarm is None or speed <= 0 or self._since % LOOK_EVERY:
+        swarm = self.swarm
+        if swarm is None or self._since % LOOK_EVERY:
             return
         now = swarm.now()
         others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]
-        if not others:
-            return
-        left = max(swarm.membership.eta(peer, now) for peer in others)
-        target = self._since + math.ceil(left * speed)
-        if target < (1 - ALIKE) * self._target:
-            await self._set_target(max(1, target))
+        etas = [swarm.membership.eta(peer, now) for peer in others]
+        if target := self._chooser.together(self._since, self._target, etas):
+            await self._set_target(target)
 
     async def _set_target(self, target: int) -> None:
         self._target = target

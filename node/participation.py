@@ -61,7 +61,6 @@ class Participation:
         self.conductor: Conductor | None = None
         self.conducting: asyncio.Task[None] | None = None
         self.finishing = False
-        self._saved_at = 0.0
         self._served: bool | None = None  # whether a server is there, as told
         self._news = asyncio.Event()  # somebody announced something
         self.swarm: AnySwarm
@@ -242,7 +241,7 @@ class Participation:
             spawn(self.swarm.presence.ask(peer))
         saves = self.island is not None and self.config.checkpoint_every
         if saves and self.config.checkpoint_seconds:
-            spawn(self._save_between_rounds())
+            spawn(self.keeper.by_time(self.config.checkpoint_seconds))
         self.dht = await self.node.open_directory(stack, run)
         self.node.outbound.candidates = self._relays
         self.node.place.told = self._moved
@@ -275,18 +274,7 @@ class Participation:
         self._check_end()
 
     async def _save(self) -> None:
-        self._saved_at = self.swarm.now()
         await self.keeper.save()
-
-    async def _save_between_rounds(self) -> None:
-        """Where a round takes long, what was learnt in it is not to be lost."""
-        every = self.config.checkpoint_seconds
-        self._saved_at = self.swarm.now()
-        while True:
-            await asyncio.sleep(max(0.1, self._saved_at + every - self.swarm.now()))
-            training = self.conductor is not None and self.conductor.training
-            if training and self.swarm.now() >= self._saved_at + every:
-                await self._save()
 
     def _check_end(self) -> None:
         limit, place = self.config.rounds, self.replicas[0].place

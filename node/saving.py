@@ -38,6 +38,7 @@ from protocols.messages import Certificate
 CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S = 120.0  # for its copy
 WRITING_TIMEOUT_S = 3600.0
+MIN_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Keeper:
     copy: CheckpointCopy | None = None  # a second place for them
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
+    _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
     async def save(self, *, wait: bool = False) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
@@ -75,8 +77,19 @@ class Keeper:
         async with self._lock:
             return await self._save()
 
+    async def by_time(self, every: float) -> None:
+        """Save where rounds are further apart than ``every`` seconds, while there is training.
+
+        What was learnt in a long round is not to be lost.
+        """
+        while True:
+            left = self._began + every - time.monotonic()
+            await asyncio.sleep(max(left, MIN_PAUSE_S))
+            if left <= 0 and self.conductor is not None and self.conductor.training:
+                await self.save()
+
     async def _save(self) -> bool:
-        started = time.monotonic()
+        self._began = started = time.monotonic()
         try:
             with self.store.draft() as draft:
                 async with self.still():

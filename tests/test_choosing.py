@@ -97,3 +97,12 @@ def test_choices_are_lines_and_stand_in_the_state() -> None:
     assert "fastest 40" in line
     knob = state.brief()["knobs"]["own_steps"]
     assert (knob["value"], knob["inputs"]["fastest"]) == (10, 40.0)
+
+
+def test_who_began_late_ends_with_the_others() -> None:
+    one = chooser(steps_per_second=10.0)
+    assert one.together(20, 1000, [12.0, 30.0]) == 320
+    assert one.together(20, 1000, [97.0]) is None  # about the same end
+    assert one.together(20, 1000, [500.0]) is None  # it is the others who end with it
+    assert one.together(20, 1000, []) is None
+    assert one.together(0, 1000, [0.0]) == 1
