@@ -1,11 +1,11 @@
 """State for newcomers: the outer state in chunks from several peers, and small blobs by hash.
 
 The outer state is some float32 vectors, ``base`` and those that the outer optimizer keeps (none,
-one or two of its length). Its digest, which announcements and certificates carry, is a hash over the hashes of fixed chunks, so that each chunk can come
-from another peer and be checked as it arrives (:mod:`bootstrap.state.digest`). A peer that is
-asked for a state keeps a copy of it for the time of the download, and goes on training
-(:mod:`bootstrap.state.server`). The newcomer pulls from all who have it at once
-(:mod:`bootstrap.state.download`).
+one or two of its length). Its digest, which announcements and certificates carry, is a hash over
+the hashes of fixed chunks, so that each chunk can come from another peer and be checked as it
+arrives (:mod:`bootstrap.state.digest`). A peer that is asked for a state keeps a copy of it for
+the time of the download, and goes on training (:mod:`bootstrap.state.server`). The newcomer pulls
+from all who have it at once (:mod:`bootstrap.state.download`).
 
 >>> states = StateServer(transport, run, lambda f: (round, vectors), still=still, offload=f)
 >>> await download_state(transport, peers, run, round, digest, vectors)
