@@ -152,6 +152,7 @@ class StepDone(Message, kind=111):
     lr: float
     tokens: int  # of this step
     seconds: float
+    mfu: float | None = None  # see node.trainer.speed
 
 
 class Snapshot(Message, kind=112):

@@ -50,6 +50,7 @@ from node.trainer.parallel import Ranks
 from node.trainer.progress import Progress
 from node.trainer.resume import Work
 from node.trainer.settings import TrainerSettings
+from node.trainer.speed import Speed
 from protocols.wire import decode_any
 
 
@@ -85,6 +86,7 @@ class Trainer(Progress):
             manifest.rounds.overlap_steps,
         )
         self.one_disk = settings.hosts == 1
+        self.speed = Speed.of(manifest, self.layout.dense, ranks)
         if settings.compile:  # takes a minute or two: before the swarm counts on this island
             self._gradients()
             self.optimizer.zero_grad()
@@ -167,6 +169,7 @@ class Trainer(Progress):
                 lr,
                 done.tokens,
                 done.seconds,
+                self.speed.mfu(done.tokens, done.seconds),
             )
         )
 
