@@ -21,12 +21,13 @@ pytestmark = [
     pytest.mark.skipif(not available(), reason="namespaces need Linux, root, ip and tc"),
 ]
 
-ROUNDS = 3
+ROUNDS = 2
 RUN = settings(
-    inner_steps=5,
+    inner_steps=4,
     total_rounds=ROUNDS,
     min_grace_s=30,
     data__batch_size=8,
+    evaluation__sequences=8,
     inner__total_steps=100,
     seed=3,
 )
@@ -175,10 +176,11 @@ def test_without_host_0_the_others_end_with_a_clear_message(tmp_path: Path) -> N
 def test_all_hosts_killed_and_resumed(tmp_path: Path) -> None:
     """No shared disk: the checkpoint lies on host 0, and all ranks go on from it."""
     run = settings(
-        inner_steps=5,
-        total_rounds=6,
+        inner_steps=4,
+        total_rounds=4,
         min_grace_s=30,
         data__batch_size=8,
+        evaluation__sequences=8,
         inner__total_steps=100,
         seed=3,
     )
