@@ -38,7 +38,7 @@ def test_asynchronous_rounds_wait_for_nobody_and_use_all_tokens(
     """One of four is 4x slower: it holds nobody up, and all it learns is merged."""
     run = {"mode": "async", "inner_steps": 30, "dynamic_steps": "false", "total_rounds": 5000}
     with islands(tmp_path) as made:
-        first = made.new(*settings(**run, **SMALL | {"eval_every": 25}))
+        first = made.new(*settings(**run, **SMALL | {"eval_every": 5}))
         address = first.await_up()
         seen = watch(first)
         swarm = [first, *(made.new("--peers", address) for _ in range(3))]
@@ -49,6 +49,8 @@ def test_asynchronous_rounds_wait_for_nobody_and_use_all_tokens(
         with slowed(slow, 4):
             before = merged_tokens(seen.rounds())
             fast_before = before[first.peer]
+            victim.kill()
+            made.come_back(victim)
 
             def slow_has_merged(times: int) -> bool:
                 return merged_tokens(seen.rounds())[slow.peer] - before[slow.peer] >= (
@@ -64,9 +66,7 @@ def test_asynchronous_rounds_wait_for_nobody_and_use_all_tokens(
             record_property("of its tokens merged", after[slow.peer] / trained)
             assert in_hand <= 3 * 30 * 4 * 128, "all but what it has learnt since is merged"
             assert share < 0.6, "it is slower, and the others did not wait"
-            victim.kill()
-            made.come_back(victim)
-            victim.await_round(victim.events("round")[-1]["round"] + 5, 90)
+            until(lambda: victim.since_start("step"), 90, "the victim trains again", victim.tail)
         agree(swarm)
         record_property("losses", falls(first))
 
@@ -76,7 +76,7 @@ def owners(certificate: Certificate) -> set[PeerId]:
     return {part.owner for part in certificate.outcome.parts}
 
 
-def test_a_server_merges_what_three_islands_learn(
+def test_a_server_merges_what_islands_learn(
     tmp_path: Path, watch: Watch, record_property: Record
 ) -> None:
     """It trains nothing; when it is killed the islands merge, and when it is back, it does."""
@@ -86,7 +86,7 @@ def test_a_server_merges_what_three_islands_learn(
         address = first.await_up()
         seen = watch(first)
         server = made.new("--role", "server", "--peers", address)
-        swarm = [first, made.new("--peers", address), made.new("--peers", address)]
+        swarm = [first, made.new("--peers", address)]
         until(lambda: server.since_start("started"), 90, "the server is up", server.tail)
 
         def merged_by(who: set[PeerId], contributors: int) -> bool:
@@ -95,15 +95,15 @@ def test_a_server_merges_what_three_islands_learn(
                 owners(newest[0]) == who and len(newest[0].outcome.contributors) == contributors
             )
 
-        until(lambda: merged_by({server.peer}, 3), 120, "the server merges", first.tail)
+        until(lambda: merged_by({server.peer}, 2), 120, "the server merges", first.tail)
         everybody = {island.peer for island in swarm}
         server.kill()
         until(lambda: owners(seen.rounds()[-1]) <= everybody, 60, "the islands merge", first.tail)
-        victim = swarm[2]
+        victim = swarm[1]
         victim.kill()
         made.come_back(victim)
         server.start("--role", "server", "--peers", made.addresses(without=server))
-        until(lambda: merged_by({server.peer}, 3), 120, "the server merges again", first.tail)
+        until(lambda: merged_by({server.peer}, 2), 120, "the server merges again", first.tail)
         goal = first.events("round")[-1]["round"] + 3
         for island in swarm:
             island.await_round(goal, 60)
@@ -147,13 +147,13 @@ def test_two_of_three_clients_train_in_each_round(
 
 
 def test_branches_that_never_meet_are_merged_once(tmp_path: Path, record_property: Record) -> None:
-    """One joins late, one is killed and goes on from its checkpoint: all are in the one merge."""
-    run = {"mode": "btm", "inner_steps": 500}
+    """Two join later, one is killed and goes on from its checkpoint: all are in the one merge."""
+    run = {"mode": "btm", "inner_steps": 200}
     save = ("--checkpoint-seconds", "2")
     with islands(tmp_path) as made:
         first = made.new(*settings(**run, **SMALL), *save)
         address = first.await_up()
-        second = made.new("--peers", address, *save)
+        second, late = (made.new("--peers", address, *save) for _ in range(2))
         until(lambda: second.events("step"), 150, "the second trains", second.tail)
         with slowed(first, 20):  # it is not to be done before the others have come
             victim, saved = second, len(second.events("checkpoint"))
@@ -161,7 +161,6 @@ def test_branches_that_never_meet_are_merged_once(tmp_path: Path, record_propert
             steps = victim.events("step")[-1]["step"]
             victim.kill()
             victim.start("--resume", "--peers", address, *save)
-            late = made.new("--peers", address, *save)
             for island in (victim, late):
                 until(lambda island=island: island.since_start("step"), 120, "trains", island.tail)
             assert victim.since_start("step")[0]["step"] > steps // 2, "not from the beginning"
