@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -58,6 +58,7 @@ class CatchUp:
     held: Held
     advance: Advance
     rejected: Callable[[PeerId, str], None]
+    _silent: set[PeerId] = field(default_factory=set)  # did not answer: asked last, from then on
 
     async def follow(self, sources: Sequence[PeerId]) -> Ending:
         """Replay rounds from ``sources`` until one of them has no more.
@@ -148,7 +149,7 @@ class CatchUp:
                 return
             asked = [source, *voters]
             asked = [p for p in asked[turn:] + asked[:turn] if p != self.wiring.identity.peer_id]
-            for peer in asked:
+            for peer in sorted(asked, key=self._silent.__contains__):
                 try:
                     parts[result.start, result.stop] = await pull_part(
                         self.wiring, peer, result, CALL_TIMEOUT_S, whole
@@ -156,8 +157,9 @@ class CatchUp:
                 except RemoteProtocolError as error:
                     self.rejected(peer, str(error))
                 except TransportError:
-                    continue
+                    self._silent.add(peer)
                 else:
+                    self._silent.discard(peer)
                     return
             raise TransportError(f"nobody has part {result.start}-{result.stop}")
 

@@ -114,6 +114,7 @@ class MemoryNetwork:
         self._nodes: dict[PeerId, Node] = {}
         self._addresses: dict[str, Node] = {}
         self._partitioned = False
+        self._cut: set[tuple[PeerId, PeerId]] = set()  # from, to
         self._held: list[Pipe] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -192,6 +193,17 @@ class MemoryNetwork:
         self.note("heal")
         self._release()
 
+    def cut(self, a: PeerId, b: PeerId, *, both: bool = True) -> None:
+        """Let nothing pass from ``a`` to ``b`` (and back) any more, and break nothing."""
+        self._cut |= {(a, b), (b, a)} if both else {(a, b)}
+        self.note("cut", a, b)
+
+    def splice(self, a: PeerId, b: PeerId) -> None:
+        """Undo :meth:`cut`, both ways; what was on its way arrives."""
+        self._cut -= {(a, b), (b, a)}
+        self.note("splice", a, b)
+        self._release()
+
     def kill(self, peer: PeerId) -> None:
         """End a node: its transfers break, its handlers are cancelled, connects are refused."""
         node = self._nodes[peer]
@@ -210,8 +222,9 @@ class MemoryNetwork:
         self._release()
 
     def blocked(self, a: Node, b: Node) -> bool:
-        """Whether nothing passes between two nodes now."""
-        return a.frozen or b.frozen or (self._partitioned and a.group != b.group)
+        """Whether nothing passes from ``a`` to ``b`` now."""
+        parted = (self._partitioned and a.group != b.group) or (a.peer, b.peer) in self._cut
+        return a.frozen or b.frozen or parted
 
     def _release(self) -> None:
         held, self._held = self._held, []
