@@ -271,6 +271,8 @@ function tellEvent(event, names) {
       return `${event.head - event.round} rounds behind, ${event.action === "replay" ? "replays them" : "downloads the state"}`;
     case "checkpoint":
       return `round ${event.round}, ${bytes(event.bytes)} in ${seconds(event.seconds)}`;
+    case "knob":
+      return `${event.name} is ${event.value}${event.before === null ? "" : `, was ${event.before}`}: ${event.why}`;
     case "checkpoint_skipped":
       return `round ${event.round}: ${event.reason}`;
     case "peer_refused":
