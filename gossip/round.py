@@ -29,15 +29,8 @@ from gossip.company import Company
 from gossip.drafting import Drafting
 from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
 from gossip.membership import Membership
-from gossip.planning import (
-    NO_BOUND,
-    Rules,
-    fresh_plan,
-    owners_among,
-    renewed_plan,
-    repeated_plan,
-    roll_call,
-)
+from gossip.opening import Opening
+from gossip.planning import Rules
 from gossip.telling import Telling
 from gossip.validity import PartKey, Place, check_outcome, key_of
 from protocols.errors import BadSignature, Malformed, RemoteRefused
@@ -54,8 +47,6 @@ from protocols.messages import (
     Vote,
     Votes,
 )
-
-ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
 
 
 @dataclass
@@ -77,9 +68,9 @@ class Round:
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
+    opening: Opening = field(init=False)
     _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
     _drafting: Drafting = field(init=False)
-    _quorum_since: float | None = None
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
     _told: frozenset[PeerId] = frozenset()
@@ -90,12 +81,21 @@ class Round:
     _usual_patience: float = 0.0  # by the round trips when the round began
 
     def __post_init__(self) -> None:
-        self._usual_patience = self._measured_patience()
+        self._usual_patience = self.membership.stillness_s(self.roster, self.rules.patience_s)
         self.agreement = Agreement(self.identity, self.place, self.rules.shape, self.roster)
         self.company = Company(
             self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
         )
         self.telling = Telling(self.agreement, self.company)
+        self.opening = Opening(
+            self.identity,
+            self.rules,
+            self.company,
+            self.opened,
+            self.round_s,
+            self.missed,
+            self.previous_codec,
+        )
         self._drafting = Drafting(self.agreement, self.rules.mix)
 
     @property
@@ -240,7 +240,7 @@ class Round:
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` should run next if nothing happens before."""
         step = self._patience() / (8 if self.company.doubts else 4)
-        if self._quorum_since is not None and self.agreement.plan is None:
+        if self.opening.quorum_since is not None and self.agreement.plan is None:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
 
@@ -249,7 +249,7 @@ class Round:
     def _leader_is_due(self, now: float) -> bool:
         plan = self.agreement.plan
         if plan is None:
-            return self.agreement.promised > NONE or self._should_begin(now)
+            return self.agreement.promised > NONE or self.opening.due(now)
         if self.agreement.promised > (plan.epoch, plan.ballot):
             return True  # promised to somebody who has not come up with a plan
         if not self.agreement.missing():  # all is held and voted for: votes may have been lost
@@ -277,41 +277,11 @@ class Round:
                 return True
         return False
 
-    def _should_begin(self, now: float) -> bool:
-        ready, late = self.company.ready_and_late(now)
-        if self._roll_is_due(now, ready):
-            return True
-        if not ready or len(ready) < self.rules.quorum * self.company.working(now):
-            self._quorum_since = None
-            return False
-        bound = self.rules.staleness
-        if bound != NO_BOUND and any(self.missed.get(a.peer, 0) >= bound for a in late):
-            return False
-        if self._quorum_since is None:
-            self._quorum_since = now
-        left = self._quorum_since + self.rules.grace_s(self.round_s) - now
-        return left <= 0 or not any(
-            self.company.eta(late_one, now) <= left * 1.25 for late_one in late
-        )
-
-    def _roll_is_due(self, now: float, ready: Sequence[Announce]) -> bool:
-        """Whether a round that merges nothing is to bring newcomers into office.
-
-        Where rounds are far apart they would wait long; where only servers are in office, no
-        island could ever begin.
-        """
-        if now < self.opened + ROLL_CALL_S:
-            return False
-        waiting = self.company.waiting(now)
-        if ready:  # once for everybody: who only says that it waits holds nobody up
-            return self.rules.calls and bool(waiting - set(self.roster))
-        return bool(waiting) and (self.rules.calls or not self.company.training(now))
-
     # --- standing and leading --------------------------------------------------------------------
 
     def _tell_leader(self, now: float) -> list[Instruction]:
         """Report those who do not deliver to whoever leads or is to lead next, once each."""
-        plan, leaders = self.agreement.plan, self._leaders(now)
+        plan, leaders = self.agreement.plan, self.opening.leaders(now, self._drafting.overdue(now))
         fresh = frozenset(self.company.gone) - self._told
         if plan is None or not fresh or not leaders or leaders[0] == self.me:
             return []
@@ -321,33 +291,12 @@ class Round:
             Send(leaders[0], Suspect(plan.fragment, plan.round, plan.epoch, plan.ballot, peers))
         ]
 
-    def _leaders(self, now: float) -> list[PeerId]:
-        """Who can lead, in the order in which they are to stand.
-
-        Not who is still catching up: when the first of the others is ready it may be a moment
-        behind them, but not for as long as the ready wait for the late.
-        """
-        come = now < self.opened + self.rules.grace_s(self.round_s)
-        order = [
-            peer
-            for peer in self.agreement.order(self.agreement.office)
-            if peer not in self.company.gone
-            and self.company.alive(peer, now)
-            and (come or not self.company.behind(peer))
-        ]
-        agreement = self.agreement
-        if agreement.promised > NONE:  # who leads, or is about to, goes first in repairing
-            first = agreement.owner_of(agreement.promised, agreement.office)
-            if first in order:
-                order.remove(first)
-                order.insert(
-                    0 if first == self.me or not self._drafting.overdue(now) else len(order), first
-                )
-        return order
-
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         assert self._due_since is not None
-        office, order = self.agreement.office, self._leaders(now)
+        office, order = (
+            self.agreement.office,
+            self.opening.leaders(now, self._drafting.overdue(now)),
+        )
         turn = order.index(self.me) if self.me in order else len(order)
         if self.company.isolated:
             turn = len(order)
@@ -377,7 +326,7 @@ class Round:
         return out
 
     def _lead(self, remains: Remains, now: float) -> list[Instruction]:
-        plan = self._compose(remains, now)
+        plan = self.opening.compose(remains, now, self._patience())
         if plan is None:
             return []
         self._drafting.lead(plan)
@@ -387,53 +336,6 @@ class Round:
         self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
         self._lost_since = None
         return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
-
-    def _compose(self, remains: Remains, now: float) -> Plan | None:
-        if remains.voted is not None:
-            return repeated_plan(self.identity, self.place, remains, self._patience())
-        gone = {
-            peer
-            for peer in remains.roster
-            if peer in self.company.gone or not self.company.alive(peer, now)
-        }
-        gone |= set(self.roster) - set(remains.roster)
-        next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
-        if self.agreement.plan is not None:
-            here = [a for a in self.company.members(now) if a.peer in remains.roster]
-            owners = {announce.peer for announce in owners_among(here, self.rules)}
-            live = [peer for peer in remains.roster if peer not in gone]
-            live = [peer for peer in live if peer in owners] or live
-            return renewed_plan(
-                self.identity, self.place, self.agreement.plan, remains, gone, live, next_roster
-            )
-        ready, _ = self.company.ready_and_late(now)
-        ready = [announce for announce in ready if announce.peer in remains.roster]
-        if self._roll_is_due(now, ready):
-            return roll_call(
-                self.identity,
-                self.place,
-                self.rules,
-                ballot=remains.ballot,
-                roster=remains.roster,
-                next_roster=next_roster,
-                patience_s=self._measured_patience(),
-            )
-        if not ready:
-            return None
-        members = [a for a in self.company.members(now) if a.peer in remains.roster]
-        return fresh_plan(
-            self.identity,
-            self.place,
-            self.rules,
-            ballot=remains.ballot,
-            roster=remains.roster,
-            ready=ready,
-            members=members,
-            next_roster=next_roster,
-            round_s=self.round_s,
-            previous_codec=self.previous_codec,
-            patience_s=self._measured_patience(),
-        )
 
     # --- without a majority ----------------------------------------------------------------------
 
@@ -494,6 +396,3 @@ class Round:
     def _patience(self) -> float:
         plan = self.agreement.plan
         return self._usual_patience if plan is None else plan.patience_s
-
-    def _measured_patience(self) -> float:
-        return self.membership.stillness_s(self.roster, self.rules.patience_s)

@@ -1,0 +1,154 @@
+"""When a round is to begin, and what its leader proposes: who is waited for, and how long. Pure.
+
+What a plan contains is :mod:`gossip.planning`; who is to propose one is :mod:`gossip.round`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gossip.agreement import NONE, Agreement, Remains
+from gossip.company import Company
+from gossip.planning import (
+    NO_BOUND,
+    Rules,
+    fresh_plan,
+    owners_among,
+    renewed_plan,
+    repeated_plan,
+    roll_call,
+)
+from gossip.validity import Place
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce, Plan
+
+ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
+
+
+@dataclass
+class Opening:
+    """What one member of a round knows of its beginning."""
+
+    identity: Identity
+    rules: Rules
+    company: Company
+    opened: float
+    round_s: float  # usual seconds from round to round
+    missed: Mapping[PeerId, int]  # rounds without a member's work
+    previous_codec: str | None  # of the round before, if known
+    quorum_since: float | None = None  # enough have been ready since
+
+    @property
+    def agreement(self) -> Agreement:
+        return self.company.agreement
+
+    @property
+    def place(self) -> Place:
+        return self.agreement.place
+
+    def due(self, now: float) -> bool:
+        """Whether a leader ought to propose the first plan now."""
+        ready, late = self.company.ready_and_late(now)
+        if self._roll_is_due(now, ready):
+            return True
+        if not ready or len(ready) < self.rules.quorum * self.company.working(now):
+            self.quorum_since = None
+            return False
+        bound = self.rules.staleness
+        if bound != NO_BOUND and any(self.missed.get(a.peer, 0) >= bound for a in late):
+            return False
+        if self.quorum_since is None:
+            self.quorum_since = now
+        left = self.quorum_since + self.rules.grace_s(self.round_s) - now
+        return left <= 0 or not any(
+            self.company.eta(late_one, now) <= left * 1.25 for late_one in late
+        )
+
+    def _roll_is_due(self, now: float, ready: Sequence[Announce]) -> bool:
+        """Whether a round that merges nothing is to bring newcomers into office.
+
+        Where rounds are far apart they would wait long; where only servers are in office, no
+        island could ever begin.
+        """
+        if now < self.opened + ROLL_CALL_S:
+            return False
+        waiting = self.company.waiting(now)
+        if ready:  # once for everybody: who only says that it waits holds nobody up
+            return self.rules.calls and bool(waiting - set(self.agreement.roster))
+        return bool(waiting) and (self.rules.calls or not self.company.training(now))
+
+    def compose(self, remains: Remains, now: float, patience: float) -> Plan | None:
+        """What to propose as leader, after such remains; None where there is nothing yet.
+
+        ``patience`` is that of the plan before it.
+        """
+        if remains.voted is not None:
+            return repeated_plan(self.identity, self.place, remains, patience)
+        gone = {
+            peer
+            for peer in remains.roster
+            if peer in self.company.gone or not self.company.alive(peer, now)
+        }
+        gone |= set(self.agreement.roster) - set(remains.roster)
+        next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
+        if self.agreement.plan is not None:
+            here = [a for a in self.company.members(now) if a.peer in remains.roster]
+            owners = {announce.peer for announce in owners_among(here, self.rules)}
+            live = [peer for peer in remains.roster if peer not in gone]
+            live = [peer for peer in live if peer in owners] or live
+            return renewed_plan(
+                self.identity, self.place, self.agreement.plan, remains, gone, live, next_roster
+            )
+        measured = self.company.membership.stillness_s(self.agreement.roster, self.rules.patience_s)
+        ready, _ = self.company.ready_and_late(now)
+        ready = [announce for announce in ready if announce.peer in remains.roster]
+        if self._roll_is_due(now, ready):
+            return roll_call(
+                self.identity,
+                self.place,
+                self.rules,
+                ballot=remains.ballot,
+                roster=remains.roster,
+                next_roster=next_roster,
+                patience_s=measured,
+            )
+        if not ready:
+            return None
+        members = [a for a in self.company.members(now) if a.peer in remains.roster]
+        return fresh_plan(
+            self.identity,
+            self.place,
+            self.rules,
+            ballot=remains.ballot,
+            roster=remains.roster,
+            ready=ready,
+            members=members,
+            next_roster=next_roster,
+            round_s=self.round_s,
+            previous_codec=self.previous_codec,
+            patience_s=measured,
+        )
+
+    def leaders(self, now: float, overdue: bool) -> list[PeerId]:
+        """Who can lead, in the order in which they are to stand.
+
+        Not who is still catching up: when the first of the others is ready it may be a moment
+        behind them, but not for as long as the ready wait for the late. ``overdue``: whoever leads
+        has not made a plan of its draft.
+        """
+        come = now < self.opened + self.rules.grace_s(self.round_s)
+        order = [
+            peer
+            for peer in self.agreement.order(self.agreement.office)
+            if peer not in self.company.gone
+            and self.company.alive(peer, now)
+            and (come or not self.company.behind(peer))
+        ]
+        agreement = self.agreement
+        if agreement.promised > NONE:  # who leads, or is about to, goes first in repairing
+            first = agreement.owner_of(agreement.promised, agreement.office)
+            if first in order:
+                order.remove(first)
+                order.insert(0 if first == agreement.me or not overdue else len(order), first)
+        return order
