@@ -153,9 +153,10 @@ def test_branches_that_never_meet_are_merged_once(tmp_path: Path, record_propert
     with islands(tmp_path) as made:
         first = made.new(*settings(**run, **SMALL), *save)
         address = first.await_up()
-        second, late = (made.new("--peers", address, *save) for _ in range(2))
-        until(lambda: second.events("step"), 150, "the second trains", second.tail)
+        until(lambda: first.events("step"), 90, "the first trains", first.tail)
         with slowed(first, 20):  # it is not to be done before the others have come
+            second, late = (made.new("--peers", address, *save) for _ in range(2))
+            until(lambda: second.events("step"), 150, "the second trains", second.tail)
             victim, saved = second, len(second.events("checkpoint"))
             until(lambda: len(victim.events("checkpoint")) > saved, 60, "saved", victim.tail)
             steps = victim.events("step")[-1]["step"]
