@@ -24,6 +24,7 @@ pytestmark = [
 ROUNDS = 2
 RUN = settings(
     inner_steps=4,
+    overlap_steps=0,  # what is learnt does not depend on when a merge comes
     total_rounds=ROUNDS,
     min_grace_s=30,
     data__batch_size=8,
@@ -60,9 +61,7 @@ def test_two_hosts_train_as_one_and_end_with_the_bits_of_the_others(tmp_path: Pa
         assert first.end() == 0
         spread = [made.host(n).start("--nnodes", "2", *LAYOUT, *(() if n else RUN)) for n in (0, 1)]
         assert [host.end() for host in spread] == [0, 0]
-        losses, expected = spread[0].losses(), first.losses()
-        assert losses.keys() == expected.keys()
-        assert max(abs(losses[step] - expected[step]) for step in losses) < 5e-5
+        assert worst(spread[0], first, 4 * ROUNDS) < 5e-5
         assert len(spread[1].ranks()) == 0
         assert not (spread[1].dir / "identity.pem").exists()
 
@@ -106,6 +105,12 @@ def test_the_pages_commands(tmp_path: Path) -> None:
         assert made_file.stdout == render(
             file.partition(".")[0], peers=("127.0.0.1:4390",), hosts=2
         )
+
+
+def worst(one: HostProcess, other: HostProcess, steps: int) -> float:
+    """By how much losses of the first inner steps differ."""
+    losses, expected = one.losses(), other.losses()
+    return max(abs(losses[step] - expected[step]) for step in range(1, steps + 1))
 
 
 def meshes(host: HostProcess) -> list[str]:
@@ -187,6 +192,7 @@ def test_all_hosts_killed_and_resumed(tmp_path: Path) -> None:
     """No shared disk: the checkpoint lies on host 0, and all ranks go on from it."""
     run = settings(
         inner_steps=4,
+        overlap_steps=0,
         total_rounds=4,
         min_grace_s=30,
         data__batch_size=8,
@@ -212,7 +218,5 @@ def test_all_hosts_killed_and_resumed(tmp_path: Path) -> None:
         for host in both:
             host.start("--nnodes", "2", *LAYOUT, *(() if host.number else ("--resume", *every)))
         assert [host.end() for host in both] == [0, 0]
-        losses, expected = both[0].losses(), whole.losses()
-        assert losses.keys() == expected.keys()
-        assert max(abs(losses[step] - expected[step]) for step in losses) < 5e-5
+        assert worst(both[0], whole, 16) < 5e-5
         assert not list((both[1].home / "checkpoints").iterdir())
