@@ -1,0 +1,42 @@
+"""Memory that runs out on one of several ranks, in real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from swarm_kit import Island, settings
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+
+RUN = settings(
+    inner_steps=3, total_rounds=2, min_grace_s=30, data__batch_size=8, evaluation__sequences=8
+)
+
+
+class Starved(Island):
+    """Rank 1 has room for two sequences at a time."""
+
+    program = (str(Path(__file__).with_name("starved_island.py")),)
+
+
+def test_the_micro_batch_is_halved_and_the_batch_stays(tmp_path: Path) -> None:
+    """A share of four sequences a rank does not fit, one of two does."""
+    plain, starved = Island("plain", tmp_path), Starved("starved", tmp_path)
+    try:
+        for island in (plain, starved):
+            island.start("--nproc", "2" if island is starved else "1", *RUN)
+            assert island.await_end(140) == 0, island.tail()
+    finally:
+        for island in (plain, starved):
+            island.kill()
+    [problem] = starved.events("problem")
+    assert (problem["code"], problem["fatal"]) == ("E401", False)
+    assert "rank 1 ran out of memory" in problem["what"]
+    written = json.loads((starved.dir / "logs" / "trainer.json").read_text())
+    assert written["micro_batch"] == 2
+    steps, expected = starved.events("step"), plain.events("step")
+    assert {step["tokens"] for step in steps} == {step["tokens"] for step in expected}
+    assert abs(steps[0]["loss"] - expected[0]["loss"]) < 5e-5
+    assert len(starved.rounds()) == 2
