@@ -169,11 +169,12 @@ def test_islands_that_are_never_ready_at_one_time_agree_as_well():
             await swarm.rounds(14)
             sent = sum(m.roamer.letters.transfers.bytes_sent for m in swarm.living())
             letters = sent / 12011 / sum(len(m.rounds) for m in swarm.living())
-            return swarm.spread(), (swarm.values().mean(0) - mean).abs().max().item(), letters
+            moved = (swarm.values().mean(0) - mean).square().mean().sqrt().item()
+            return swarm.spread(), moved, letters
 
     spread, moved, letters = run(main())
     assert spread < 0.1
-    assert moved < 0.3  # some answers are under way
+    assert moved < 0.15  # some answers are under way; islands began 1.0 apart
     assert letters < 1.3  # a round
 
 

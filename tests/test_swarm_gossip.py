@@ -13,13 +13,13 @@ from tests.swarm_kit import START_S, Island, Record, until
 
 pytestmark = pytest.mark.swarm
 
-ROUNDS = 24
+ROUNDS = 60
 RUN = """
 name = "pairs"
 mode = "{mode}"
 
 [rounds]
-inner_steps = 10
+inner_steps = 8
 overlap_steps = 2
 total_rounds = {rounds}
 
@@ -54,16 +54,14 @@ def test_islands_in_pairs_learn_through_kill_join_and_leave(
 ) -> None:
     a, b, c, d = begin(tmp_path, "gossip")
     try:
-        for island in (b, c):
+        for island in (b, c, d):  # newcomers to a run under way
             join(island, a)
-        for island in (b, c):
+        for island in (b, c, d):
             until(lambda i=island: len(rounds(i)) >= 3, START_S, "rounds", island.tail)
         c.kill()
-        join(d, a)  # while one is gone
         before = len(rounds(c))
         join(c, a, "--resume")
         until(lambda: len(rounds(c)) > before + 1, START_S, "rounds after --resume", c.tail)
-        until(lambda: len(rounds(d)) >= 2, START_S, "the newcomer's rounds", d.tail)
         b.signal(signal.SIGINT)
         assert b.await_end(START_S) == 0, b.tail()
         for island in (a, c, d):

@@ -1,0 +1,154 @@
+"""Letters on the simulated network: whole, checked, bounded, and resumed where they break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gossip.bodies import Wiring
+from gossip.letters import Letter, Letters, Mail
+from protocols.codecs import RangeCodec
+from protocols.errors import RemoteRefused, TransportError
+from protocols.identity import Identity, PeerId
+from protocols.memory import Link, MemoryNetwork
+from protocols.virtual_time import run
+
+RUN = b"r" * 32
+SIZE = 700_000
+A, B, C = (Identity.from_seed(bytes([n] * 32)) for n in (1, 2, 3))
+
+
+class Box:
+    """One node with letters, and what it was told."""
+
+    def __init__(
+        self, network: MemoryNetwork, identity: Identity, codec: str = "bf16", **more: Any
+    ) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.arrived: list[Letter] = []
+        self.rejected: list[str] = []
+        self.strangers: set[PeerId] = set()
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            return work()
+
+        def spawn(coroutine: Any) -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(coroutine)
+            self.tasks.add(task)
+            return task
+
+        loop = asyncio.get_running_loop()
+        self.codec = RangeCodec(codec, SIZE)
+        wiring = Wiring(
+            network.join(identity.peer_id), identity, RUN, self.codec, spawn, offload, loop.time
+        )
+        mail = Mail(
+            welcome=lambda peer: peer not in self.strangers,
+            coming=lambda peer: None,
+            broken=lambda peer: None,
+            arrived=self.arrived.append,
+            dropped=lambda stamp: None,
+            rejected=lambda peer, why: self.rejected.append(why),
+        )
+        self.letters = Letters(wiring, SIZE, mail, **more)
+
+    def body(self, value: float) -> torch.Tensor:
+        data = torch.empty(self.codec.encoded_size(0, SIZE), dtype=torch.uint8)
+        self.codec.encode(0, torch.full((SIZE,), value), data)
+        return data
+
+    async def send(self, to: Identity, value: float, **more: Any) -> None:
+        given: dict[str, Any] = {"answers": None, "timeout": 5.0} | more
+        await self.letters.send(to.peer_id, 4, 1, self.body(value), **given)
+
+
+def with_boxes(test: Callable[[Box, Box, Box], Awaitable[None]], **more: Any) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(1, link=more.pop("link", Link(latency=0.01)), upload=12.5e6)
+        a, b, c = Box(network, A), Box(network, B, **more), Box(network, C)
+        await test(a, b, c)
+
+    run(main())
+
+
+def test_a_letter_arrives_with_all_that_belongs_to_it() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        await a.send(B, 3.0, answers=(2, 1), weight=0.25)
+        (letter,) = b.arrived
+        assert (letter.stamp.sender, letter.stamp.round, letter.stamp.exchange) == (A.peer_id, 4, 1)
+        assert letter.stamp.answers == (2, 1)
+        assert letter.weight == 0.25
+        assert torch.equal(letter.data, a.body(3.0))
+        assert b.letters.take(letter.stamp) is letter
+        assert b.letters.take(letter.stamp) is None
+
+    with_boxes(test)
+
+
+def test_broken_letters_go_on_and_arrive_once() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        for value in range(12):
+            await a.send(B, float(value))
+        assert len(b.arrived) == 12
+        assert all(torch.equal(one.data, a.body(float(i))) for i, one in enumerate(b.arrived))
+
+    with_boxes(test, link=Link(latency=0.01, drop=0.3), keep_all=True, room=20)
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        data = torch.full((a.codec.encoded_size(0, SIZE),), 255, dtype=torch.uint8)
+        with pytest.raises(RemoteRefused):
+            await a.letters.send(B.peer_id, 4, 0, data, answers=None, timeout=5.0)
+        assert b.arrived == []
+        assert b.rejected
+
+    with_boxes(test)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_weights_are_refused(weight: float) -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        with pytest.raises(RemoteRefused):
+            await a.send(B, 1.0, weight=weight)
+        assert b.arrived == []
+
+    with_boxes(test)
+
+
+def test_another_codec_and_strangers_are_refused() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        with pytest.raises(TransportError):
+            await b.send(A, 1.0)  # int8, where bf16 is the run's
+        a.strangers.add(C.peer_id)
+        with pytest.raises(RemoteRefused, match="announce"):
+            await c.send(A, 1.0)
+        assert a.arrived == []
+
+    with_boxes(test, codec="int8")
+
+
+def test_the_newest_of_each_counts_and_room_is_bounded() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        await a.send(B, 1.0)
+        await a.send(B, 2.0)
+        assert len(b.letters.held) == 1
+        await c.send(B, 3.0)
+        assert [stamp.sender for stamp in b.letters.held] == [C.peer_id]
+
+    with_boxes(test, room=1)
+
+
+def test_where_none_may_be_lost_there_is_no_room_for_more() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        await a.send(B, 1.0)
+        await a.send(B, 2.0)
+        with pytest.raises(RemoteRefused, match="room"):
+            await c.send(B, 3.0)
+        assert len(b.letters.held) == 2
+
+    with_boxes(test, room=2, keep_all=True)
