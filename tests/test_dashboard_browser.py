@@ -233,7 +233,7 @@ async def test_links_between_two_others_show_what_both_publish(page: Page) -> No
     assert "≈" not in rows[0][1][1]
     how, shown = rows[1][2]  # from the second to the third: this node has no part in it
     assert how == "at most, as announced"
-    assert shown == "21 MB/s≈ 35 ms"
+    assert shown == "21.0 MB/s≈ 35 ms"
 
 
 async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:

@@ -96,7 +96,7 @@ export class Peers {
     say(cells[5], peer.tokens_per_second ? count(peer.tokens_per_second) : DASH);
     say(cells[6], fixed(peer.loss));
     say(cells[7], small(peer.distance));
-    say(cells[8], mine ? "this node" : [peer.link, peer.address].filter(Boolean).join(" · "));
+    say(cells[8], mine ? "this node" : [...new Set([peer.link, peer.address])].filter(Boolean).join(" · "));
     say(cells[9], known(peer.rtt_s) ? seconds(peer.rtt_s) : DASH);
     say(cells[10], peer.upload || peer.download ? `${rate(peer.upload)} / ${rate(peer.download)}` : DASH);
     say(cells[11], peer.version || "?");
