@@ -187,13 +187,15 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
     "link100": lambda scale: turns(
         [
             atoll("int4", tls=True),
-            limited("int4", 100),
             gloo_as("int4", scale),
             hivemind("fp16"),
         ],
         COUNT,
         scale,
         mbit=100,
+    ),
+    "link100-limited": lambda scale: turns(
+        [atoll("int4", tls=True), limited("int4", 100)], COUNT, scale, mbit=100
     ),
     "link20": lambda scale: turns(
         [atoll("int4", tls=True), gloo_as("int4", scale)], COUNT, scale, mbit=20

@@ -154,8 +154,8 @@ KEYS: dict[str, Key] = {
         "least possible time over ours, int4, mutual TLS, with an upload limit just below the link",
         0.94,
         True,
-        "link100",
-        efficiency("link100", 100, "int4", "atoll int4 tls limited"),
+        "link100-limited",
+        efficiency("link100-limited", 100, "int4", "atoll int4 tls limited"),
     ),
     "link_efficiency_500mbit_two": Key(
         "the same with two members, whose shaping this machine can do beside",

@@ -5,7 +5,8 @@
 
 The traffic of a butterfly without anything else of it: no encryption, no merging, no waiting. Each
 member sends ``--bytes`` in all, in equal shares over a connection of its own to each other one.
-``--pace`` bounds each connection to so many bytes a second (SO_MAX_PACING_RATE).
+``--pace`` bounds each connection to so many bytes a second (SO_MAX_PACING_RATE), ``--congestion``
+names the algorithm that TCP is to use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SO_MAX_PACING_RATE = 47  # Linux's number; Python has no name for it
 CONNECT_S = 20.0
 
 
-def member(rank: int, count: int, share: int, pace: int, addresses: list[str]) -> None:
+def member(
+    rank: int, count: int, share: int, pace: int, congestion: str, addresses: list[str]
+) -> None:
     """One process: connect, then send and receive once for each line on standard input."""
     listener = socket.create_server((addresses[rank], PORT), backlog=count)
     outgoing = [_dialled(a) for i, a in enumerate(addresses) if i != rank]
@@ -34,6 +37,8 @@ def member(rank: int, count: int, share: int, pace: int, addresses: list[str]) -
     for sock in outgoing:
         if pace:
             sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+        if congestion:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
     _say({"event": "met"})
     for _ in sys.stdin:
         start = time.monotonic()
@@ -77,7 +82,9 @@ def _say(fact: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-def measure(mbit: float, count: int, total: int, pace: int, turns: int) -> list[float]:
+def measure(
+    mbit: float, count: int, total: int, pace: int, congestion: str, turns: int
+) -> list[float]:
     """Seconds of each turn, from the first to begin until the last has all."""
     share = total // (count - 1)
     found = []
@@ -87,7 +94,8 @@ def measure(mbit: float, count: int, total: int, pace: int, turns: int) -> list[
         processes = [
             net.python(
                 name, "-m", "benchmarks.mesh", "--member", str(rank), "--bytes", str(share),
-                "--pace", str(pace), "--addresses", *addresses, **pipes,
+                "--pace", str(pace), "--congestion", congestion,
+                "--addresses", *addresses, **pipes,
             )
             for rank, name in enumerate(net.names)
         ]  # fmt: skip
@@ -109,17 +117,18 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--bytes", type=float, default=20e6)
     parser.add_argument("--pace", type=float, default=0)
+    parser.add_argument("--congestion", default="", help="cubic, bbr, ...; else the system's")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    pace, total = int(given.pace), int(given.bytes)
+    pace, total, congestion = int(given.pace), int(given.bytes), given.congestion
     if given.addresses:
-        member(given.member, len(given.addresses), total, pace, given.addresses)
+        member(given.member, len(given.addresses), total, pace, congestion, given.addresses)
         return
     if not available():
         sys.exit("shaped links need Linux, root, and the commands ip and tc")
-    for seconds in measure(given.mbit, given.members, total, pace, given.turns):
+    for seconds in measure(given.mbit, given.members, total, pace, congestion, given.turns):
         used = total * 8 / (given.mbit * 1e6) / seconds
         print(f"{seconds:.3f} s, {used:.3f} of the link")
 

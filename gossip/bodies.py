@@ -67,6 +67,13 @@ def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
     counts = _counts(trailer[_DIGEST:-_SIGNATURE])
     if any(run.elements > header.stop - header.start for run in runs_of(counts)):
         raise Malformed("more elements than the part has")
+    return result_of(header, owner, trailer[:_DIGEST], counts, trailer[-_SIGNATURE:])
+
+
+def result_of(
+    header: Transfer, owner: PeerId, digest: bytes, counts: bytes, signature: bytes = b""
+) -> PartResult:
+    """What an owner states about the part of a transfer."""
     return PartResult(
         header.fragment,
         header.round,
@@ -74,10 +81,10 @@ def result_from(header: Transfer, owner: PeerId, trailer: bytes) -> PartResult:
         header.stop,
         owner,
         header.codec,
-        trailer[:_DIGEST],
+        digest,
         counts,
         header.basis,
-        trailer[-_SIGNATURE:],
+        signature,
     )
 
 

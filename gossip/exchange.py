@@ -32,12 +32,7 @@ from gossip.slicing import OwnContribution, SliceFeed, Source, WantsMerged, shar
 from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place, Shape, check_statement, key_of
 from gossip.watches import Watches
-from protocols.errors import (
-    Malformed,
-    RemoteProtocolError,
-    RemoteRefused,
-    TransportError,
-)
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, Transfer
 from protocols.transport import Incoming
@@ -113,13 +108,9 @@ class Exchange:
             self.listener.weighed,
             fault=self.listener.fault,
         )
-        parts, inflows = self.parts, self._inflows
-        self._watches = Watches(
-            self._transfers, listener, self.place, parts, inflows, self._shunned
-        )
-        self._fetching = Fetching(
-            self._transfers, listener, me, parts, inflows, self._whole, self._hold
-        )
+        moved, parts, inflows = self._transfers, self.parts, self._inflows
+        self._watches = Watches(moved, listener, self.place, parts, inflows, self._shunned)
+        self._fetching = Fetching(moved, listener, me, parts, inflows, self._whole, self._hold)
 
     @property
     def round(self) -> int:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring, chunk_at, trailer_of, trailer_size
+from gossip.bodies import Wiring, chunk_at, result_of, trailer_of, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import sign_result
 from gossip.joining import JointMerge, SumDrain
@@ -32,7 +32,7 @@ from gossip.routing import STRAIGHT, Paths
 from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
 from gossip.validity import PartKey
-from gossip.weighing import draft_basis, pack, sign_gram
+from gossip.weighing import draft_basis, gram_of
 from protocols.counts import pack_counts
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
@@ -228,21 +228,9 @@ class Owning:
 
     def _judged(self, part: OwnedPart) -> Callable[[], None]:
         """All slices of a draft's part are in: what to tell. Runs where data is handled."""
-        header, merge = part.header, part.merge
+        merge = part.merge
         assert isinstance(merge, WeighedMerge)
-        index = {c.peer: number for number, c in enumerate(part.plan.contributors)}
-        unsigned = Gram(
-            header.fragment,
-            header.round,
-            header.start,
-            header.stop,
-            self.me,
-            header.basis,
-            tuple(index[peer] for peer in merge.present),
-            pack(merge.products),
-            b"",
-        )
-        gram = sign_gram(self.wiring.identity, header.run, unsigned)
+        gram = gram_of(self.wiring.identity, part.header, part.plan, merge.present, merge.products)
 
         def tell() -> None:
             part.gram = gram
@@ -355,18 +343,8 @@ class Owning:
         """The last chunk is merged: state what came out. Runs where data is handled."""
         header, merge = part.header, part.merge
         contributors = part.plan.contributors
-        unsigned = PartResult(
-            header.fragment,
-            header.round,
-            header.start,
-            header.stop,
-            self.me,
-            header.codec,
-            merge.digest(),
-            pack_counts([merge.counted(c.peer) for c in contributors]),
-            header.basis,
-            b"",
-        )
+        counts = pack_counts([merge.counted(c.peer) for c in contributors])
+        unsigned = result_of(header, self.me, merge.digest(), counts)
         result = sign_result(self.wiring.identity, header.run, unsigned)
         merge.seal(trailer_of(result, len(contributors)))
         _tell(loop, lambda: self.held(result, merge.result))

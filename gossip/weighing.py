@@ -31,7 +31,7 @@ from gossip.certificate import basis_of
 from gossip.mixing import MAX_SCALE, Mix
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, verify
-from protocols.messages import Contributor, Gram, Part, Plan
+from protocols.messages import Contributor, Gram, Part, Plan, Transfer
 
 _GRAM = b"atoll gram\x00"
 _SLACK = 1 + 1e-6  # products are sums of rounded numbers
@@ -40,6 +40,29 @@ _SLACK = 1 + 1e-6  # products are sums of rounded numbers
 def sign_gram(identity: Identity, run: bytes, unsigned: Gram) -> Gram:
     """The owner's signature under its part's inner products."""
     return dataclasses.replace(unsigned, signature=identity.sign(_signed_bytes(run, unsigned)))
+
+
+def gram_of(
+    identity: Identity,
+    header: Transfer,
+    plan: Plan,
+    present: Iterable[PeerId],
+    products: torch.Tensor,
+) -> Gram:
+    """An owner's signed statement of float64 [K, K] between the slices of those ``present``."""
+    index = {c.peer: number for number, c in enumerate(plan.contributors)}
+    unsigned = Gram(
+        header.fragment,
+        header.round,
+        header.start,
+        header.stop,
+        identity.peer_id,
+        header.basis,
+        tuple(index[peer] for peer in present),
+        pack(products),
+        b"",
+    )
+    return sign_gram(identity, header.run, unsigned)
 
 
 def pack(products: torch.Tensor) -> bytes:

@@ -102,8 +102,7 @@ class Lane:
         self._receiving = receiving
         self._rest_until = math.inf
         self._progress.at = receiving.since = time.monotonic()
-        self._reactor.look(self._progress.at + receiving.stall)
-        self._reactor.moves(self)
+        self._reactor.moves(self, self._progress.at + receiving.stall)
         try:
             receiving.drain.attach(lambda: self._woken(receiving))
         except Exception as error:  # noqa: BLE001  # the drain's own: the receiver gets it
@@ -119,8 +118,7 @@ class Lane:
         self._sending = sending
         self._rest_until = math.inf
         self._progress.at = time.monotonic()
-        self._reactor.look(self._progress.at + sending.stall)
-        self._reactor.moves(self)
+        self._reactor.moves(self, self._progress.at + sending.stall)
         if sending.feed is not None:
             try:
                 sending.feed.attach(lambda: self._woken(sending))
@@ -193,8 +191,7 @@ class Lane:
             self._progress.at = time.monotonic()
             self._turn()
 
-    def load(self) -> tuple[int, bool, bool]:
-        """See :func:`protocols.lane_moves.load`."""
+    def load(self) -> tuple[int, bool, bool]:  # see protocols.lane_moves.load
         return load(self._sock, self._receiving, self._sending)
 
     def due(self, now: float) -> float:

@@ -20,6 +20,7 @@ which is less exact.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -28,7 +29,7 @@ WINDOW_S = 0.25  # long beside the queues of links, short beside a round
 SEARCHED = 4  # windows
 CRUISED = 6  # windows from probe to probe
 KEPT = 32  # windows, eight seconds of sending: after so long a slower link is believed
-BURSTS = 3  # of those, the fastest: not counted
+BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, BOLDEST = 1.12, 2.0  # times the speed
 DRAIN, CALM = 0.88, 0.98  # after a probe, and otherwise: queues are to stay short
 LEAST = 2e3  # bytes a second; with less the other ends do not read, or the link is dark
@@ -75,7 +76,13 @@ class Speeds:
     @property
     def speed(self) -> float | None:
         """Nearly the most: for much of the time nobody sent as fast as he could."""
-        return sorted(self._seen)[-1 - BURSTS] if len(self._seen) > BURSTS else None
+        return _most(self._seen) if len(self._seen) >= SEARCHED else None
+
+
+def _most(seen: Collection[float]) -> float:
+    """Nearly the most; while there are few, the most but one or the only one."""
+    skipped = max(int(BURSTS * len(seen)), min(1, len(seen) - 1))
+    return sorted(seen)[-1 - skipped]
 
 
 class Phase(Enum):
@@ -109,7 +116,7 @@ class Pacer:
             assert self.speed is not None
             if found >= self.speed * (1 + self._probe) / 2:
                 self._seen.clear()  # it was slower before
-                self._seen.extend([found] * (BURSTS + 1))
+                self._seen.append(found)
                 self._probe = min(2 * self._probe - 1, BOLDEST)
                 self._enter(Phase.PROBE, 1)
             else:
@@ -126,6 +133,6 @@ class Pacer:
         self._phase, self._left = phase, windows
         if phase is Phase.SEARCH:
             return
-        self.speed = sorted(self._seen)[-1 - BURSTS]
+        self.speed = _most(self._seen)
         times = {Phase.PROBE: self._probe, Phase.DRAIN: DRAIN}.get(phase, CALM)
         self.rate = times * self.speed if self.speed < MOST else inf

@@ -140,10 +140,11 @@ class Reactor:
         self._watched.discard(one)
         self._given -= self._loads.pop(one, 0)  # that never arrived
 
-    def moves(self, one: Watched) -> None:
-        """From now on ``one`` sends or receives something."""
+    def moves(self, one: Watched, until: float) -> None:
+        """From now on ``one`` sends or receives something; ask what is due at ``until``."""
         self._loads.setdefault(one, 0)
         self._pace_at = min(self._pace_at, time.monotonic())
+        self.look(until)
 
     def gave(self, count: int) -> None:
         """A socket took so many bytes."""

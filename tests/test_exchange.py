@@ -139,7 +139,7 @@ def test_a_part_that_nobody_has_is_reported_as_lost() -> None:
                 owner.identity,
                 RUN,
                 PartResult(
-                    0, 3, part.start, part.stop, owner.me, "int8", b"d" * 32, (),
+                    0, 3, part.start, part.stop, owner.me, "int8", b"d" * 32, b"",
                     basis_of(PLAN.codec, PLAN.contributors), b"",
                 ),
             )  # fmt: skip

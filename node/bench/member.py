@@ -9,14 +9,11 @@ members that were agreed on have met, they take rounds back to back and report w
 from __future__ import annotations
 
 import asyncio
-import platform
-import resource
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,6 +30,7 @@ from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.validity import Place
 from node import __version__
+from node.bench.memory import forget_peak, peak_bytes, resident_bytes
 from node.bench.watching import Stage, Watch, WatchedChain, WatchedTransport
 from node.errors import operator_error
 from node.own_address import hostport, outward_address
@@ -45,7 +43,6 @@ TOKENS = 1000  # that each contribution claims to stand for
 MEET_EVERY_S = 0.1
 LINGER_S = 10.0  # others may still have to come to the end
 FAREWELL_S = 2.0
-LINUX, MACOS = (platform.system() == name for name in ("Linux", "Darwin"))
 
 
 @dataclass(frozen=True)
@@ -398,34 +395,3 @@ def _first_announcement(me: PeerId, address: str, place: Place, region: str) -> 
         state=place.state,
         work=place.work,
     )
-
-
-# --- memory --------------------------------------------------------------------------------------
-
-
-def resident_bytes() -> int:
-    """What this process has in memory now."""
-    return _status("VmRSS") if LINUX else peak_bytes()
-
-
-def forget_peak() -> None:
-    """Let :func:`peak_bytes` count from now; without effect where that cannot be done."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def peak_bytes() -> int:
-    """The most this process had in memory since :func:`forget_peak`."""
-    if LINUX:
-        return _status("VmHWM")
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if MACOS else most * 1024  # the unit differs
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return 0
