@@ -156,14 +156,15 @@ def test_branches_that_never_meet_are_merged_once(tmp_path: Path, record_propert
         until(lambda: first.events("step"), 90, "the first trains", first.tail)
         with slowed(first, 20):  # it is not to be done before the others have come
             second, late = (made.new("--peers", address, *save) for _ in range(2))
-            until(lambda: second.events("step"), 150, "the second trains", second.tail)
-            victim, saved = second, len(second.events("checkpoint"))
-            until(lambda: len(victim.events("checkpoint")) > saved, 60, "saved", victim.tail)
-            steps = victim.events("step")[-1]["step"]
-            victim.kill()
-            victim.start("--resume", "--peers", address, *save)
-            for island in (victim, late):
-                until(lambda island=island: island.since_start("step"), 120, "trains", island.tail)
+            for island in (second, late):
+                until(lambda island=island: island.events("step"), 150, "trains", island.tail)
+            with slowed(late, 20):
+                victim, saved = second, len(second.events("checkpoint"))
+                until(lambda: len(victim.events("checkpoint")) > saved, 60, "saved", victim.tail)
+                steps = victim.events("step")[-1]["step"]
+                victim.kill()
+                victim.start("--resume", "--peers", address, *save)
+                until(lambda: victim.since_start("step"), 120, "trains again", victim.tail)
             assert victim.since_start("step")[0]["step"] > steps // 2, "not from the beginning"
         swarm = [first, second, late]
         for island in swarm:
