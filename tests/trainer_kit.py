@@ -127,12 +127,13 @@ class Bench:
         answer: Callable[[Bench, Report], list[Command]],
         **changes: Any,
     ) -> None:
+        device = torch.device(changes.get("device", "cpu"))
         torch.set_num_threads(1)
         self.settings = tiny_settings(directory, **changes)
         self.vectors = tiny_vectors(self.settings.manifest)
         self.script = Script(lambda report: answer(self, report))
         leader = Leader(self.script, self.vectors, self.settings.wait_s, lambda: self.script.now)  # type: ignore[arg-type]
-        self.trainer = Trainer(self.settings, Ranks.alone(torch.device("cpu")), leader)
+        self.trainer = Trainer(self.settings, Ranks.alone(device), leader)
 
     def run(self, *commands: Command) -> Script:
         self.script.commands += commands

@@ -34,7 +34,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:  # [..., D] -> [..., D]
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # mixed types would keep torch from its fused kernel
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 def rope_tables(positions: Tensor, head_size: int, theta: float) -> Tensor:
