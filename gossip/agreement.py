@@ -89,6 +89,13 @@ class DecidedElsewhere:
 
 
 @dataclass(frozen=True)
+class Equivocated:
+    """This member has signed two outcomes under one ballot: its votes count no more."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class Remains:
     """What a new leader learnt from the promises it got."""
 
@@ -99,7 +106,7 @@ class Remains:
     promised: frozenset[PeerId]
 
 
-Event = Adopted | CastVote | Decided | DecidedElsewhere
+Event = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated
 
 
 @dataclass
@@ -122,6 +129,7 @@ class Agreement:
     _asked: Prepare | None = None
     _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
+    _liars: set[PeerId] = field(default_factory=set)
     _voted_hash: bytes = b""  # of the outcome voted for: it is long, and every vote is compared
     _complete: int = 0  # so many of the plan's first parts are held: looked at once
 
@@ -248,10 +256,10 @@ class Agreement:
     def on_vote(self, vote: Vote) -> list[Event]:
         """Count somebody's vote.
 
-        Raises :class:`Stale`, :class:`BadSignature`, or :class:`Malformed` for a second vote
-        under one ballot. A vote under a ballot not known here is kept: the plan may be on its way.
+        Raises :class:`Stale` or :class:`BadSignature`. A vote under a ballot not known here is
+        kept: the plan may be on its way.
         """
-        if self.certificate is not None:
+        if self.certificate is not None or vote.voter in self._liars:
             return []
         place, ballot = self.place, (vote.epoch, vote.ballot)
         if (vote.run, vote.fragment, vote.round) != (place.run, place.fragment, place.round):
@@ -261,7 +269,10 @@ class Agreement:
         cert.check_vote(vote)
         theirs = sorted(slot for slot, votes in self._votes.items() if vote.voter in votes)
         if any(at == ballot and hash_ != vote.outcome for at, hash_ in theirs):
-            raise Malformed("a second vote under one ballot")
+            self._liars.add(vote.voter)
+            for known in theirs:
+                self._forget_vote(known, vote.voter)
+            return [Equivocated(vote.voter)]
         slot = (ballot, vote.outcome)
         self._votes.setdefault(slot, {})[vote.voter] = vote.signature
         if slot not in theirs and len(theirs) >= VOTES_KEPT:

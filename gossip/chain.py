@@ -22,7 +22,7 @@ from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.forgetting import Forgetting
 from gossip.hooks import Hooks, Replica
-from gossip.instructions import CatchUp, Commit, Instruction, Send, Spread, Work
+from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Spread, Work
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
@@ -244,6 +244,8 @@ class Chain:
                     self.wiring.spawn(self._commit(of, certificate))
                 case CatchUp(peers):
                     self.following.begin(peers)
+                case Accuse(peer, why):
+                    self.hooks.rejected(peer, why)
 
     def tell(self, of: Round, leg: Sequence[PeerId], message: Control) -> None:
         """Tell the first of these, who passes it on to the others; else tell these as well."""

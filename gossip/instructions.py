@@ -45,4 +45,12 @@ class CatchUp:
     peers: tuple[PeerId, ...]
 
 
-Instruction = Send | Spread | Work | Commit | CatchUp
+@dataclass(frozen=True)
+class Accuse:
+    """Tell the operator of a member that lies."""
+
+    peer: PeerId
+    why: str
+
+
+Instruction = Send | Spread | Work | Commit | CatchUp | Accuse

@@ -57,6 +57,7 @@ class Island:
     failing_since: float | None = None  # connections have been failing since
     trip: RoundTrip | None = None  # how long it takes to answer
     met: bool = False  # it has answered once: a connection stands
+    expelled: bool = False  # it lied: nobody counts on it until it is forgotten
     _views: dict[int, tuple[Announce, Announce]] = field(default_factory=dict)  # by fragment
 
     def seen_from(self, fragment: int) -> Announce:
@@ -72,7 +73,9 @@ class Island:
         if self.announce.status == "leaving":
             return Liveness.LEFT
         silence = now - self.heard
-        if silence > max(patience.dead_floor_s, patience.dead_factor * self.forgiven_s):
+        if self.expelled or silence > max(
+            patience.dead_floor_s, patience.dead_factor * self.forgiven_s
+        ):
             return Liveness.DEAD
         if self.failing_since is not None:
             refused = now - self.failing_since > patience.refused_dead_s
@@ -158,6 +161,11 @@ class Membership:
         island = self.islands.get(peer)
         if island is not None and island.failing_since is None:
             island.failing_since = now
+
+    def expel(self, peer: PeerId) -> None:
+        """The peer is known to lie: take it for dead from now on."""
+        if (island := self.islands.get(peer)) is not None:
+            island.expelled = True
 
     def forgive(self, seconds: float, now: float) -> None:
         """This process itself stood still for so long: nobody's silence in it counts."""

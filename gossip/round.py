@@ -21,13 +21,14 @@ from gossip.agreement import (
     CastVote,
     Decided,
     DecidedElsewhere,
+    Equivocated,
     Event,
     Remains,
 )
 from gossip.certificate import check_certificate
 from gossip.company import Company
 from gossip.drafting import Drafting
-from gossip.instructions import CatchUp, Commit, Instruction, Send, Work
+from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
 from gossip.membership import Membership
 from gossip.opening import Opening
 from gossip.planning import Rules
@@ -388,6 +389,9 @@ class Round:
                     out.append(Commit(certificate))
                 case DecidedElsewhere(peers):
                     out.append(CatchUp(peers))
+                case Equivocated(peer):
+                    self.membership.expel(peer)
+                    out.append(Accuse(peer, "voted for two outcomes under one ballot: expelled"))
         return out
 
     def _epoch(self) -> int:

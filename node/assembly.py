@@ -21,7 +21,7 @@ from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.roamer import Roamer
-from node import __version__
+from node import __version__, clock
 from node.conductor import Conductor
 from node.entrance import Run
 from node.gossip_reports import GossipReports
@@ -118,7 +118,7 @@ def make_swarm(
         Membership(me),
         _first_announcement(node, replicas[0], newcomer, proof(me)),
         lambda: [replica.place for replica in replicas],
-        wall=lambda: time.time() + node.clocks.offset,
+        wall=lambda: clock.wall() + node.clocks.offset,
         admission=proof,
     )
     node.is_member = lambda peer: peer in presence.membership.islands

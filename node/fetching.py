@@ -17,7 +17,7 @@ from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.catchup import Ending
 from gossip.driver import Swarm
 from gossip.lineage import Lineage
-from node import __version__
+from node import __version__, clock
 from node.arrival import Arrival, OwnArrival
 from node.entrance import Run
 from node.errors import operator_error
@@ -162,7 +162,7 @@ class Fetcher:
             self.run.signed.run_id,
             self.run.signed.creator,
             ask,
-            lambda: time.time() + self.node.clocks.offset,
+            lambda: clock.wall() + self.node.clocks.offset,
             self.learned,
             self._greet,
             self._on_untrue,

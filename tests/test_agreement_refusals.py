@@ -22,6 +22,7 @@ from gossip_kit import (
 )
 
 from gossip.agreement import (
+    Equivocated,
     LEAP,
     NONE,
     VOTES_KEPT,
@@ -228,8 +229,6 @@ def test_votes_that_are_refused() -> None:
     voter = next(i for i in members if i.peer_id != other.me)
     vote = sign_vote(voter, RUN, 0, 3, (0, 0), b"a" * 32)
     other.on_vote(vote)
-    with pytest.raises(Malformed):  # two votes under one ballot
-        other.on_vote(sign_vote(voter, RUN, 0, 3, (0, 0), b"b" * 32))
     with pytest.raises(BadSignature):
         other.on_vote(dataclasses.replace(vote, ballot=1))
     with pytest.raises(BadSignature):
@@ -238,6 +237,21 @@ def test_votes_that_are_refused() -> None:
         other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, (7, 0), b"a" * 32))
     with pytest.raises(Stale):
         other.on_vote(sign_vote(voter, RUN, 0, 4, (0, 0), b"a" * 32))
+
+
+def test_who_votes_for_two_outcomes_is_named_and_its_votes_do_not_count() -> None:
+    members, _, other = adopt()
+    liar, *honest = (i for i in members if i.peer_id != other.me)
+
+    def vote(voter: Identity, outcome: bytes) -> Vote:
+        return sign_vote(voter, RUN, 0, 3, (0, 0), outcome * 32)
+
+    assert other.on_vote(vote(liar, b"a")) == []
+    assert other.on_vote(vote(liar, b"b")) == [Equivocated(liar.peer_id)]
+    assert other.on_vote(vote(liar, b"c")) == []
+    needed = len(members) // 2 + 1
+    for voter in honest[: needed - 1]:  # with the liar's they would be enough
+        assert other.on_vote(vote(voter, b"a")) == []
 
 
 def test_rosters_of_later_epochs_are_not_collected_for_ever() -> None:

@@ -1,0 +1,32 @@
+"""The wall clock as it was when the process started, gone on with since: nobody can set it.
+
+Announcements expire, so a node whose clock is set by an hour while it runs would hear nobody,
+and be heard by nobody. How far the clock was off at the start the greetings have told
+(:mod:`bootstrap.handshake`). Time in which the machine sleeps counts, where the system tells it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def since_boot() -> float:
+    """Seconds that only go forward, with those that the machine slept through (Linux)."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class SteadyClock:
+    """Unix seconds, by what ``wall`` said once and ``since`` has counted from then on."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, since: Callable[[], float] = since_boot
+    ) -> None:
+        self._since = since
+        self._epoch = wall() - since()
+
+    def __call__(self) -> float:
+        return self._epoch + self._since()
+
+
+wall = SteadyClock()
