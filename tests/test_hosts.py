@@ -209,9 +209,7 @@ async def test_what_a_host_lacks_ends_the_waiting() -> None:
         waiting = asyncio.ensure_future(made.muster(again=False))
         lack = operator_error("E601", "no text here")
         other.link.send(Farewell(lack.code, lack.what, lack.why, lack.fix))
-        with pytest.raises(
-            OperatorError, match="cannot take part: no text here"
-        ):
+        with pytest.raises(OperatorError, match="cannot take part: no text here"):
             await asyncio.wait_for(waiting, WAIT_S)
 
 
