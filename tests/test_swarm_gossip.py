@@ -11,7 +11,7 @@ import pytest
 
 from tests.swarm_kit import START_S, Island, Record, until
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 
 ROUNDS = 60
 RUN = """
