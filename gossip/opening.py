@@ -19,10 +19,13 @@ from gossip.planning import (
     repeated_plan,
     roll_call,
 )
+from gossip.rumours import PAUSE_S
+from gossip.spreading import SMALL
 from gossip.validity import Place
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Plan
 
+NEWS_S = 4 * PAUSE_S  # in which a rumour reaches nearly all of a large swarm
 ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
 
 
@@ -60,7 +63,10 @@ class Opening:
             return False
         if self.quorum_since is None:
             self.quorum_since = now
-        left = self.quorum_since + self.rules.grace_s(self.round_s) - now
+        grace = self.rules.grace_s(self.round_s)
+        if len(self.agreement.roster) > SMALL:
+            grace += NEWS_S  # who is ready by now is not known to be yet
+        left = self.quorum_since + grace - now
         return left <= 0 or not any(
             self.company.eta(late_one, now) <= left * 1.25 for late_one in late
         )
