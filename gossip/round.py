@@ -89,14 +89,9 @@ class Round:
         )
         self.telling = Telling(self.agreement, self.company)
         self.opening = Opening(
-            self.identity,
-            self.rules,
-            self.company,
-            self.opened,
-            self.round_s,
-            self.missed,
+            self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
             self.previous_codec,
-        )
+        )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
 
     @property
