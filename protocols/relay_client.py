@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 BACK_S = 2.5  # for a hidden node to dial back, before the relay is asked to carry
 THROUGH_S = 120.0  # after a call that was not dialled back, for so long the relay carries at once
 ANSWER_S = 5.0
+LATE_S = 15.0  # beyond the time for which a question is kept open: either end may be busy
 
 _relaying: ContextVar[bool] = ContextVar("relaying", default=False)
 
@@ -188,10 +189,8 @@ class Relays:
 
     async def _wait(self, relay: PeerId, *, begin: bool) -> RelayCalls:
         body = RelayWait(begin).encode()
-        held = 0.0 if begin else HOLD_S
-        reply = await self._call(
-            relay, WAIT, body, timeout=held + ANSWER_S, max_reply=RelayCalls.MAX_BYTES
-        )
+        timeout = ANSWER_S if begin else HOLD_S + LATE_S
+        reply = await self._call(relay, WAIT, body, timeout=timeout, max_reply=RelayCalls.MAX_BYTES)
         try:
             calls: RelayCalls = RelayCalls.decode(reply)
         except Malformed as error:

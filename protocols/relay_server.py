@@ -34,7 +34,7 @@ from protocols.sockets import prepare_lane
 
 WAIT, DIAL = "relay-wait", "relay-dial"  # names of calls
 HOLD_S = 20.0  # for so long a question is kept open
-BRIEF_S = 3.0  # between two questions: a node that does not ask again by then is gone
+BRIEF_S = 8.0  # between two questions: a node that does not ask again by then is gone
 JOIN_S = 10.0  # for both ends of a call to come
 IDLE_S = 120.0  # without a byte: longer than connections are kept for their next use
 MAX_WAITING = 256  # hidden nodes
