@@ -22,11 +22,11 @@ from gossip_kit import (
 )
 
 from gossip.agreement import (
-    Equivocated,
     LEAP,
     NONE,
     VOTES_KEPT,
     Decided,
+    Equivocated,
 )
 from gossip.certificate import (
     outcome_hash,
@@ -44,6 +44,7 @@ from protocols.messages import (
     Plan,
     Prepare,
     Promise,
+    Vote,
 )
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
