@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.dht import Dht
@@ -291,7 +292,9 @@ class Node:
 
     async def live(self, stack: AsyncExitStack) -> None:
         """From opening the API to having left the swarm."""
-        from node.participation import Participation  # imports torch: after the port is open
+        # torch takes seconds: beside the event loop, as peers may greet this node already
+        await self.offload(lambda: import_module("node.participation"))
+        from node.participation import Participation
 
         self.place.publish()
         await self.api.start()
