@@ -40,12 +40,13 @@ def _step(number=1, **more):
 def _example(cls):
     """An event of a class with something in each field that has no default."""
     values = {"str": "x", "int": 1, "float": 1.0, "bool": True}
+    values["Mapping[str, float]"] = {"step_s": 0.25}
     needed = [
         field
         for field in dataclasses.fields(cls)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
-    return cls(**{field.name: values.get(field.type.split(" ")[0], "replay") for field in needed})
+    return cls(**{field.name: values.get(field.type.split(" | ")[0], "replay") for field in needed})
 
 
 def test_events_are_numbered_written_and_passed_on(tmp_path):
