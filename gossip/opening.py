@@ -106,7 +106,9 @@ class Opening:
             return renewed_plan(
                 self.identity, self.place, self.agreement.plan, remains, gone, live, next_roster
             )
-        measured = self.company.membership.stillness_s(self.agreement.roster, self.rules.patience_s)
+        rules, roster = self.rules, self.agreement.roster
+        measured = self.company.membership.stillness_s(roster, rules.patience_s)
+        measured = max(measured, rules.least_patience_s)
         ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
         if self._roll_is_due(now, ready):

@@ -48,6 +48,7 @@ class Rules:
     grace_fraction: float = 0.1
     min_grace_s: float = 0.25
     patience_s: float = 1.0  # for a transfer that stands still, before round trips are measured
+    least_patience_s: float = 0.0  # likewise, whatever was measured
     alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
     mix: Mix = MEAN  # how contributions become one
     sharing: int = 1  # rounds (of different fragments) that may share the links at a time

@@ -30,7 +30,7 @@ from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island import Island
 from node.mixing import mix_of
-from node.modes import clients_of, once
+from node.modes import ONLY_MERGE_S, clients_of, once
 from node.monitor.events import Notice
 from node.own_state import OwnReplica
 from node.peer_reports import PeerReports
@@ -172,6 +172,7 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
         clients=clients_of(manifest),
         servers=rules.owners == "servers",
         calls=once(manifest),
+        least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
     )
 
 

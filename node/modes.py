@@ -18,6 +18,8 @@ from protocols.identity import PeerId
 ROUNDS = ("diloco", "streaming", "async", "server", "fedavg", "btm")
 RUN = (*ROUNDS, *GOSSIP)
 
+# a branch that stands still for a moment in the only merge of a run is not left out for good
+ONLY_MERGE_S = 15.0
 # tokens a step that count fully where weights are tokens² / steps: a weight is at most the tokens
 MOST_A_STEP = 2**24
 
