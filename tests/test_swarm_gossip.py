@@ -36,9 +36,9 @@ def losses(island: Island) -> list[float]:
     return [e["validation_loss"] for e in rounds(island) if e["validation_loss"] is not None]
 
 
-def begin(root: Path, mode: str, total: int = ROUNDS) -> list[Island]:
+def begin(root: Path, mode: str) -> list[Island]:
     """Four islands of a run that the first has made."""
-    (root / "run.toml").write_text(RUN.format(mode=mode, rounds=total), encoding="utf-8")
+    (root / "run.toml").write_text(RUN.format(mode=mode, rounds=ROUNDS), encoding="utf-8")
     islands = [Island(name, root) for name in "abcd"]
     islands[0].start("--run", str(root / "run.toml"))
     until(lambda: rounds(islands[0]), START_S, "the first round", islands[0].tail)
@@ -84,7 +84,7 @@ def test_islands_in_pairs_learn_through_kill_join_and_leave(
 
 
 def test_push_sum_learns(tmp_path: Path, record_property: Record) -> None:
-    a, b, _, _ = begin(tmp_path, "push-sum", 12)
+    a, b, _, _ = begin(tmp_path, "push-sum")
     try:
         join(b, a)
         for island in (a, b):
