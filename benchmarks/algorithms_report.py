@@ -13,6 +13,7 @@ from benchmarks.algorithms import (
     MODEL,
     ROUNDS,
     SEEDS,
+    SHORT,
     SPECIAL,
     TRAINING,
     best_rate,
@@ -157,7 +158,7 @@ def _keys(rows: dict[str, Row]) -> str:
 def _special(rows: dict[str, Row]) -> str:
     lines = [
         "## Stragglers, churn, attackers\n",
-        "The time is virtual, until 1.01 times the loss at which the run that waits ends.\n",
+        f"These rows have {SHORT} rounds' tokens. The time is virtual, until 1.01 times the loss at which the run that waits ends.\n",
         "| case | loss | seeds | time to the target |",
         "|---|---|---|---|",
     ]
