@@ -158,7 +158,8 @@ def _keys(rows: dict[str, Row]) -> str:
 def _special(rows: dict[str, Row]) -> str:
     lines = [
         "## Stragglers, churn, attackers\n",
-        f"These rows have {SHORT} rounds' tokens. The time is virtual, until 1.01 times the loss at which the run that waits ends.\n",
+        f"These rows have the tokens of {SHORT} rounds. The time is virtual, until 1.01 times the "
+        "loss at which the run that waits ends.\n",
         "| case | loss | seeds | time to the target |",
         "|---|---|---|---|",
     ]
