@@ -15,11 +15,13 @@ from gossip.certificate import majority
 from gossip.membership import Liveness, Membership
 from gossip.validity import Place
 from protocols.identity import PeerId
-from protocols.messages import Announce
-
+from protocols.messages import Announce, Plan
 
 Clients = Callable[[Place, Sequence[PeerId]], Collection[PeerId]]
 """Which of the live islands in office train in the round at a place; the others rest."""
+
+BELIEVED = 1 / 4  # of the plan's patience, after which whom I doubt is to blame
+PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to go on without me
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Company:
     clients: Clients | None = None  # None: all of them
     gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
     doubts: dict[PeerId, float] = field(default_factory=dict)  # not to me, since when
+    stuck: bool = False  # nobody is to blame, and the plan is of no use all the same
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
 
     @property
@@ -149,18 +152,50 @@ class Company:
         """Blame those who did not deliver to me, unless it is my own link that does not carry.
 
         Whoever finds most of the others at fault is at fault itself, and leaves it to them to go
-        on. For that to show, doubts wait for each other a little.
+        on. For that to show, doubts wait for each other a little. But all may find so at once
+        (everybody's link was dark for a moment, a machine that runs them all was busy), and then
+        nobody goes on. So where nobody has, though most of the others have been heard of since,
+        it was nobody's fault: the plan has failed, and it is for anybody to stand. Who is silent
+        still is to blame.
         """
-        if not self.doubts or self.isolated:
+        if not self.doubts:
             return
-        if now >= min(self.doubts.values()) + patience / 4:
-            self.gone |= set(self.doubts)
-            self.doubts.clear()
+        if not self.isolated:
+            if now >= min(self.doubts.values()) + BELIEVED * patience:
+                self._blame(set(self.doubts))
+            return
+        plan, since = self.agreement.plan, self._isolated_since()
+        expected = 0.0 if plan is None else plan.expected_s
+        silent = {peer for peer, doubted in self.doubts.items() if not self._heard(peer, doubted)}
+        if now >= since + PASSED_OVER * patience + expected and not self._most(silent):
+            self.stuck = True
+            self._blame(silent)
+
+    def adopted(self, plan: Plan) -> None:
+        """This is the plan by now: whoever it counts on is not found at fault yet."""
+        self.gone -= {c.peer for c in plan.contributors if c.active}
+        self.gone -= {p.owner for p in plan.parts if p.result is None}
+        self.doubts.clear()
+        self.stuck = False
 
     @property
     def isolated(self) -> bool:
         """Whether most of the others do not deliver to me."""
-        return 2 * len(self.doubts) > len(self.agreement.office) - 1
+        return self._most(self.doubts)
+
+    def _most(self, peers: Collection[PeerId]) -> bool:
+        return 2 * len(peers) > len(self.agreement.office) - 1
+
+    def _isolated_since(self) -> float:
+        return sorted(self.doubts.values())[(len(self.agreement.office) - 1) // 2]
+
+    def _heard(self, peer: PeerId, since: float) -> bool:
+        island = self.membership.islands.get(peer)
+        return island is not None and island.heard > since
+
+    def _blame(self, peers: set[PeerId]) -> None:
+        self.gone |= peers
+        self.doubts.clear()
 
     def behind(self, peer: PeerId) -> bool:
         """Whether a peer has yet to come to this round, as far as it has said."""

@@ -166,6 +166,7 @@ class Exchange:
                 self._fetching.want(part.result, plan)
                 continue
             key = (part.start, part.stop, part.owner, basis)
+            again = key in self._planned  # some of my slice may be there
             self._planned[key] = plan
             self._named.pop(key, None)
             wanted.add(key)
@@ -182,7 +183,8 @@ class Exchange:
                 else:
                     contributed = key in self._slices or key[:3] in holders
                 if contributes and not contributed:
-                    self._slices[key] = self._transfers.start(self._send_slice(key, plan, via))
+                    sending = self._send_slice(key, plan, via, ask=again)
+                    self._slices[key] = self._transfers.start(sending)
                 if not plan.draft:  # else its owner has nothing to give yet
                     passing = None if relay == self.me else relay
                     self._watches.watch(key, plan, passing)
@@ -265,6 +267,7 @@ class Exchange:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
             if not harmless and key not in self.parts and not self.closed:
                 if via is None:
+                    self._slices.pop(key, None)  # to be sent again by a later plan
                     self.listener.fault(owner, f"took no slice: {error}")
                     return
                 # that may be the link alone, and its owner can have it from me: nobody is blamed

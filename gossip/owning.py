@@ -246,15 +246,17 @@ class Owning:
         self.wiring.transport.post(lambda: part.merge.settle(source))
 
     async def _oversee(self, part: OwnedPart, who: Set[PeerId]) -> None:
-        """Give up on who of these is too late or stands still."""
+        """Give up on who of these is too late or stands still.
+
+        Not on everybody: where nothing comes in at all the others find me at fault, rightly, or
+        themselves, and then they bring it once more.
+        """
         now, merge, plan = self.wiring.now, part.merge, part.plan
         size = len(merge.result)
         lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
         while waiting := merge.waits_for() & who:
             if now() >= lateness.deadline and merge.empty:
-                del self._parts[part.key]
-                self.wiring.transport.post(merge.close)
-                return  # nothing came in from anybody: the others find me at fault, rightly
+                lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
             arrived = dict(merge.arrived)
             for peer, why in lateness.late(now(), waiting, arrived, merge.slices_in).items():
                 self._give_up(part, peer, why)

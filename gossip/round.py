@@ -250,7 +250,9 @@ class Round:
             return True  # promised to somebody who has not come up with a plan
         if not self.agreement.missing():  # all is held and voted for: votes may have been lost
             return now - self._voted_at > 2 * self._patience()
-        return self._cannot_complete(now) or (plan.draft and self._stands_still(plan, now))
+        if self.company.stuck or self._cannot_complete(now):
+            return True
+        return plan.draft and self._stands_still(plan, now)
 
     def _stands_still(self, draft: Plan, now: float) -> bool:
         """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long.
@@ -369,9 +371,7 @@ class Round:
                 case Adopted(plan):
                     self._due_since = None
                     self._lost.clear()
-                    self.company.gone -= {c.peer for c in plan.contributors if c.active}
-                    self.company.gone -= {p.owner for p in plan.parts if p.result is None}
-                    self.company.doubts.clear()
+                    self.company.adopted(plan)
                     self._told = frozenset()
                     self._drafting.adopted(plan, now)
                     out.append(Work(plan))

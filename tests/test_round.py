@@ -13,6 +13,8 @@ import pytest
 from round_kit import Peer, World
 
 from gossip import round as rounds
+from gossip.company import PASSED_OVER
+from protocols.messages import Prepare
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -139,6 +141,58 @@ def test_who_finds_most_of_the_others_at_fault_blames_nobody() -> None:
         sent = leader.round.tick(now + later)
         assert not any(isinstance(i, rounds.Send) for i in sent)
     assert leader.round.company.gone == set()
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2, 3])
+def test_most_at_fault_and_nobody_goes_on(silent: int) -> None:
+    """It stands itself once the others have had their time, if it hears most of them still."""
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    peers = [other.identity.peer_id for other in others]
+    current, begun = leader.round, world.now
+    assert current is not None
+    assert current.agreement.plan is not None
+    for peer in peers:
+        assert current.on_fault(peer, begun) == []
+    plan = current.agreement.plan
+    over = begun + PASSED_OVER * plan.patience_s + plan.expected_s
+    for peer in peers[silent:]:
+        leader.membership.on_contact(peer, over - 0.1)
+    assert not any(isinstance(i, rounds.Send) for i in current.tick(over - 0.01))
+    assert current.company.isolated
+    sent = [i for i in current.tick(over + 0.01) if isinstance(i, rounds.Send)]
+    if silent < 2:
+        assert {type(i.message) for i in sent} == {Prepare}
+        assert current.company.gone == set(peers[:silent])
+    else:  # its own link may be dark
+        assert sent == []
+        assert current.company.gone == set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_doubt_all_again_and_again_while_links_come_and_go(seed: int) -> None:
+    world = World(4, seed)
+    rng = random.Random(seed)
+    peers = list(world.peers.values())
+    pairs = [frozenset((a, b)) for a in world.peers for b in world.peers if a < b]
+    for _ in range(8):
+        world.run(world.now + rng.uniform(1.0, 4.0))
+        world.cut |= set(pairs)
+        world.run(world.now + rng.uniform(0.5, 3.0))
+        for peer in peers:
+            assert peer.round is not None
+            for other in world.peers:
+                world.do(peer, peer.round.on_fault(other, world.now))
+        world.cut -= set(pairs) - {rng.choice(pairs)}
+        agree(world)
+        before = max(len(peer.chain) for peer in peers)
+        world.run(world.now + 12.0)
+        assert max(len(peer.chain) for peer in peers) > before
+        world.cut.clear()
+    world.run(world.now + 15.0)
+    agree(world)
+    lengths = [len(peer.chain) for peer in peers]
+    assert max(lengths) - min(lengths) <= 1
 
 
 def test_one_that_does_not_deliver_is_blamed_after_a_moment() -> None:
