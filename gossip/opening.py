@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gossip.agreement import NONE, Agreement, Remains
+from gossip.agreed import Remains
+from gossip.agreement import NONE, Agreement
 from gossip.company import Company
 from gossip.planning import (
     NO_BOUND,
@@ -26,6 +27,7 @@ from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Plan
 
 NEWS_S = 4 * PAUSE_S  # in which a rumour reaches nearly all of a large swarm
+MOST_ROLLS = 256  # before a run's only merge is held up by none who say that they have restarted
 ROLL_CALL_S = 1.0  # a round is open for so long before newcomers have one called for themselves
 
 
@@ -80,8 +82,11 @@ class Opening:
         if now < self.opened + ROLL_CALL_S:
             return False
         waiting = self.company.waiting(now)
-        if ready:  # once for everybody: who only says that it waits holds nobody up
-            return self.rules.calls and bool(waiting - set(self.agreement.roster))
+        if ready:
+            # Once for everybody: who only says that it waits holds nobody up. But who has
+            # restarted in office abstains, and would not be in the only merge that there is.
+            new = waiting - set(self.agreement.roster)
+            return self.rules.calls and bool(new or (waiting and self.place.round < MOST_ROLLS))
         return bool(waiting) and (self.rules.calls or not self.company.training(now))
 
     def compose(self, remains: Remains, now: float, patience: float) -> Plan | None:

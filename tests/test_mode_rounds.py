@@ -129,6 +129,21 @@ def test_the_roll_is_called_for_newcomers_where_rounds_are_far_apart() -> None:
     assert merged(next(o for o in outcomes(world) if o.work)) == set(world.peers)
 
 
+def test_who_restarts_before_the_only_merge_is_in_it() -> None:
+    """It abstains where it may have voted before: that round is not to be the merge."""
+    slow = dataclasses.replace(RULES, calls=True, staleness=0)
+    world = World(3, 1, rules=slow, think=(60.0, 61.0))
+    world.run(57.0)
+    back = list(world.peers.values())[1]
+    world.kill(back)
+    world.run(60.0)
+    back.slower = 1e-6  # its checkpoint was of the last step
+    world.restart(back)
+    back.forgotten = 1  # and it hears of a round that others have begun since
+    world.run(250.0)
+    assert merged(next(o for o in outcomes(world) if o.work)) == set(world.peers)
+
+
 def test_islands_come_into_office_where_only_servers_are() -> None:
     world, _ = lone(3, dataclasses.replace(RULES, servers=True), servers=1, outside=2)
     world.run(20.0)
