@@ -154,8 +154,13 @@ def test_from_pip_install_to_the_first_merged_round(
     # both stand on the same state, bit for bit
     number = merged[0]["round"]
     other = tmp_path / "home-1" / ".atoll" / "events.jsonl"
-    states = {event["state"] for event in rounds_with(other, me()) if event["round"] == number}
-    assert states == {merged[0]["state"]}
+
+    def there() -> set[str]:
+        return {e["state"] for e in rounds_with(other, me()) if e["round"] == number}
+
+    # it may report it a moment later
+    found = wait_until(there, "the same round on the first machine", LIMIT_S)
+    assert found == {merged[0]["state"]}
     node.terminate()
     assert node.wait(60) == 0
     print(f"installed in {installed - began:.1f} s, first merged round after {took:.1f} s")  # noqa: T201
