@@ -27,6 +27,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gossip import certificate as cert
+from gossip.agreed import (
+    Adopted,
+    Ballot,
+    CastVote,
+    Decided,
+    DecidedElsewhere,
+    Equivocated,
+    Event,
+    Remains,
+)
 from gossip.validity import (
     Known,
     PartKey,
@@ -52,61 +62,10 @@ from protocols.messages import (
     Votes,
 )
 
-Ballot = tuple[int, int]
-
 NONE: Ballot = (0, -1)  # below every ballot
 LEAP = 2**20  # no honest candidate is so many candidacies or epochs ahead of everything seen
 VOTES_KEPT = 8  # of one voter, for different outcomes or ballots
 ROSTERS_KEPT = 32
-
-
-@dataclass(frozen=True)
-class Adopted:
-    """Work by this plan from now on: send slices, merge, fetch what is known already."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class CastVote:
-    """Send this vote to the whole roster."""
-
-    vote: Vote
-
-
-@dataclass(frozen=True)
-class Decided:
-    """The round is committed, and every part of it is held here."""
-
-    certificate: Certificate
-
-
-@dataclass(frozen=True)
-class DecidedElsewhere:
-    """A majority decided on something that is not held here: fetch it from these."""
-
-    peers: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True)
-class Equivocated:
-    """This member has signed two outcomes under one ballot: its votes count no more."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class Remains:
-    """What a new leader learnt from the promises it got."""
-
-    ballot: Ballot
-    roster: tuple[PeerId, ...]
-    voted: Outcome | None  # has to be proposed again
-    held: dict[PartKey, PartResult]
-    promised: frozenset[PeerId]
-
-
-Event = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated
 
 
 @dataclass

@@ -9,7 +9,7 @@ what they share is the link, and who is there (:mod:`gossip.driver`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -30,16 +30,12 @@ from gossip.missed import Missed
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.round import Round
+from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import changed, seen_from
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import (
-    RemoteProtocolError,
     RemoteRefused,
-    TransferStalled,
-    TransportError,
-    Unreachable,
-    Why,
 )
 from protocols.identity import PeerId
 from protocols.messages import (
@@ -47,20 +43,10 @@ from protocols.messages import (
     Certificate,
     Gram,
     PartResult,
-    Passed,
-    Plan,
-    Prepare,
     Promise,
-    Suspect,
-    Vote,
-    Votes,
 )
-from protocols.wire import decode_any
-
-Control = Plan | Prepare | Vote | Votes | Suspect | Gram | Passed
 
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
-TRIES = 3  # of a control message
 TICK_S = 0.005
 
 
@@ -85,6 +71,7 @@ class Chain:
     ledger: Ledger = field(init=False)
     lineage: Lineage = field(init=False)
     following: Following = field(init=False)
+    sending: Sending = field(init=False)  # of control messages
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
     round_s: float = 0.0  # usual seconds from commit to commit
     planned_at: float = 0.0  # when the round under way got its first plan
@@ -121,6 +108,14 @@ class Chain:
             self._prove,
             self.hooks.rejected,
             lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
+        )
+        self.sending = Sending(
+            self.wiring,
+            self.presence,
+            self.membership,
+            self.rules.patience_s,
+            self._answered,
+            self.hooks.rejected,
         )
         self._open_round()
 
@@ -230,11 +225,11 @@ class Chain:
         for instruction in instructions:
             match instruction:
                 case Send(to, message):
-                    self.tell(of, (to,), message)
+                    self.sending.tell(of, (to,), message)
                 case Spread(peers, message):
                     note = passed(self.wiring.identity, self.wiring.run, message)
                     for leg in legs(peers):
-                        self.tell(of, leg, note)
+                        self.sending.tell(of, leg, note)
                 case Work(plan):
                     if of is self.round:
                         if self.exchange.plan is None:
@@ -247,50 +242,9 @@ class Chain:
                 case Accuse(peer, why):
                     self.hooks.rejected(peer, why)
 
-    def tell(self, of: Round, leg: Sequence[PeerId], message: Control) -> None:
-        """Tell the first of these, who passes it on to the others; else tell these as well."""
-        first, *rest = leg
-
-        async def go() -> None:
-            note = replace(message, to=tuple(rest)) if isinstance(message, Passed) else message
-            if not await self._send(of, first, note):
-                for peer in rest:
-                    self.tell(of, (peer,), message)
-
-        self.wiring.spawn(go())
-
-    async def _send(self, of: Round, to: PeerId, message: Control) -> bool:
-        """Whether it was taken."""
-        body = message.encode()
-        patience = self.membership.answer_s(to, self.rules.patience_s)
-        if self.status.upload > 0:  # a long plan is on its way for a while
-            patience += len(body) / self.status.upload
-        for left in reversed(range(TRIES)):
-            try:
-                reply = await self.wiring.transport.call(
-                    to, "round", body, timeout=patience, max_reply=Certificate.MAX_BYTES
-                )
-            except TransferStalled:
-                if of.finished:
-                    return False
-                patience *= 2  # it may have much to do
-                continue
-            except Unreachable as error:
-                if error.why is Why.RESET and left and not of.finished:
-                    continue
-                self.presence.unreachable(to)
-                return False
-            except TransportError:
-                return False  # refused: it knows better, or cannot now
-            self.presence.contact(to)
-            if reply and of is self.round:
-                try:
-                    answer = decode_any(reply, Promise, Certificate)
-                    self.carry_out(of, of.on_message(to, answer, self.now()))
-                except RemoteProtocolError as error:
-                    self.hooks.rejected(to, str(error))
-            return True
-        return False
+    def _answered(self, of: Round, peer: PeerId, answer: Promise | Certificate) -> None:
+        if of is self.round:
+            self.carry_out(of, of.on_message(peer, answer, self.now()))
 
     async def _commit(self, of: Round, certificate: Certificate) -> None:
         parts = {key[:2]: data for key, (_, data) in self._certified(certificate).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protocols.counts import runs_of
 from protocols.identity import PeerId
 from protocols.messages import Outcome
 
@@ -18,11 +19,10 @@ class Missed:
     def note(self, outcome: Outcome) -> None:
         """A round is committed."""
         self._last = {peer: self._last.get(peer, outcome.round) for peer in outcome.next_roster}
-        for part in outcome.parts:
-            for included in part.included:
-                peer = outcome.contributors[included.contributor].peer
-                if peer in self._last:
-                    self._last[peer] = outcome.round
+        for run in {run for part in outcome.parts for run in runs_of(part.counts)}:  # few differ
+            for contributor in outcome.contributors[run.first : run.stop]:
+                if contributor.peer in self._last:
+                    self._last[contributor.peer] = outcome.round
 
     def rounds(self, round_: int) -> Mapping[PeerId, int]:
         """Rounds missed by those in office before ``round_``."""

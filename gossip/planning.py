@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gossip.agreement import Remains
+from gossip.agreed import Remains
 from gossip.certificate import basis_of, leader_order, sign_result
 from gossip.company import Clients
 from gossip.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic

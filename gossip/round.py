@@ -14,17 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gossip.agreement import (
-    NONE,
-    Adopted,
-    Agreement,
-    CastVote,
-    Decided,
-    DecidedElsewhere,
-    Equivocated,
-    Event,
-    Remains,
-)
+from gossip.agreed import Adopted, CastVote, Decided, DecidedElsewhere, Equivocated, Event, Remains
+from gossip.agreement import NONE, Agreement
 from gossip.certificate import check_certificate
 from gossip.company import Company
 from gossip.drafting import Drafting

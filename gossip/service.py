@@ -119,7 +119,7 @@ class Service:
                 told, here = replace(message, to=()), set(chain.replica.roster) - {chain.me, sender}
                 for peer in message.to:
                     if peer in here:
-                        chain.tell(chain.round, (peer,), told)
+                        chain.sending.tell(chain.round, (peer,), told)
             inner = decode_any(message.body, Plan, Votes)
             if (inner.fragment, inner.round) != (message.fragment, message.round):
                 raise Malformed("passed on as what it is not")

@@ -8,7 +8,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from gossip.agreement import Adopted, Agreement
+from gossip.agreed import Adopted
+from gossip.agreement import Agreement
 from gossip.certificate import (
     basis_of,
     certify,

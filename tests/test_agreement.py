@@ -18,11 +18,7 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreement import (
-    CastVote,
-    Decided,
-    DecidedElsewhere,
-)
+from gossip.agreed import CastVote, Decided, DecidedElsewhere
 from gossip.certificate import (
     outcome_hash,
     outcome_of,

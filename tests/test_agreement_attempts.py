@@ -19,14 +19,8 @@ from gossip_kit import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossip.agreement import (
-    NONE,
-    Adopted,
-    Agreement,
-    CastVote,
-    Decided,
-    Remains,
-)
+from gossip.agreed import Adopted, CastVote, Decided, Remains
+from gossip.agreement import NONE, Agreement
 from gossip.certificate import (
     check_certificate,
     outcome_hash,

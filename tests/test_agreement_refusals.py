@@ -21,13 +21,8 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreement import (
-    LEAP,
-    NONE,
-    VOTES_KEPT,
-    Decided,
-    Equivocated,
-)
+from gossip.agreed import Decided, Equivocated
+from gossip.agreement import LEAP, NONE, VOTES_KEPT
 from gossip.certificate import (
     outcome_hash,
     outcome_of,

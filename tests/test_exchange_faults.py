@@ -12,7 +12,7 @@ import pytest
 import torch
 from exchange_kit import Peer, World, run, same_bytes, until, world
 
-from gossip.agreement import Remains
+from gossip.agreed import Remains
 from gossip.planning import renewed_plan
 from gossip.validity import Shape, key_of
 from protocols.codecs import CHUNK

@@ -33,7 +33,7 @@ def lie(member: Member) -> None:
                 votes.append(instruction.message)
         for vote in votes:
             for peer in others:
-                chain.tell(of, (peer,), vote)
+                chain.sending.tell(of, (peer,), vote)
         honest(of, instructions)
 
     chain.carry_out = carry_out  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Merge
-from gossip.agreement import Remains
+from gossip.agreed import Remains
 from gossip.grouping import Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.mixing import Mix
 from gossip.partition import MIN_PART, Link

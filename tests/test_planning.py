@@ -17,7 +17,8 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreement import Agreement, Remains
+from gossip.agreed import Remains
+from gossip.agreement import Agreement
 from gossip.certificate import certify, outcome_of
 from gossip.planning import (
     MAX_ROSTER,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco import merge, robust
-from gossip.agreement import Remains
+from gossip.agreed import Remains
 from gossip.certificate import basis_of, outcome_of
 from gossip.mixing import MEAN, Mix
 from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
