@@ -18,7 +18,6 @@ from gossip.trips import RoundTrip, answer_s, stillness_s
 from protocols.identity import PeerId
 from protocols.messages import MAX_PEERS, Announce
 
-
 MEMBERS = ("island", "server")  # roles of those who decide and merge; servers do not train
 
 
