@@ -20,7 +20,6 @@ EVALUATED = 8192  # predicted bytes of the held-out text
 TEXT_BYTES = 400_000  # of each island, where there is so much
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
-LEAST_RATE = 0.1  # of the inner learning rate, at the end of a cosine
 MUON_LR = 6.0  # of "bytes", times AdamW's, for matrices (their step is orthogonal)
 MAX_WIDE = 8  # d_ff comes in multiples of it
 
@@ -166,7 +165,8 @@ def rate_factor(scenario: Scenario, share: float) -> float:
     if share < warm:
         return (share + 1 / (scenario.rounds * scenario.inner_steps)) / warm
     done = min(1.0, (share - warm) / (1 - warm))
-    return LEAST_RATE + (1 - LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+    # to nothing: at a tenth the noise of the last steps was as large as what sets modes apart
+    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 def initial(scenario: Scenario) -> Tensor:
