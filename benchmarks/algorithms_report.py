@@ -22,6 +22,8 @@ from benchmarks.algorithms import (
     percent_over,
     seconds_to,
 )
+from node.simulate.learner import initial
+from node.simulate.scenario import Scenario
 
 Row = dict[str, Any]
 BASE = "data parallel, fp32"
@@ -30,7 +32,7 @@ HEAD = """# Which algorithm for which network
 
 Made from [benchmarks/results/algorithms.json](../benchmarks/results/algorithms.json) by
 `python -m benchmarks.algorithms --json … --docs docs/algorithms.md`; change that command's source,
-not this page. ![Loss against bytes](images/algorithms.png)
+not this page.{picture}
 
 ## What was measured
 
@@ -55,8 +57,10 @@ CHOICE = Path(__file__).with_name("algorithms_choice.md")
 
 def document(rows: dict[str, Row]) -> str:
     """docs/algorithms.md."""
-    parameters = next((row["parameters"] for row in rows.values() if "parameters" in row), 0)
+    parameters = len(initial(Scenario.model_validate(MODEL)))
+    compared = any(_seeds(rows, name, 4) for name in MAIN)
     head = HEAD.format(
+        picture=" ![Loss against bytes](images/algorithms.png)" if compared else "",
         parameters=parameters,
         rounds=ROUNDS,
         steps=INNER_STEPS,
