@@ -351,6 +351,7 @@ class Chain:
 
     def fault(self, peer: PeerId, why: str) -> None:
         self.hooks.peer(peer, "fault", why)
+        self.round.company.unwelcome |= self.exchange.unwelcome
         self.carry_out(self.round, self.round.on_fault(peer, self.now()))
 
     def lost(self, result: PartResult) -> None:

@@ -35,6 +35,7 @@ class Company:
     clients: Clients | None = None  # None: all of them
     gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
     doubts: dict[PeerId, float] = field(default_factory=dict)  # not to me, since when
+    unwelcome: bool = False  # others refuse what I send: I am cut off for a reason
     stuck: bool = False  # nobody is to blame, and the plan is of no use all the same
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
 
@@ -163,6 +164,8 @@ class Company:
         if not self.isolated:
             if now >= min(self.doubts.values()) + BELIEVED * patience:
                 self._blame(set(self.doubts))
+            return
+        if self.unwelcome:
             return
         plan, since = self.agreement.plan, self._isolated_since()
         expected = 0.0 if plan is None else plan.expected_s

@@ -111,6 +111,7 @@ class Exchange:
         moved, parts, inflows = self._transfers, self.parts, self._inflows
         self._watches = Watches(moved, listener, self.place, parts, inflows, self._shunned)
         self._fetching = Fetching(moved, listener, me, parts, inflows, self._whole, self._hold)
+        self.unwelcome = False  # an owner has refused what I sent
 
     @property
     def round(self) -> int:
@@ -267,7 +268,10 @@ class Exchange:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
             if not harmless and key not in self.parts and not self.closed:
                 if via is None:
-                    self._slices.pop(key, None)  # to be sent again by a later plan
+                    if isinstance(error, RemoteRefused):
+                        self.unwelcome = True
+                    else:
+                        self._slices.pop(key, None)  # to be sent again by a later plan
                     self.listener.fault(owner, f"took no slice: {error}")
                     return
                 # that may be the link alone, and its owner can have it from me: nobody is blamed
