@@ -176,7 +176,7 @@ class Letters:
         try:
             await self.transfers.receive(sender, header, incoming, _Drain(receipt, at))
             letter = await self._checked(sender, receipt)
-        except BaseException:
+        except BaseException:  # also cancellation: nobody is to wait for the rest of it
             self.mail.broken(sender)
             raise
         finally:

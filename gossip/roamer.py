@@ -43,7 +43,7 @@ STALL_S = 5.0  # without progress, before round trips were measured
 SPARE = 6  # letters that have room beside those of one round's exchanges
 PROJECTION = 0  # one for the whole run: islands stand at different rounds when they are compared
 FRESH = 2  # rounds that a sketch may be old
-RAMP = (0.25, 0.5, 0.75, 1.0)  # how far a newcomer's first letters move others
+RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for, in pairs and in rounds, at first
 
 
 class Mixing(Protocol):

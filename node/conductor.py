@@ -16,7 +16,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.chain import Chain
 from gossip.common import AnySwarm
-from gossip.roamer import PROJECTION
+from gossip.roamer import PROJECTION, RAMP
 from gossip.sketch import sketch
 from node.choosing import Chooser
 from node.island import Island, TrainerDied
@@ -50,7 +50,6 @@ from protocols.identity import PeerId
 MAX_RESTARTS = 3  # of the trainer, without a round in between
 SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
 LOOK_EVERY = 10  # inner steps between two looks at how far the others are
-RAMP = (0.25, 0.5, 0.75, 1.0)  # a newcomer's weight in its first rounds
 
 
 @dataclass

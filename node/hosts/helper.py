@@ -149,7 +149,7 @@ class Helper:
         try:
             async with asyncio.timeout(GREETING_S):
                 await self._greet(link)
-        except BaseException:
+        except BaseException:  # also cancellation: no connection is left half-open
             link.close()
             raise
         return link
