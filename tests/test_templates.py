@@ -202,7 +202,8 @@ def test_the_job_script_starts_a_node_on_each_machine(tmp_path):
         f"#!{sys.executable}\nimport os, sys\n"
         "from node.config import resolve\nfrom node.hosts.meeting import meeting\n"
         "assert sys.argv[1:] == ['-m', 'node', 'start', '--nnodes', 'auto'], sys.argv\n"
-        "print(meeting(resolve({'nnodes': 'auto'}, {}), os.environ))\n"
+        "line = repr(meeting(resolve({'nnodes': 'auto'}, {}), os.environ)) + '\\n'\n"
+        "os.write(1, line.encode())  # in one piece: both write at once\n"
     )
     for tool in (srun, python):
         tool.chmod(0o755)
