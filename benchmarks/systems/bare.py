@@ -6,14 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from benchmarks.systems.island_model import batches, gradients, new_model, report, until
+from node.trainer.rank import set_up_arithmetic
 
 
 def main() -> None:
     """Train for so many seconds."""
-    torch.set_num_threads(1)
+    set_up_arithmetic(1)
     seconds, text = float(sys.argv[1]), Path(sys.argv[2])
     model, optimizer = new_model()
     data = batches(text)

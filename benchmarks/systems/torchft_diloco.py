@@ -20,11 +20,12 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 
 from benchmarks.systems.island_model import MANIFEST, batches, gradients, new_model, report, until
+from node.trainer.rank import set_up_arithmetic
 
 
 def main() -> None:
     """Train for so many seconds with the others."""
-    torch.set_num_threads(1)
+    set_up_arithmetic(1)
     given = json.loads(sys.argv[1])
     address, meeting = given["address"], Path(given["meeting"])
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if address.startswith("127.") else "eth0"
