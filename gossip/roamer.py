@@ -22,6 +22,7 @@ from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
+from gossip.spread import Spread
 from gossip.validity import Place
 from gossip.wandering import (
     Drop,
@@ -41,7 +42,6 @@ from protocols.messages import Announce
 
 STALL_S = 5.0  # without progress, before round trips were measured
 SPARE = 6  # letters that have room beside those of one round's exchanges
-PROJECTION = 0  # one for the whole run: islands stand at different rounds when they are compared
 FRESH = 2  # rounds that a sketch may be old
 RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for, in pairs and in rounds, at first
 
@@ -87,21 +87,6 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How far islands are apart, by their newest sketches."""
-
-    to_mean: dict[PeerId, float] = field(default_factory=dict)  # L2 distances
-    norm: float = 0.0  # L2, of the mean
-    after: float | None = None  # mean of to_mean after this island's exchanges, likewise
-
-    @property
-    def square(self) -> float:
-        """Mean squared distance to the mean."""
-        values = self.to_mean.values()
-        return sum(d * d for d in values) / len(values) if values else 0.0
-
-
-@dataclass(frozen=True)
 class Rounded:
     """A round of this island's that is through."""
 
@@ -110,6 +95,7 @@ class Rounded:
     ended: float
     exchanged: tuple[Exchanged, ...]
     spread: Spread
+    after: float | None  # mean relative distance to the mean after this island's exchanges
     exchanges: int  # in the next round, and what that follows from
     progress: float  # mean square of what the inner steps moved
 
@@ -337,7 +323,7 @@ class Roamer:
             if met.exchange not in told:
                 self._exchanged.append(Exchanged(met, *self._count(), None))
         self._exchanged.sort(key=lambda one: one.met.exchange)
-        spread = self._spread(round_)
+        spread, after = self._spread(round_)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
         self._end_exchange()
@@ -355,6 +341,7 @@ class Roamer:
                 ended,
                 tuple(self._exchanged),
                 spread,
+                after,
                 self.neighbours + self._extra,
                 progress,
             )
@@ -369,8 +356,11 @@ class Roamer:
 
     # --- how far apart ---------------------------------------------------------------------------
 
-    def _spread(self, round_: int) -> Spread:
-        """By the sketches that islands published of what they had before their exchanges."""
+    def _spread(self, round_: int) -> tuple[Spread, float | None]:
+        """By the sketches that islands published of what they had before their exchanges.
+
+        And how far apart this island's exchanges left them on average, over the same norm.
+        """
         said = [*self.core.others(self.now()), self.status]
         found = {
             a.peer: values
@@ -379,9 +369,8 @@ class Roamer:
             and (values := sketch.read(a.sketch)) is not None
         }
         if len(found) < 2 or self.me not in found:
-            return Spread()
-        before = torch.stack(list(found.values())).double()
-        to_mean = sketch.distances_to_mean(before).tolist()
+            return Spread(), None
+        spread = Spread.of(found)
         here, after = found[self.me], dict(found)
         for one in self._exchanged:
             for peer in one.met.mixed:  # sketches are linear: that of a mean is the mean of them
@@ -389,8 +378,7 @@ class Roamer:
                     here = (here + found[peer]) / 2
                     after[peer] = after[self.me] = here
         left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()
-        norm = before.mean(0).norm().item()
-        return Spread(dict(zip(found, to_mean, strict=True)), norm, left)
+        return spread, left / spread.norm
 
     # --- news ------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from bootstrap.manifest import Manifest
 from diloco.fragments import delay_for
 from diloco.knobs import inner_steps as for_exposure
-from node.monitor.events import EventLog, KnobSet
+from node.monitor.event_log import EventLog
+from node.monitor.events import KnobSet
 from node.pace import Pace, Usual, inner_steps
 from protocols.messages import Announce
 

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.chain import Chain
 from gossip.common import AnySwarm
-from gossip.roamer import PROJECTION, RAMP
+from gossip.roamer import RAMP
 from gossip.sketch import sketch
+from gossip.spread import Whole
 from node.choosing import Chooser
 from node.island import Island, TrainerDied
 from node.modes import at_will, clients_of, is_over, once, weight_of
-from node.monitor.events import EventLog, Problem, Rejected, Step, Validation
+from node.monitor.event_log import EventLog
+from node.monitor.events import Problem, Rejected, Step, Validation
 from node.pace import Pace
-from node.replica import OuterReplica
+from node.replica import OuterReplica, Side
 from node.trainer.channel import (
     Applied,
     Apply,
@@ -90,10 +91,12 @@ class Conductor:
         # rounds in which something of ours was merged, and when the last snapshot was taken
         # (monotonic), by fragment
         self.contributions, self.snapshot_at = [0] * fragments, [0.0] * fragments
+        # and by fragment the round of the last snapshot, and of what the sketch with it was made
+        self._whole, self.turns = Whole(fragments), [(-1, 0)] * fragments
         # after a restart the trainer first has to stand where its checkpoint was made
         self._turns = Turns(fragments, free=self.resume_dir is None)
         for fragment, replica in enumerate(self.replicas):
-            replica.trainer = _Side(self, fragment)
+            replica.trainer = Side(fragment, self.hold, self.resume)
 
     # --- for the replicas (see node.replica.Trainer) ---------------------------------------------
 
@@ -311,13 +314,15 @@ class Conductor:
         if is_over(self.manifest, snapshot.round, replica.place.work):
             return  # the run is over: the last checkpoint is being written
         round_ = snapshot.round
-        norm = await replica.offload(replica.norm)
-        if fragment == 0:  # it stands for all of θ
-            signs = PROJECTION if self.manifest.mode in GOSSIP else round_
-            projection = await replica.offload(
-                lambda: sketch(replica.sent, self.manifest.run_id, signs)
+        norm, projection = await replica.offload(
+            lambda: (
+                replica.norm(),
+                sketch(replica.sent, self.manifest.run_id, start=self.layout.cuts[fragment].start),
             )
-            self.swarm.presence.note(sketch=projection, sketch_round=round_)
+        )
+        if whole := self._whole.add(fragment, round_, projection):
+            self.turns[fragment] = (round_, whole[0])
+            self.swarm.presence.note(sketch_round=whole[0], sketch=whole[1])
         merged = self.contributions[fragment]
         ramp = RAMP[min(merged, len(RAMP) - 1)] if self.joined else 1.0
         self.swarm.chains[fragment].update(
@@ -429,17 +434,3 @@ class Conductor:
         self._target = target
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
             await self.island.send(PaceCommand(target))
-
-
-@dataclass(frozen=True)
-class _Side:
-    """The trainer as one fragment's replica sees it (:class:`node.replica.Trainer`)."""
-
-    conductor: Conductor
-    fragment: int
-
-    async def hold(self) -> int | None:
-        return await self.conductor.hold(self.fragment)
-
-    async def resume(self, *, contributed: bool, reset: bool) -> None:
-        await self.conductor.resume(self.fragment, contributed=contributed, reset=reset)

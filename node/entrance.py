@@ -22,7 +22,8 @@ from node import __version__
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
-from node.monitor.events import EventLog, JoinProgress, Problem
+from node.monitor.event_log import EventLog
+from node.monitor.events import JoinProgress, Problem
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, TransportError

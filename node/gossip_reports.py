@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from gossip.roamer import Roamer, Rounded
@@ -84,8 +83,7 @@ class GossipReports(PeerReports):
         if applied.validation_loss is not None:
             self.swarm.presence.note(validation_loss=applied.validation_loss)
         spread = pending.spread
-        relative = {peer: d / spread.norm for peer, d in spread.to_mean.items()}
-        self._distances = relative
+        self._distances = spread.to_mean
         missed = {
             str(one.met.partner): LOST for one in pending.exchanged if one.met.outcome == "lost"
         }
@@ -95,7 +93,8 @@ class GossipReports(PeerReports):
         sent = sum(one.sent for one in pending.exchanged)
         alive = self.swarm.membership.islands_alive(self.swarm.now())
         islands: dict[str, dict[str, float]] = {
-            str(peer): {"distance": round(d, 5)} for peer, d in relative.items()
+            str(peer): {"distance": round(d, 5), "apart": round(spread.apart[peer], 5)}
+            for peer, d in spread.to_mean.items()
         }
         for said in alive:
             if said.loss:
@@ -120,8 +119,8 @@ class GossipReports(PeerReports):
                 received_bytes=sum(one.received for one in pending.exchanged),
                 raw_bytes=RAW_BYTES * self.swarm.size * len(pending.exchanged),
                 codec=self.manifest.rounds.codec,
-                consensus=fmean(relative.values()) if relative else None,
-                consensus_after=spread.after / spread.norm if spread.after is not None else None,
+                consensus=spread.before,
+                consensus_after=pending.after,
                 agreeing=None,
                 state=self.swarm.status.state.hex(),
                 eta_s=max(0, total - pending.round - 1) * wall

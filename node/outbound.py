@@ -14,7 +14,8 @@ from typing import Any
 
 from bootstrap.seeds import backoff
 from node.errors import operator_error
-from node.monitor.events import EventLog, Notice, Problem
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice, Problem
 from protocols.addresses import PeerAddress, relay_address
 from protocols.errors import OperatorError, RemoteRefused, TransportError
 from protocols.http import HttpTransport

@@ -13,7 +13,8 @@ from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from gossip.membership import Liveness
 from node.conductor import Conductor
-from node.monitor.events import EventLog, PeerJoined, PeerLeft, PeerSuspected, Rejected
+from node.monitor.event_log import EventLog
+from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Rejected
 from node.monitor.state import NodeState
 from node.monitor.views import LinkView, PeerView, Traffic
 from node.trainer.channel import Applied

@@ -45,6 +45,27 @@ class Trainer(Protocol):
         ...
 
 
+class Resume(Protocol):
+    """:meth:`Trainer.resume`, of one of several fragments."""
+
+    def __call__(self, fragment: int, *, contributed: bool, reset: bool) -> Awaitable[None]: ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """A trainer with all its fragments as the replica of one of them sees it."""
+
+    fragment: int
+    hold_it: Callable[[int], Awaitable[int | None]]
+    resume_it: Resume
+
+    async def hold(self) -> int | None:
+        return await self.hold_it(self.fragment)
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        await self.resume_it(self.fragment, contributed=contributed, reset=reset)
+
+
 @dataclass
 class OuterState:
     """Everything that makes up a place in the run, as it is checkpointed and downloaded."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from statistics import fmean
-
-import torch
 
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
-from gossip import sketch
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
+from gossip.spread import Published, Spread
 from gossip.standing import seen_from
+from node.modes import at_will
 from node.monitor.events import (
     RoundDone,
 )
@@ -22,28 +20,6 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor
 
 RAW_BYTES = 4  # of a parameter in fp32
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How far apart the islands were before a merge, from their sketches; relative to the mean."""
-
-    to_mean: Mapping[PeerId, float] = field(default_factory=dict)
-    apart: Mapping[PeerId, float] = field(default_factory=dict)  # to the nearest other
-
-    @property
-    def before(self) -> float | None:
-        """Mean distance to the mean; None while fewer than two islands published a sketch."""
-        return fmean(self.to_mean.values()) if self.to_mean else None
-
-    def after(self, merged: Set[PeerId]) -> float | None:
-        """What the merge left: whoever was merged stands on it, the others keep their work.
-
-        Work done while the merge was under way (``overlap_steps``) is not seen.
-        """
-        if not self.to_mean:
-            return None
-        return fmean(0.0 if p in merged else d for p, d in self.to_mean.items())
 
 
 @dataclass
@@ -70,6 +46,8 @@ class Reporter(PeerReports):
     _last_round: float | None = None  # when one was through,
     _last: dict[int, float] = field(default_factory=dict)  # and by fragment
     _last_codec: str = ""
+    _published: Published = field(default_factory=Published)
+    _merged: dict[int, Set[PeerId]] = field(default_factory=dict)  # in the last round, by fragment
     # since when who is ready, by fragment and round
     _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
 
@@ -100,7 +78,7 @@ class Reporter(PeerReports):
             now,
             sent,
             exchange.bytes_received if exchange else 0,
-            self.spread(certificate.outcome.round) if fragment == 0 else Spread(),
+            self._spread(fragment, certificate.outcome.round),
             chain.replica.place.state,
             min(now, max(chain.held_at, chain.planned_at)) if took_part else now,
         )
@@ -152,7 +130,8 @@ class Reporter(PeerReports):
         last, self._last[fragment] = self._last.get(fragment, 0.0), now
         if taken > last:  # of this round
             snapshot_at = ready[self.swarm.me] = taken
-        if fragment == 0:
+        self._merged[fragment] = merged.keys()
+        if pending.spread.to_mean:
             self._distances = pending.spread.to_mean
         self.events.emit(
             RoundDone(
@@ -175,7 +154,7 @@ class Reporter(PeerReports):
                 codec=outcome.codec,
                 codec_before=codec_before if codec_before != outcome.codec else "",
                 consensus=pending.spread.before,
-                consensus_after=pending.spread.after(merged.keys()),
+                consensus_after=self._left(pending.spread),
                 agreeing=self.agreeing(fragment),
                 state=pending.state.hex(),
                 eta_s=max(0, total - outcome.round - 1) * chain.round_s or None
@@ -218,6 +197,7 @@ class Reporter(PeerReports):
 
     def on_learned(self, announce: Announce) -> None:
         """A peer announced something: when it was ready tells who waits for whom."""
+        self._published.learn(announce)
         for chain in self.swarm.chains:
             here, seen = chain.replica.place.round, seen_from(announce, chain.fragment)
             if seen.ready and seen.round in (here, here + 1):
@@ -226,20 +206,30 @@ class Reporter(PeerReports):
 
     # --- consensus -------------------------------------------------------------------------------
 
-    def spread(self, round_: int) -> Spread:
-        """How far apart the islands were before this round's merge.
+    def _spread(self, fragment: int, round_: int) -> Spread:
+        """How far apart the islands were before a round's merge; empty where that is not known."""
+        there = {a.peer for a in self.swarm.membership.islands_alive(self.swarm.now())}
+        if self._mine:
+            self._published.learn(self.swarm.status)
+            there.add(self.swarm.me)
+        if at_will(self.manifest):
+            return self._published.newest(there)
+        if len(self.swarm.chains) == 1:
+            return self._published.of_turn(round_, there)
+        turn: int | None
+        taken, turn = self.conductor.turns[fragment] if self.conductor else (-1, 0)
+        if taken != round_:  # nothing of ours was in it
+            turn = self._published.usual_turn(there)
+        return self._published.of_turn(turn, there)
 
-        From the sketches they published; empty while fewer than two did.
-        """
-        announces = [*self.swarm.membership.islands_alive(self.swarm.now()), self.swarm.status]
-        published = {a.peer: sketch.read(a.sketch) for a in announces if a.sketch_round == round_}
-        sketches = {peer: values for peer, values in published.items() if values is not None}
-        if len(sketches) < 2:
-            return Spread()
-        to_mean, apart = sketch.relative_spread(torch.stack(list(sketches.values())))
-        return Spread(
-            dict(zip(sketches, to_mean.tolist(), strict=True)),
-            dict(zip(sketches, apart.tolist(), strict=True)),
+    def _left(self, spread: Spread) -> float | None:
+        """What is left of it after the last merge of each fragment."""
+        chains = self.swarm.chains
+        model = sum(chain.rules.size for chain in chains)
+        return spread.after(
+            [self._merged.get(chain.fragment, set()) for chain in chains],
+            [chain.rules.size / model for chain in chains],
+            self.manifest.rounds.alpha if len(chains) > 1 else 0.0,
         )
 
     def agreeing(self, fragment: int = 0) -> int:

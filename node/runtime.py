@@ -28,9 +28,11 @@ from node import __version__, places
 from node.config import NodeConfig
 from node.entrance import Entrance, Run
 from node.interrupts import EXIT_INTERRUPTED
+from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
-from node.monitor.events import EventLog, PeerRefused, Started, Stopping
+from node.monitor.event_log import EventLog
+from node.monitor.events import PeerRefused, Started, Stopping
 from node.monitor.history import History
 from node.monitor.machine import Machine
 from node.monitor.sinks import Sinks, open_sink, told
@@ -220,7 +222,7 @@ class Node:
             software=__version__,
             run=lambda: daemon.run_id,
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
-            announces=self._announced,
+            announces=lambda: tuple(self.announced()),  # as it is then
             observed=transport.observed,
             brought=self._on_brought,
             refused=self._on_refused,
@@ -258,9 +260,6 @@ class Node:
 
     def _known(self, peer: PeerId) -> bool:
         return self.gate.admitted(peer) or self.is_member(peer)
-
-    def _announced(self) -> Sequence[bytes]:
-        return self.announced()
 
     def _on_brought(self, peer: PeerId, run: bytes) -> None:
         """A seed takes part in the first run that it hears of."""
@@ -316,6 +315,7 @@ class Node:
             self.outbound,
         )
         participation = Participation(self, entrance)
+        self.tasks.spawn(Watch(self.state.alarms_now, self.events).run())
         if self.config.seconds:
             self.tasks.spawn(self._stop_after(self.config.seconds))
         entering = self.tasks.spawn(participation.enter(stack))

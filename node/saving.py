@@ -26,7 +26,8 @@ from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
-from node.monitor.events import CheckpointSaved, CheckpointSkipped, EventLog, Problem
+from node.monitor.event_log import EventLog
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, read_outer, write_outer
 from node.replica import OuterReplica, OuterState
 from node.trainer.channel import ChannelClosedError, Saved

@@ -128,6 +128,11 @@ def render(state: dict[str, Any]) -> str:
             f"  {step['tokens_per_second']:,.0f} tokens/s"
         )
     lines += _consensus(state) + _network(state) + _peers(state["peers"])
+    for alarm in state["alarms"]:
+        lines.append(
+            f"{'ALARM' if alarm['level'] == 'critical' else 'alarm'}     {clean(alarm['what'])}"
+        )
+        lines.append(f"          {clean(alarm['fix'])}")
     health = state["health"]
     lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
     lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from node.monitor.events import CheckpointSaved, EventLog, PeerJoined, RoundDone, Step
+from node.monitor.event_log import EventLog
+from node.monitor.events import CheckpointSaved, PeerJoined, RoundDone, Step
 from node.monitor.history import PHASES, History
 from node.monitor.state import NodeState
 from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic

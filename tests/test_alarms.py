@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.monitor.alarms import DRIFT_FACTOR, STALL_FLOOR_S, raised
+from node.monitor.alarms import DRIFT_FACTOR, ENDED_LOOKS, STALL_FLOOR_S, Alarm, Watch, raised
+from node.monitor.event_log import EventLog
 from node.monitor.events import RoundDone
 from node.monitor.views import PeerView
 
@@ -100,6 +101,39 @@ def test_a_stall_is_measured_by_the_usual_round() -> None:
     assert kinds(peers(), slow, 2400.0 + 2900.0) == []
     assert kinds(peers(), slow, 2400.0 + 3100.0) == ["stall"]
     assert raised(peers(), slow, 9999.0, training=False) == []
+
+
+def test_an_island_drifts_where_fragments_take_turns() -> None:
+    """The same fragment's rounds are compared: a round of another one between them is no answer."""
+    usual, far = (0.1,) * 3, (0.4,)
+    last = [
+        (when, replace(done, round=number // 2, fragment=number % 2))
+        for number, (when, done) in enumerate(rounds(*[usual + far] * 4))
+    ]
+    assert kinds(peers(), last, 40.0) == ["drift"]
+    assert kinds(peers(), last[:3], 30.0) == ["drift"]
+    assert kinds(peers(), last[:2], 20.0) == [], "a round of each fragment is no two in a row"
+
+
+def test_a_watch_says_what_begins_and_ends_and_nothing_twice() -> None:
+    log, now = EventLog(), list[Alarm]()
+    watch = Watch(lambda: now, log)
+    split = Alarm("split", "critical", "mesa has another state", "look", ("mesa",))
+
+    def told(*alarms: Alarm) -> list[tuple[str, str]]:
+        now[:] = alarms
+        before = len(log.recent)
+        watch.look()
+        return [(r.event.kind, getattr(r.event, "alarm", "")) for r in list(log.recent)[before:]]
+
+    assert told() == []
+    assert told(split) == [("alarm", "split")]
+    assert told(split) == []
+    assert told(replace(split, peers=("mesa", "reef"))) == [("alarm", "split")]
+    assert [told() for _ in range(ENDED_LOOKS - 1)] == [[]] * (ENDED_LOOKS - 1)
+    assert told(replace(split, peers=("mesa", "reef"))) == [], "it has only flickered"
+    assert [told() for _ in range(ENDED_LOOKS)][-1] == [("alarm_ended", "split")]
+    assert told() == []
 
 
 def test_the_worst_comes_first() -> None:

@@ -12,9 +12,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from node import status
 from node.monitor.api import MAX_EVENTS, ApiServer, make_app
+from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
-    EventLog,
     JoinProgress,
     Notice,
     PeerRefused,

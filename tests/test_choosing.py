@@ -11,7 +11,8 @@ from gossip_kit import EVERYBODY, announce_of
 from bootstrap.manifest import Manifest
 from node.choosing import Chooser
 from node.monitor.console import render
-from node.monitor.events import EventLog, KnobSet
+from node.monitor.event_log import EventLog
+from node.monitor.events import KnobSet
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
 from node.pace import Pace

@@ -10,11 +10,11 @@ import pytest
 
 from node.monitor import events
 from node.monitor.console import Console, clean, duration, megabytes, render
+from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
 from node.monitor.events import (
     Behind,
     CheckpointSaved,
     Event,
-    EventLog,
     JoinProgress,
     Notice,
     PeerJoined,
@@ -135,11 +135,11 @@ def test_a_full_disk_drops_lines_and_nothing_else(tmp_path, monkeypatch):
     def half(descriptor, data):
         return real(descriptor, data[: len(data) // 2])
 
-    monkeypatch.setattr(events.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     log.emit(_step(2))
-    monkeypatch.setattr(events.os, "write", half)
+    monkeypatch.setattr(os, "write", half)
     log.emit(_step(3))
-    monkeypatch.setattr(events.os, "write", real)
+    monkeypatch.setattr(os, "write", real)
     log.emit(_step(4))
     log.emit(_step(5))
     assert log.dropped == 2
@@ -161,9 +161,9 @@ def test_a_log_that_cannot_be_opened_is_counted(tmp_path):
 
 def test_memory_is_bounded():
     log = EventLog()
-    for number in range(events.KEPT_IN_MEMORY + 10):
+    for number in range(KEPT_IN_MEMORY + 10):
         log.emit(_step(number))
-    assert len(log.recent) == events.KEPT_IN_MEMORY
+    assert len(log.recent) == KEPT_IN_MEMORY
     assert len(log.since(0)) == 500
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.monitor.events import EventLog, RoundDone, RoundFailed, Step
+from node.monitor.event_log import EventLog
+from node.monitor.events import RoundDone, RoundFailed, Step
 from node.monitor.history import COLUMNS, MAX_ISLANDS, MAX_POINTS, MAX_TOTALS, PHASES, History
 
 RUN = "8c41"

@@ -9,8 +9,8 @@ import pytest
 from node import outermost
 from node.config import resolve
 from node.monitor.api import ApiServer, make_app
+from node.monitor.event_log import EventLog
 from node.monitor.events import (
-    EventLog,
     Notice,
     PeerJoined,
     Problem,

@@ -9,7 +9,7 @@ import pytest
 
 from node.monitor.machine import KEPT_S, Machine
 from node.peer_reports import kind_of, link_of
-from node.reporting import Spread, _phases
+from node.reporting import _phases
 
 
 def phases(ready: dict[str, float], snapshot: float, now: float, **moments: float) -> Any:
@@ -41,14 +41,6 @@ def test_phases_add_up_and_none_is_negative() -> None:
         found = phases({"me": 10.0}, 10.0, 18.0, **moments)
         assert min(found.values()) >= 0
         assert sum(found.values()) == pytest.approx(8.0)
-
-
-def test_the_distance_that_is_left_is_theirs_who_were_not_merged() -> None:
-    spread = Spread({"a": 0.1, "b": 0.2, "c": 0.6}, {})  # type: ignore[dict-item]
-    assert spread.before == pytest.approx(0.3)
-    assert spread.after({"a", "b", "c"}) == 0  # type: ignore[arg-type]
-    assert spread.after({"a", "b"}) == pytest.approx(0.2)  # type: ignore[arg-type]
-    assert (Spread().before, Spread().after(set())) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from node.config import resolve
 from node.monitor import sinks
-from node.monitor.events import EventLog, Notice, RoundDone, Step
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice, RoundDone, Step
 from node.monitor.sinks import Sinks, open_sink, split, told
 from protocols.errors import OperatorError
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pydoc_data.topics import topics
 
 import pytest
 import torch
 
-from gossip.sketch import SIZE, distances, distances_to_mean, read, relative_spread, sketch
+from gossip.sketch import SIZE, distances, distances_to_mean, read, sketch
 
 RUN = b"r" * 32
 
@@ -139,14 +140,22 @@ def test_close_vectors_are_told_apart() -> None:
     assert float(distances(sketched(rows[:1].expand(2, -1)))[0, 1]) == 0
 
 
-def test_relative_spread() -> None:
-    errors = []
-    for seed in range(10):
-        rows = vectors(4, 50_000, seed, spread=0.01)
-        mean = rows.mean(0)
-        exact = float((rows - mean).norm(dim=1).mean() / mean.norm())
-        errors.append(abs(float(relative_spread(sketched(rows, seed))[0].mean()) / exact - 1))
-    assert sum(errors) / len(errors) < 0.12  # a ratio of two estimates
+@pytest.mark.parametrize("cuts", [[0, 700, 700, 50_000], [0, 128_512, 128_513, 300_001], [0, 1]])
+def test_the_sketch_of_a_whole_is_the_sum_of_those_of_its_pieces(cuts: list[int]) -> None:
+    whole = vectors(1, cuts[-1], 11, 0.0)[0]
+    pieces = [sketched_piece(whole[start:stop], start) for start, stop in pairwise(cuts)]
+    torch.testing.assert_close(
+        torch.stack(pieces).sum(0), sketched_piece(whole, 0), rtol=1e-4, atol=1e-3
+    )
+    if cuts[-1] > SIZE and cuts[1]:
+        elsewhere = sketched_piece(whole[cuts[0] : cuts[1]], cuts[0] + 1)
+        assert not torch.allclose(elsewhere, pieces[0]), "signs go by the place in the model"
+
+
+def sketched_piece(vector: torch.Tensor, start: int) -> torch.Tensor:
+    values = read(sketch(vector, RUN, start=start))
+    assert values is not None
+    return values
 
 
 def test_structure_does_not_fool_the_signs() -> None:

@@ -41,7 +41,8 @@ from node.hosts.wire import (
     proven,
 )
 from node.monitor.console import Console
-from node.monitor.events import EventLog, Notice
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice
 from node.own_address import hostport
 from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.statedir import StateDir

@@ -1,27 +1,32 @@
 """When to call the operator: the swarm has split, an island drifts, nothing moves.
 
 Pure: what this node knows of its peers and of its last rounds goes in, alarms come out. They are
-computed anew at every look and so end by themselves.
+computed anew at every look and so end by themselves. A :class:`Watch` looks now and then, and makes
+an event of each that begins or ends: for the log, the terminal and the sinks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from node.monitor.events import RoundDone
+from node.monitor.event_log import EventLog
+from node.monitor.events import AlarmEnded, AlarmRaised, RoundDone
 from node.monitor.views import PeerView
 
-KEPT = 16  # of the newest rounds are looked at
+KEPT = 64  # of the newest rounds, of all fragments, are looked at
 DRIFT_FACTOR = 3.0  # times the usual distance to the nearest other island
 DRIFT_ROUNDS = 2  # in a row
 DRIFT_ISLANDS = 3  # of two nobody can say which one drifts
 STALL_FACTOR = 5.0  # times the usual round
 STALL_FLOOR_S = 60.0
 LAG_ROUNDS = 2  # that a live island may be behind
+LOOK_S = 2.0  # between two looks of a Watch
+ENDED_LOOKS = 3  # in a row without an alarm end it: one that flickers is said once
 GONE = ("suspect", "dead")  # for this node, as opposed to having said farewell
 
 Level = Literal["critical", "warning"]
@@ -36,6 +41,46 @@ class Alarm:
     what: str
     fix: str
     peers: tuple[str, ...] = ()
+
+
+@dataclass
+class Watch:
+    """Says in the log which alarms begin and end; :meth:`look` is called every :data:`LOOK_S`."""
+
+    alarms: Callable[[], Sequence[Alarm]]
+    log: EventLog
+    _standing: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)  # looks without
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Compare with the last looks."""
+        now = {(str(alarm.kind), alarm.peers): alarm for alarm in self.alarms()}
+        for key, alarm in now.items():
+            if key not in self._standing:
+                self.log.emit(
+                    AlarmRaised(
+                        alarm=alarm.kind,
+                        level=alarm.level,
+                        what=alarm.what,
+                        fix=alarm.fix,
+                        peers=alarm.peers,
+                    )
+                )
+            self._standing[key] = 0
+        kinds = {kind for kind, _ in now}
+        for key in [key for key in self._standing if key not in now]:
+            self._standing[key] += 1
+            if key[0] in kinds:  # it goes on, of other peers: that is said
+                del self._standing[key]
+            elif self._standing[key] >= ENDED_LOOKS:
+                del self._standing[key]
+                if key[0] not in {kind for kind, _ in self._standing}:
+                    self.log.emit(AlarmEnded(alarm=key[0], peers=key[1]))
 
 
 def raised(
@@ -88,7 +133,9 @@ def _drift(peers: Sequence[PeerView], rounds: Sequence[tuple[float, RoundDone]])
     By the distance to the nearest other: one that drifts also pulls the mean, which among three
     islands is then no more than twice as far from it as from the others.
     """
-    recent = [_far(done) for _, done in rounds[-DRIFT_ROUNDS:]]
+    newest = rounds[-1][1].fragment if rounds else 0  # where fragments take turns: the same one's
+    same = [done for _, done in rounds if done.fragment == newest]
+    recent = [_far(done) for done in same[-DRIFT_ROUNDS:]]
     drifting = set.intersection(*recent) if len(recent) == DRIFT_ROUNDS else set()
     names = {peer.peer: peer for peer in peers}
     for peer in sorted(drifting & names.keys()):

@@ -24,7 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from node.monitor.dashboard import add_dashboard, is_open
-from node.monitor.events import EventLog
+from node.monitor.event_log import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from node.monitor.events import (
+    AlarmEnded,
+    AlarmRaised,
     Behind,
     CheckpointSaved,
     CheckpointSkipped,
@@ -40,7 +42,7 @@ _INDENT = "   "
 
 
 class Console:
-    """A subscriber of :class:`~node.monitor.events.EventLog` that writes lines to ``out``."""
+    """A subscriber of :class:`~node.monitor.event_log.EventLog` that writes lines to ``out``."""
 
     def __init__(
         self,
@@ -126,6 +128,11 @@ def render(event: Event, key: str = "") -> str:
                 f"{word} {event.code}: {clean(event.what)}\n"
                 f"  why: {clean(event.why)}\n  fix: {clean(event.fix)}"
             )
+        case AlarmRaised():
+            word = "ALARM" if event.level == "critical" else "alarm"
+            return f"{word} {event.alarm}: {clean(event.what)}\n  fix: {clean(event.fix)}"
+        case AlarmEnded():
+            return f"alarm {event.alarm} has ended"
         case KnobSet():
             was = "" if event.before is None else f", was {event.before}"
             inputs = ", ".join(f"{name} {value:.3g}" for name, value in event.inputs.items())

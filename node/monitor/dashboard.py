@@ -29,7 +29,8 @@ from typing import Any
 
 from aiohttp import web
 
-from node.monitor.events import KEPT_IN_MEMORY, EventLog, RoundDone, Step
+from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
+from node.monitor.events import RoundDone, Step
 from node.monitor.history import History
 from node.monitor.state import NodeState
 from node.setting_values import is_loopback

@@ -12,19 +12,24 @@ import asyncio
 import hmac
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from bootstrap.handshake import Greeting, admission, greet
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.seeds import find_peers
 from bootstrap.state import fetch_manifest
 from gossip.membership import Liveness, Membership
 from gossip.presence import open_announce
+from gossip.spread import Published, Spread
 from node import __version__
 from node.errors import operator_error
+from node.modes import at_will
+from node.monitor.alarms import Watch
 from node.monitor.dashboard import Feed
-from node.monitor.events import EventLog, PeerJoined, PeerLeft, RoundDone
+from node.monitor.event_log import EventLog
+from node.monitor.events import PeerJoined, PeerLeft, RoundDone
 from node.monitor.history import History
 from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
@@ -75,8 +80,11 @@ class Observer:
         self._answered = time.monotonic()
         self._seen: dict[PeerId, bool] = {}
         self._failed: dict[PeerId, float] = {}  # since when
-        self._distances: dict[PeerId, float] = {}  # to the mean, before the last merge
+        self._distances: Mapping[PeerId, float] = {}  # to the mean, before the last merge
         self._turn = 0
+        self._published = Published()
+        self._in_pairs = self._at_will = False  # how the run's islands meet
+        self._watch = Watch(self.state.alarms_now, self.log)
         self._feed = Feed(self.state, self.log, self.history)
 
     async def pictures(self) -> AsyncGenerator[Picture, None]:
@@ -121,6 +129,8 @@ class Observer:
             signed = await self._manifest(peers, run)
             manifest = signed.manifest
             self._run, self._total = run, manifest.rounds.total_rounds
+            self._in_pairs = manifest.mode in GOSSIP
+            self._at_will = self._in_pairs or at_will(manifest)
             self.history.begin(run.hex())
             self.state.run = RunView(
                 id=run.hex(),
@@ -198,6 +208,7 @@ class Observer:
             if proof and not hmac.compare_digest(proof, announce.admission):
                 continue
             self.membership.on_announce(announce, envelope, opened.sequence, now)
+            self._published.learn(announce)
             for address in announce.addresses:
                 try:
                     self.transport.book.add(announce.peer, address)
@@ -233,14 +244,15 @@ class Observer:
                 self._round_done(head, islands)
             self.state.round = head
         self._work = max((one.work for one in islands), default=0)
+        self._watch.look()
 
     def _round_done(self, head: int, islands: Sequence[Announce]) -> None:
         """The swarm has moved to ``head``: what was heard makes up its last round."""
         there = [one for one in islands if one.round == head]
         states = Counter(one.state for one in there)
         losses = {one.peer: one.loss for one in islands if one.loss}
-        before, found = self._spread(head - 1, islands)
-        self._distances = {peer: to_mean for peer, (to_mean, _) in found.items()}
+        spread = self._spread(islands)
+        self._distances = spread.to_mean
         validation = [one.validation_loss for one in there if one.validation_loss]
         self.log.emit(
             RoundDone(
@@ -251,16 +263,16 @@ class Observer:
                 loss=fmean(losses.values()) if losses else None,
                 validation_loss=fmean(validation) if validation else None,
                 tokens=max(0, max(one.work for one in there) - self._work),
-                consensus=before,
-                agreeing=max(states.values()),
+                consensus=spread.before,
+                agreeing=None if self._in_pairs else max(states.values()),
                 state=states.most_common(1)[0][0].hex(),
                 islands={
                     peer: {name: value for name, value in values if value is not None}
                     for peer, values in {
                         one.peer: (
                             ("loss", losses.get(one.peer)),
-                            ("distance", found.get(one.peer, (None, None))[0]),
-                            ("apart", found.get(one.peer, (None, None))[1]),
+                            ("distance", spread.to_mean.get(one.peer)),
+                            ("apart", spread.apart.get(one.peer)),
                         )
                         for one in islands
                     }.items()
@@ -268,21 +280,12 @@ class Observer:
             )
         )
 
-    def _spread(
-        self, round_: int, islands: Sequence[Announce]
-    ) -> tuple[float | None, dict[PeerId, tuple[float, float]]]:
-        """How far apart the islands were before a round's merge, by the sketches they publish."""
-        import torch
-
-        from gossip import sketch
-
-        published = {a.peer: sketch.read(a.sketch) for a in islands if a.sketch_round == round_}
-        sketches = {peer: values for peer, values in published.items() if values is not None}
-        if len(sketches) < 2:
-            return None, {}
-        to_mean, apart = sketch.relative_spread(torch.stack(list(sketches.values())))
-        pairs = zip(to_mean.tolist(), apart.tolist(), strict=True)
-        return float(to_mean.mean()), dict(zip(sketches, pairs, strict=True))
+    def _spread(self, islands: Sequence[Announce]) -> Spread:
+        """How far apart the islands were before the last merges, by the sketches they publish."""
+        there = {one.peer for one in islands}
+        if self._at_will:
+            return self._published.newest(there)
+        return self._published.of_turn(self._published.usual_turn(there), there)
 
     def views(self) -> list[PeerView]:
         """All peers heard of; the observer itself is none of them."""
@@ -315,7 +318,7 @@ class Observer:
                     upload=said.upload,
                     download=said.download,
                     agrees=said.state == usual
-                    if said.role == "island" and said.round == head
+                    if said.role == "island" and said.round == head and not self._in_pairs
                     else None,
                     silent_s=now - island.heard,
                 )

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 from bootstrap.validation import bad_config
 from node.errors import operator_error
-from node.monitor.events import EventLog, Notice, Record, RoundDone, Step
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice, Record, RoundDone, Step
 from protocols.errors import OperatorError
 
 KINDS = ("jsonl", "tensorboard", "wandb")

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from node.monitor.alarms import KEPT as ALARM_ROUNDS
 from node.monitor.alarms import Alarm, raised
+from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
-    EventLog,
     JoinProgress,
     KnobSet,
     PeerRefused,
@@ -203,6 +203,10 @@ class NodeState:
         """What an operator should look at, worst first."""
         rounds = list(self.rounds)[-ALARM_ROUNDS:]
         return raised(views, rounds, self._clock(), training=self.status == "active")
+
+    def alarms_now(self) -> list[Alarm]:
+        """As :meth:`alarms`, of the peers now."""
+        return self.alarms(self.peers())
 
     def _last_whole(self) -> RoundDone | None:
         """The newest round, in fragments that of fragment 0: what is said of all comes with it."""

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from node.errors import operator_error
 from node.monitor.dashboard import Feed
-from node.monitor.events import EventLog, Record, RoundDone, Started
+from node.monitor.event_log import EventLog
+from node.monitor.events import Record, RoundDone, Started
 from node.monitor.history import History
 from node.monitor.reading import read_record
 from node.monitor.state import NodeState

@@ -271,6 +271,10 @@ function tellEvent(event, names) {
       return `${event.head - event.round} rounds behind, ${event.action === "replay" ? "replays them" : "downloads the state"}`;
     case "checkpoint":
       return `round ${event.round}, ${bytes(event.bytes)} in ${seconds(event.seconds)}`;
+    case "alarm":
+      return `${event.alarm}: ${event.what}`;
+    case "alarm_ended":
+      return `${event.alarm} has ended`;
     case "knob":
       return `${event.name} is ${event.value}${event.before === null ? "" : `, was ${event.before}`}: ${event.why}`;
     case "checkpoint_skipped":

@@ -1,0 +1,115 @@
+"""The log of a node's events: numbered, written, kept and passed on.
+
+An :class:`EventLog` numbers each event, appends it as a JSON line to ``events.jsonl``, keeps the
+newest in memory for the API, and calls its subscribers in turn. It starts no tasks and never
+holds training up: what a full disk refuses is counted and dropped.
+
+>>> log = EventLog(state_dir.events)
+>>> log.subscribe(console)
+>>> log.emit(PeerJoined(peer="12D3KooW…", name="alps"))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from node.monitor.events import Event, Record
+
+MAX_LOG_BYTES = 16 * 1024 * 1024  # of one file; then it becomes events.jsonl.1
+KEPT_LOGS = 2  # older files beside the current one
+KEPT_IN_MEMORY = 2048
+
+Subscriber = Callable[[Record], None]
+
+
+class EventLog:
+    """Numbers, writes, keeps and passes on events. ``path`` None: in memory only."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        max_bytes: int = MAX_LOG_BYTES,
+        kept: int = KEPT_LOGS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.instance = secrets.token_hex(8)  # tells API readers that numbering began anew
+        self.dropped = 0  # lines that could not be written
+        self.recent: deque[Record] = deque(maxlen=KEPT_IN_MEMORY)
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._clock = clock
+        self._seq = 0
+        self._subscribers: list[Subscriber] = []
+        self._descriptor: int | None = None
+        self._size = 0
+        self._torn = False  # the last line was cut short by a full disk
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call ``subscriber`` with each further record, in the emitter's own call."""
+        self._subscribers.append(subscriber)
+
+    def emit(self, event: Event) -> Record:
+        """Number, write and pass on one event."""
+        self._seq += 1
+        record = Record(self._seq, self._clock(), event)
+        self.recent.append(record)
+        if self.path is not None:
+            self._write(record.line().encode() + b"\n")
+        for subscriber in self._subscribers:
+            subscriber(record)
+        return record
+
+    def since(self, seq: int, limit: int = 500) -> list[Record]:
+        """The oldest ``limit`` records still in memory with a higher number than ``seq``."""
+        newer = list(itertools.takewhile(lambda record: record.seq > seq, reversed(self.recent)))
+        return newer[::-1][:limit]
+
+    def close(self) -> None:
+        """Close the file; further events stay in memory."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self.path = None
+
+    def _write(self, line: bytes) -> None:
+        data = b"\n" + line if self._torn else line
+        try:
+            descriptor = self._open(len(data))
+            written = os.write(descriptor, data)
+        except OSError:  # a full or broken disk must not end training
+            self.dropped += 1
+            return
+        self._size += written
+        self._torn = written < len(data)
+        self.dropped += self._torn
+
+    def _open(self, more: int) -> int:
+        assert self.path is not None
+        if self._descriptor is not None and self._size and self._size + more > self._max_bytes:
+            self._rotate(self.path)
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._size = os.fstat(self._descriptor).st_size
+            if self._size and self._size + more > self._max_bytes:
+                self._rotate(self.path)
+                return self._open(more)
+        return self._descriptor
+
+    def _rotate(self, path: Path) -> None:
+        assert self._descriptor is not None
+        os.close(self._descriptor)
+        self._descriptor = None
+        self._size = 0
+        for number in range(self._kept, 0, -1):
+            newer = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(newer, path.with_name(f"{path.name}.{number}"))
