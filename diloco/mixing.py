@@ -12,15 +12,14 @@ form here. Fluctuations between islands die out if (its convergence condition, n
 
     α √(n / (2 (n − 1))) < γ < √(n / (2 (n − 1))) √(2 + α²)
 
-Also here: averaging of pairs (Boyd et al. 2006), push-sum for links that lose or go one way (Kempe
-et al. 2003; Stochastic Gradient Push, 1811.10792) with running sums that survive any loss
-(Hadjicostis et al. 2016), and how many exchanges keep islands together (Kong et al., 2102.04828).
+Also here: push-sum for links that lose or go one way (Kempe et al. 2003; Stochastic Gradient Push,
+1811.10792), and how many exchanges keep islands together (Kong et al., 2102.04828).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,16 +63,6 @@ def noloco(
     slow.add_(momentum)
 
 
-@torch.no_grad()
-def average(mine: Tensor, theirs: Tensor, weight: float = 0.5) -> Tensor:
-    """``mine`` ← (1 − weight) mine + weight theirs in place; returns it.
-
-    Written as a move towards the other, the same size on both sides: the pair's sum stays to
-    within the rounding.
-    """
-    return mine.add_((theirs - mine).mul_(weight))
-
-
 @dataclass(slots=True)
 class PushSum:
     """Push-sum: x and w move together, and x / w is this island's estimate of the mean.
@@ -107,48 +96,32 @@ class PushSum:
         return self.x / self.w
 
 
-@dataclass(slots=True)
-class RunningSums:
-    """Push-sum over links that lose without telling, exact all the same.
+def steady_disagreement(alpha: float, beta: float) -> float:
+    """Where random pairs keep islands whose inner steps have nothing in common.
 
-    A sender keeps for each link the sum of all it ever put on it, and sends this sum. A receiver
-    takes the difference to the last sum it got, so a lost message is made up for by the next one.
-    Costs a vector a link at either end, in double: sums grow.
+    The mean square distance of θ to the mean over that of what H inner steps moved an island,
+    before the pairs meet, in a large swarm. With δ the islands' independent progress, φ and m as
+    distances to their means, and a partner drawn anew, second moments per element follow
+
+        m' = α m + β ((φ_j − φ_i) / 2 + (δ_i + δ_j) / 2)        φ' = φ + m'
+
+    and come to rest at E φ² = E δ² · β (1 + α) / (2 (1 − α²) − β). Plain averaging is α = 0, β = 1.
+    Raises :class:`ValueError` where they do not come to rest.
     """
-
-    own: PushSum
-    sent: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
-    got: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
-
-    def put(self, receivers: list[str]) -> dict[str, tuple[Tensor, float]]:
-        """The running sums to send to each receiver now."""
-        x, w = self.own.share(len(receivers))
-        for receiver in receivers:
-            before, weight = self.sent.get(
-                receiver, (torch.zeros_like(x, dtype=torch.float64), 0.0)
-            )
-            self.sent[receiver] = (before + x, weight + w)
-        return {receiver: self.sent[receiver] for receiver in receivers}
-
-    def take(self, sender: str, x: Tensor, w: float) -> None:
-        """A running sum that arrived; an older one that was overtaken changes nothing."""
-        before, weight = self.got.get(sender, (torch.zeros_like(x), 0.0))
-        if w > weight:
-            self.own.take((x - before).to(self.own.x.dtype), w - weight)
-            self.got[sender] = (x, w)
-
-
-def disagreement(mine: Tensor, theirs: Tensor) -> float:
-    """|aggregate − x_i|² of a pair, per element: this island's sample of the consensus distance."""
-    return (theirs - mine).mul_(0.5).double().square().mean().item()
+    room = 2 * (1 - alpha * alpha) - beta
+    if not (0 <= alpha < 1 and beta > 0 and room > 0):
+        raise ValueError(f"islands with alpha = {alpha:g} and beta = {beta:g} drift apart")
+    return 1 + beta * (1 + alpha) / room
 
 
 def extra_exchanges(distance: float, progress: float, bound: float = 1.0) -> int:
     """How many meetings to add, by Kong et al.'s rule that disagreement must not exceed progress.
 
-    ``distance`` is a running mean of :func:`disagreement`, ``progress`` the mean square of what H
-    inner steps moved this island (their lr · gradient, summed). An average of random pairs halves
-    the disagreement, so a factor of 2ᵏ above ``bound`` · progress takes k meetings more.
+    ``distance`` is the mean square distance of islands to their mean, ``progress`` the mean square
+    of what H inner steps moved this island (their lr · gradient, summed), both per element. An
+    average of random pairs halves the disagreement, so a factor of 2ᵏ above ``bound`` · progress
+    takes k meetings more. A bound above :func:`steady_disagreement` lets swarms alone that are
+    well.
     """
     if not (distance >= 0 and progress >= 0 and bound > 0):
         raise ValueError(f"no exchanges follow from {distance}, {progress}, {bound}")

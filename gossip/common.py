@@ -11,11 +11,42 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from gossip.bodies import Wiring
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
 from protocols.identity import PeerId
 from protocols.messages import Announce
+
+
+class Member:
+    """What follows from a node's presence alone, in swarms of both kinds."""
+
+    wiring: Wiring
+    presence: Presence
+
+    @property
+    def me(self) -> PeerId:
+        """This node."""
+        return self.wiring.identity.peer_id
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.wiring.now()
+
+    @property
+    def status(self) -> Announce:
+        """What this node says of itself."""
+        return self.presence.status
+
+    @property
+    def membership(self) -> Membership:
+        """Who else is there."""
+        return self.presence.membership
+
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        self.presence.note(**changes)
 
 
 class AnyChain(Protocol):

@@ -13,15 +13,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from gossip.bodies import Wiring
 from gossip.chain import Chain
+from gossip.common import Member
 from gossip.hooks import Hooks
-from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.service import Service
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
 
-class Swarm:
+class Swarm(Member):
     """This node's part in one run. :meth:`run` runs until cancelled.
 
     ``chains`` are those of fragments 0, 1, …, made with one presence and one set of hooks.
@@ -39,23 +39,6 @@ class Swarm:
         self.presence.on_change = self._on_change
         self.presence.on_rejected = self.hooks.rejected
         Service(self.wiring, self.presence, self.chains, self.hooks.rejected)
-
-    @property
-    def me(self) -> PeerId:
-        return self.wiring.identity.peer_id
-
-    def now(self) -> float:
-        return self.wiring.now()
-
-    @property
-    def status(self) -> Announce:
-        """What this node says of itself."""
-        return self.presence.status
-
-    @property
-    def membership(self) -> Membership:
-        """Who else is there."""
-        return self.presence.membership
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

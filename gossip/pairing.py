@@ -3,7 +3,7 @@
 Everybody sorts the members it knows by a hash of run, round and name, and neighbours in that
 order are partners. Where two have the same list both come to the same pair without a word; where
 their lists differ, one of them waits for somebody who meets another, and loses that exchange and
-nothing else (:mod:`gossip.meeting`).
+nothing else (:mod:`gossip.wandering`).
 
 >>> partner(members, me, round_=7, seed=b"run")
 """
@@ -33,17 +33,6 @@ def partner(
     standing = order(members, round_, seed + meeting.to_bytes(2, "big"))
     place = standing.index(me) ^ 1
     return standing[place] if place < len(standing) else None
-
-
-def neighbours(
-    members: Sequence[PeerId], me: PeerId, round_: int, seed: bytes, count: int
-) -> list[PeerId]:
-    """To whom ``me`` sends in a round with ``count`` out-neighbours (epidemic learning).
-
-    Drawn for each sender by itself, so somebody may hear from several and somebody from nobody.
-    """
-    others = [peer for peer in set(members) if peer != me]
-    return sorted(others, key=lambda peer: _rank(peer, round_, seed + me.encode()))[:count]
 
 
 def successors(

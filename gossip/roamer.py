@@ -16,13 +16,12 @@ from typing import Any, Protocol
 
 import torch
 
-from gossip import sketch
 from gossip.bodies import Wiring
+from gossip.common import Member
 from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
-from gossip.membership import Membership
 from gossip.presence import Presence
-from gossip.spread import Spread
+from gossip.spread import Spread, in_pairs
 from gossip.validity import Place
 from gossip.wandering import (
     Drop,
@@ -42,7 +41,6 @@ from protocols.messages import Announce
 
 STALL_S = 5.0  # without progress, before round trips were measured
 SPARE = 6  # letters that have room beside those of one round's exchanges
-FRESH = 2  # rounds that a sketch may be old
 RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for, in pairs and in rounds, at first
 
 
@@ -101,7 +99,7 @@ class Rounded:
 
 
 @dataclass
-class Roamer:
+class Roamer(Member):
     """This node's part in a run of gossip. :meth:`run` runs until cancelled.
 
     ``more(distance, progress)`` says how many exchanges to add to a round, from mean squares per
@@ -131,6 +129,7 @@ class Roamer:
     _norm: float = 0.0
     _rounds: int = 0  # that are through
     _extra: int = 0
+    _taking: float = 0.0  # weights of letters that are being mixed in
     _ours: bool = True
     _still: asyncio.Lock = field(default_factory=asyncio.Lock)
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
@@ -176,26 +175,9 @@ class Roamer:
         """Whether an exchange is under way."""
         return not self.core.resting
 
-    @property
-    def me(self) -> PeerId:
-        return self.wiring.identity.peer_id
-
-    def now(self) -> float:
-        return self.wiring.now()
-
-    @property
-    def status(self) -> Announce:
-        """What this node says of itself."""
-        return self.presence.status
-
-    @property
-    def membership(self) -> Membership:
-        """Who else is there."""
-        return self.presence.membership
-
-    def note(self, **changes: Any) -> None:
-        """Change what this node says of itself; it is said with the next heartbeat."""
-        self.presence.note(**changes)
+    def waiting_weight(self) -> float:
+        """Push-sum weight of shares that are here and not mixed in yet."""
+        return self._taking + sum(letter.weight for letter in self.letters.held.values())
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
@@ -308,7 +290,9 @@ class Roamer:
             for one in taken
             if (letter := self.letters.take(one.stamp))
         ]
+        self._taking = sum(letter.weight for letter, _, _ in letters)
         difference = await self.replica.mix(letters) if letters else None
+        self._taking = 0.0
         self._end_exchange()
         self._exchanged.append(Exchanged(self.core.met[-1], *self._count(), difference))
         return self.core.on_taken(self.now())
@@ -323,7 +307,9 @@ class Roamer:
             if met.exchange not in told:
                 self._exchanged.append(Exchanged(met, *self._count(), None))
         self._exchanged.sort(key=lambda one: one.met.exchange)
-        spread, after = self._spread(round_)
+        said = [*self.core.others(self.now()), self.status]
+        mixed = [peer for one in self._exchanged for peer in one.met.mixed]
+        spread, after = in_pairs(said, self.me, round_, mixed)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
         self._end_exchange()
@@ -353,32 +339,6 @@ class Roamer:
         before, transfers = self._counted, self.letters.transfers
         self._counted = transfers.bytes_sent, transfers.bytes_received
         return self._counted[0] - before[0], self._counted[1] - before[1]
-
-    # --- how far apart ---------------------------------------------------------------------------
-
-    def _spread(self, round_: int) -> tuple[Spread, float | None]:
-        """By the sketches that islands published of what they had before their exchanges.
-
-        And how far apart this island's exchanges left them on average, over the same norm.
-        """
-        said = [*self.core.others(self.now()), self.status]
-        found = {
-            a.peer: values
-            for a in said
-            if abs(a.sketch_round - round_) <= FRESH
-            and (values := sketch.read(a.sketch)) is not None
-        }
-        if len(found) < 2 or self.me not in found:
-            return Spread(), None
-        spread = Spread.of(found)
-        here, after = found[self.me], dict(found)
-        for one in self._exchanged:
-            for peer in one.met.mixed:  # sketches are linear: that of a mean is the mean of them
-                if peer in found:
-                    here = (here + found[peer]) / 2
-                    after[peer] = after[self.me] = here
-        left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()
-        return spread, left / spread.norm
 
     # --- news ------------------------------------------------------------------------------------
 

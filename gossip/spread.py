@@ -24,6 +24,7 @@ from protocols.messages import Announce
 
 REMEMBERED = 4  # sketches of one island: it may be some fragments ahead of the merge looked at
 MAX_PEERS = 512  # whose sketches are remembered
+FRESH = 2  # own rounds that a sketch may be old where islands meet in pairs
 
 
 def turn_of(rounds: Sequence[int]) -> int:
@@ -112,6 +113,30 @@ class Spread:
             ** 0.5
             for peer, distance in self.to_mean.items()
         )
+
+
+def in_pairs(
+    said: Iterable[Announce], me: PeerId, round_: int, mixed: Iterable[PeerId]
+) -> tuple[Spread, float | None]:
+    """By what islands published of θ before their exchanges; and what is left of it afterwards.
+
+    ``mixed``: whom this island has met. What is left is the mean relative distance to the mean.
+    """
+    found = {
+        a.peer: values
+        for a in said
+        if abs(a.sketch_round - round_) <= FRESH and (values := sketch.read(a.sketch)) is not None
+    }
+    if len(found) < 2 or me not in found:
+        return Spread(), None
+    spread = Spread.of(found)
+    here, after = found[me], dict(found)
+    for peer in mixed:  # sketches are linear: that of a mean is the mean of them
+        if peer in found:
+            here = (here + found[peer]) / 2
+            after[peer] = after[me] = here
+    left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()
+    return spread, left / spread.norm
 
 
 class Published:

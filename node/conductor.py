@@ -73,6 +73,7 @@ class Conductor:
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
     own_steps: int = 0  # the operator's H for this island, 0: none
+    refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
     ready: Ready | None = None
     idle: float = 0.0
     _begun: bool = False
@@ -240,7 +241,10 @@ class Conductor:
         if self.ready is None or not in_office or self._beginning:
             return  # follows the rounds until it is in office, see Conductor.resume
         self._beginning = True
+        refresh, self.refresh = self.refresh, None
         try:
+            if refresh is not None:
+                await refresh()
             await self._turns.all_to_read()
         finally:
             self._beginning = False

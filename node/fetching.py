@@ -15,14 +15,16 @@ from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.catchup import Ending
+from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.lineage import Lineage
 from node import __version__, clock
-from node.arrival import Arrival, OwnArrival
+from node.arrival import Arrival, OwnArrival, targets
 from node.entrance import Run
 from node.errors import operator_error
 from node.import_hf import import_hf
-from node.monitor.events import Behind, JoinProgress, Problem, Rejected, RoundFailed
+from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
+from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.saving import Restored
 from node.trainer.layout import initial_vector
@@ -78,6 +80,8 @@ class Fetcher:
                 vector.copy_(restored.vectors[name][start : starts[name]])
             if replica.residual is not None and restored.residual is not None:
                 replica.residual.values.copy_(restored.residual[at:end])
+            if isinstance(replica, OwnReplica):
+                replica.blend.weight = restored.weight
             await replica.settle(state)
             self.lineages[index] = state.lineage if state else None
             at = end
@@ -117,6 +121,28 @@ class Fetcher:
                 sources=served,
             )
         )
+
+    async def refresh(self, swarm: AnySwarm) -> None:
+        """Where islands have states of their own: begin with a newer one than was fetched at first.
+
+        The trainer took its time to come up, and the others went on. What was fetched is kept
+        where nobody has anything newer, or it cannot be had.
+        """
+        replica = self.replicas[0]
+        arrival = self._arrival(swarm.membership.alive(swarm.now()) or self.run.peers)
+        before, newest = replica.place.round, targets(await arrival.look())
+        if not newest or newest[0].round <= before:
+            return
+        vectors = [torch.empty_like(vector) for vector in replica.state]
+        try:
+            state = (await arrival.fetch(vectors, lambda *_: None)).state
+        except OperatorError as error:
+            self.events.emit(Problem.of(error))
+            return
+        async with swarm.still():
+            await replica.jump(vectors, state, keep="nothing")
+        text = f"the others went on: begins after round {state.place.round}, not {before}"
+        self.events.emit(Notice(text=text))
 
     # --- later -----------------------------------------------------------------------------------
 

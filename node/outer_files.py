@@ -6,6 +6,7 @@ read back to resume or to export.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,14 +37,18 @@ class OuterFiles:
     vectors: dict[str, torch.Tensor]  # of the outer optimizer, by name
     signed: SignedManifest
     residual: torch.Tensor | None = None  # what coarse codecs have lost of this island's work
+    weight: float = 1.0  # of push-sum
 
 
 def write_outer(draft: Path, outer: OuterFiles) -> None:
     """Write into a draft; raises ``OSError`` for a full disk. Run it off the event loop."""
+    import numpy as np
+
     tensors = {"base": outer.base.numpy()}
     tensors |= {PREFIX + name: vector.numpy() for name, vector in outer.vectors.items()}
     if outer.residual is not None:
         tensors["residual"] = outer.residual.numpy()
+    tensors["weight"] = np.array([outer.weight])
     write_tensors(draft / TENSORS, tensors)
     (draft / MANIFEST).write_bytes(outer.signed.data)
 
@@ -63,9 +68,12 @@ def read_outer(checkpoint: Path) -> OuterFiles:
         vectors = _vectors(tensors, signed.manifest, len(base))
         if residual is not None and (residual.shape, residual.dtype) != (base.shape, base.dtype):
             raise ValueError("the residual is no fp32 vector of the same length")
-    except (OSError, ValueError, KeyError, RemoteProtocolError) as error:
+        weight = float(tensors["weight"][0])
+        if not 0 < weight < math.inf:
+            raise ValueError(f"a push-sum weight of {weight}")
+    except (OSError, ValueError, KeyError, IndexError, RemoteProtocolError) as error:
         raise CheckpointError(checkpoint, str(error), "use an older checkpoint") from error
-    return OuterFiles(base, vectors, signed, residual)
+    return OuterFiles(base, vectors, signed, residual, weight)
 
 
 def _vectors(

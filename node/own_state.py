@@ -24,28 +24,12 @@ from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 
 
-class OwnReplica(OuterReplica):
-    """This island's φ and momentum; for :class:`gossip.roamer.Roamer`.
+class Exchanging:
+    """What exchanges do with an island's parameters, off the event loop."""
 
-    Its round is this island's own count, its roster whoever trains at the moment.
-    """
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        me: PeerId,
-        vectors: SharedVectors,
-        codec: RangeCodec,
-        offload: Offload,
-    ) -> None:
-        super().__init__(manifest, me, vectors, codec, offload, (me,))
-        self.blend = Blend(self.base, codec, shares=manifest.gossip.rule == "push-sum")
-        self.who: Callable[[], tuple[PeerId, ...]] = lambda: (me,)
-
-    @property
-    def roster(self) -> tuple[PeerId, ...]:
-        """Everybody who trains: decides which windows of the data are this island's."""
-        return self.who()
+    blend: Blend
+    sent: torch.Tensor  # θ at the last snapshot
+    offload: Offload
 
     async def start(self) -> None:
         """What the trainer has learnt, in ``sent``, becomes what is exchanged."""
@@ -65,6 +49,40 @@ class OwnReplica(OuterReplica):
         given = [(letter.data, letter.weight, share, own) for letter, share, own in letters]
         difference: float = await self.offload(lambda: self.blend.mix(given))
         return difference
+
+
+class OwnReplica(Exchanging, OuterReplica):
+    """This island's φ and momentum; for :class:`gossip.roamer.Roamer`.
+
+    Its round is this island's own count, its roster whoever trains at the moment.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        me: PeerId,
+        vectors: SharedVectors,
+        codec: RangeCodec,
+        offload: Offload,
+    ) -> None:
+        super().__init__(manifest, me, vectors, codec, offload, (me,))
+        self.blend = Blend(self.base, codec, shares=manifest.gossip.rule == "push-sum")
+        self.who: Callable[[], tuple[PeerId, ...]] = lambda: (me,)
+        self.waiting: Callable[[], float] = lambda: 0.0  # weight that is here and not mixed in
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        """Everybody who trains: decides which windows of the data are this island's."""
+        return self.who()
+
+    @property
+    def weight(self) -> float:
+        """Push-sum weight that goes into a checkpoint: shares that wait count as this island's φ.
+
+        So the sum of all weights stays where an island stops and resumes; its parameters differ
+        from what the shares would have made of them by less than islands do.
+        """
+        return self.blend.weight + self.waiting()
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         """Take the outer step of a round and hand the result to the trainer.

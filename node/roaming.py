@@ -46,5 +46,5 @@ def make_roamer(
         changed=hooks.peer,
         newcomer=newcomer,
     )
-    replica.who = roamer.roster
+    replica.who, replica.waiting = roamer.roster, roamer.waiting_weight
     return roamer

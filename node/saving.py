@@ -29,6 +29,7 @@ from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, read_outer, write_outer
+from node.own_state import OwnReplica
 from node.replica import OuterReplica, OuterState
 from node.trainer.channel import ChannelClosedError, Saved
 from node.trainer.resume import FOLDER, STATE
@@ -145,7 +146,8 @@ class Keeper:
                 for name in replicas[0].vectors
             }
             residual = torch.cat(residuals) if residuals else None
-            return OuterFiles(self.base.clone(), vectors, self.signed, residual)
+            weight = own.weight if isinstance(own := replicas[0], OwnReplica) else 1.0
+            return OuterFiles(self.base.clone(), vectors, self.signed, residual, weight)
 
         return _Outer(await self.offload(copy), standing)
 
@@ -192,6 +194,7 @@ class Restored:
     states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
     facts: Facts
     residual: torch.Tensor | None = None  # of this island's contributions
+    weight: float = 1.0  # of push-sum
 
     @property
     def trained(self) -> Path | None:
@@ -235,6 +238,7 @@ def restore(
             outer.signed,
             (own_standing(outer.signed.run_id, outer.signed.creator, facts.round),),
             facts,
+            weight=outer.weight,
         )
     try:
         states: tuple[OuterState | None, ...] = tuple(

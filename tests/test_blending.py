@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diloco.mixing import ALPHA, BETA, noloco
+from diloco.mixing import ALPHA, BETA, PushSum, noloco
 from diloco.optimizers import Rates, named
 from node.blending import Blend
 from protocols.codecs import RangeCodec
@@ -38,6 +38,19 @@ def test_heavy_ball_over_exchanges_is_noloco():
     noloco(slow, momentum, mine, theirs, alpha=ALPHA, beta=BETA)
     assert torch.allclose(a.base, slow, atol=1e-5)
     assert torch.allclose(-BETA * vectors["v"], momentum, atol=1e-5)
+
+
+def test_shares_are_push_sum():
+    one, other = blend(1, shares=True), blend(2, shares=True)
+    a, b = PushSum(one.fast.clone()), PushSum(other.fast.clone())
+    for _ in range(3):
+        data, weight = one.encode(2)
+        other.mix([(data, weight, 0.0, None)])
+        x, w = a.share(2)
+        b.take(x, w)
+    for mine, reference in ((one, a), (other, b)):
+        assert mine.weight == pytest.approx(reference.w)
+        assert torch.allclose(mine.fast, reference.estimate(), atol=1e-4)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8"])

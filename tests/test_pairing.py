@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gossip.collective import Collective, Incomplete
 from gossip.mailbox import Mailbox
-from gossip.meeting import Meetings
-from gossip.pairing import neighbours, partner
+from gossip.pairing import partner
 from protocols import virtual_time
 from protocols.codecs import codec
 from protocols.errors import RemoteRefused
@@ -58,13 +57,6 @@ def test_a_member_that_only_one_knows_costs_the_others_nothing() -> None:
         other = partner(PEERS[:9], PEERS[0], round_, b"run")
         same += one == other
     assert same > 60
-
-
-@given(st.integers(2, 12), st.integers(0, 100), st.integers(1, 5))
-def test_neighbours_are_others(count: int, round_: int, wanted: int) -> None:
-    found = neighbours(PEERS[:count], PEERS[0], round_, b"run", wanted)
-    assert len(found) == len(set(found)) == min(wanted, count - 1)
-    assert PEERS[0] not in found
 
 
 class Net:
@@ -122,51 +114,6 @@ def test_mail_nobody_asks_for_makes_room_and_garbage_is_refused() -> None:
             await net.transports[0].push(
                 net.peers[1], "mail", b"\xff\xfe", Outgoing(0, nothing()), timeout=5
             )
-        await net.close()
-
-    virtual_time.run(main())
-
-
-def test_two_that_meet_have_each_others_bytes() -> None:
-    async def main() -> None:
-        net = Net(2)
-        meetings = [Meetings(box, me, b"s") for box, me in zip(net.boxes, net.peers, strict=True)]
-        async with asyncio.TaskGroup() as group:
-            got = [
-                group.create_task(one.meet(net.peers, 7, body(number)))
-                for number, one in enumerate(meetings)
-            ]
-        assert [task.result().tolist() for task in got] == [[1], [0]]
-        assert [one.missed for one in meetings] == [0, 0]
-        await net.close()
-
-    virtual_time.run(main())
-
-
-def test_a_partner_that_vanished_costs_one_exchange_and_its_patience() -> None:
-    async def main() -> None:
-        net = Net(2)
-        net.network.kill(net.peers[1])
-        one = Meetings(net.boxes[0], net.peers[0], b"s", patience_s=3.0)
-        began = asyncio.get_running_loop().time()
-        assert await one.meet(net.peers, 0, body(1)) is None
-        assert asyncio.get_running_loop().time() - began < 4.0
-        assert one.missed == 1
-        assert await one.meet(net.peers[:1], 1, body(1)) is None  # nobody to meet is no miss
-        assert one.missed == 1
-        await net.close()
-
-    virtual_time.run(main())
-
-
-def test_spreading_says_who_could_not_be_reached() -> None:
-    async def main() -> None:
-        net = Net(4)
-        net.network.kill(net.peers[2])
-        one = Meetings(net.boxes[0], net.peers[0], b"s", patience_s=3.0)
-        assert await one.spread(net.peers, 0, body(1), 3) == [net.peers[2]]
-        for box in (net.boxes[1], net.boxes[3]):
-            assert await box.receive_any("share", timeout=1) is not None
         await net.close()
 
     virtual_time.run(main())

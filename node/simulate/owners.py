@@ -155,10 +155,7 @@ async def _own(
 
 async def _client(node: Node, hosts: list[Node], parts: list[slice], *, wait: bool) -> None:
     one, world = node.world.scenario, node.world
-    fastest = min(other.step_s for other in world.nodes.values())
-    steps = one.inner_steps
-    if one.dynamic_steps and not wait:
-        steps = asynchronous.local_steps(steps, 1.0 / node.step_s, 1.0 / fastest)
+    steps = one.inner_steps if wait else node.chosen_steps
     holds = world.start.clone()
     senders = [Sender(one, part.stop - part.start) for part in parts]
     while True:

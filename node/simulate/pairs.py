@@ -1,137 +1,193 @@
-"""Gossip: islands that meet one other island, or send to a few, and never all of them."""
+"""Gossip in simulation, by the code that runs on the wire: islands that meet in pairs.
+
+Each island is a :class:`gossip.roamer.Roamer`: announcements, openings and answers, patience,
+letters and consensus control are what ``node start`` runs, and so are the arithmetic
+(:mod:`node.blending`) and push-sum. Only the trainer is this module's.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import struct
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
-from diloco import mixing
-from diloco.mixing import PushSum
-from gossip.collective import encoded
-from gossip.meeting import Meetings
+from diloco import optimizers
+from diloco.mixing import ALPHA, BETA, extra_exchanges
+from diloco.optimizers import Rates
+from gossip.certificate import genesis
+from gossip.presence import Presence
+from gossip.roamer import Roamer, Rounded
+from gossip.sketch import sketch
+from gossip.validity import Place
+from gossip.wandering import Habits
+from node.blending import Blend
+from node.own_state import Exchanging
+from node.simulate.learner import dense, new_model
+from node.simulate.presence import RUN, Present, offload
 from node.simulate.world import Node, World
-from protocols.codecs import codec
-from protocols.errors import RemoteProtocolError
-from protocols.identity import PeerId
+from protocols.codecs import RangeCodec
 
-PATIENCE_S = 10.0
-SMOOTHED = 0.3  # weight of the newest measurement of disagreement
+STALENESS = 4  # own rounds that an answer may be late, as in manifests of gossip
 
 
-async def gossip(world: World) -> None:
-    """NoLoCo (2506.10911), or plain averaging, with a random partner after each H steps."""
-    slow: dict[PeerId, Tensor] = {}
-    world.views = lambda: [slow[me] for me in world.members if me in slow] or [world.start]
+class Own(Exchanging):
+    """φ and momentum of one island (:class:`gossip.roamer.Mixing`)."""
+
+    def __init__(self, base: Tensor, codec: RangeCodec, rule: str, donor: Own | None) -> None:
+        self.base, self.sent, self.offload = base, base.clone(), offload
+        self.blend = Blend(base, codec, shares=rule == "push-sum")
+        noloco = rule == "noloco"
+        self.rule = optimizers.named("heavyball" if noloco else "sgd")
+        self.rates = (BETA, ALPHA) if noloco else (1.0, 0.0)
+        self.vectors = self.rule.init(base).vectors
+        round_ = 0
+        if donor is not None:
+            round_ = donor.place.round
+            for name in self.rule.vectors:
+                self.vectors[name].copy_(donor.vectors[name])
+        self._place = Place(RUN, 0, round_, genesis(RUN), self._digest(), 0)
+
+    @property
+    def place(self) -> Place:
+        """At this island's own count."""
+        return self._place
+
+    async def finish(self, round_: int, *, ours: bool) -> None:
+        """Take the outer step of a round."""
+        self.blend.step(self.rule, self.vectors, Rates(*self.rates, round_ + 1))
+        self._place = replace(self._place, round=round_ + 1, state=self._digest())
+
+    def _digest(self) -> bytes:
+        return blake3(self.base.view(torch.uint8).numpy().data).digest()
+
+
+@dataclass
+class Islander:
+    """One island that is running."""
+
+    node: Node
+    own: Own
+    presence: Presence
+    roamer: Roamer
+    task: asyncio.Task[None] | None = None
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    done: bool = False  # all steps of the run are taken
+
+
+class Pairs:
+    """The islands of a simulated run of gossip."""
+
+    def __init__(self, world: World, group: asyncio.TaskGroup) -> None:
+        self.world, self.group = world, group
+        one = world.scenario
+        self.rule = "push-sum" if one.mode == "push-sum" else one.pairs
+        # norms and biases travel in bf16, as on the wire
+        self.codec = RangeCodec(one.codec, dense=dense(new_model(one)))
+        self.running: list[Islander] = []
+        self.ended = asyncio.Event()
+        self.met: Counter[str] = Counter()  # exchanges, by how they ended
+        self.ratios: list[float] = []  # squared distance over what inner steps moved
+
+    def start(self, node: Node, donor: Own | None = None) -> None:
+        """Begin an island's part, from the beginning or from a living one's state."""
+        one = self.world.scenario
+        base = (donor.base if donor else self.world.start).clone()
+        own = Own(base, self.codec, self.rule, donor)
+        present = Present(node, self.codec, lambda: own.place, joining=donor is not None)
+
+        def more(distance: float, progress: float) -> int:
+            if not one.control:
+                return 0
+            return min(one.extra, extra_exchanges(distance, progress, one.disagreement))
+
+        def applied(rounded: Rounded) -> None:
+            self._count(rounded)
+            islander.moved.set()
+
+        roamer = Roamer(
+            present.wiring,
+            own,
+            present.presence,
+            Habits(RUN, STALENESS, one_way=self.rule == "push-sum"),
+            len(base),
+            neighbours=one.neighbours,
+            more=more,
+            applied=applied,
+            newcomer=donor is not None,
+        )
+        islander = Islander(node, own, present.presence, roamer)
+        others = [other.presence for other in self.running]
+        self.running.append(islander)
+        work = present.live(others, roamer.run(), self._train(islander))
+        islander.task = self.group.create_task(work)
+
+    def _count(self, rounded: Rounded) -> None:
+        self.met.update(one.met.outcome for one in rounded.exchanged)
+        if rounded.progress and rounded.spread.to_mean:
+            size = len(self.world.start)
+            self.ratios.append(rounded.spread.square / size / rounded.progress)
+
+    async def _train(self, islander: Islander) -> None:
+        node, own, roamer, world = islander.node, islander.own, islander.roamer, self.world
+        while not world.done:
+            steps = node.chosen_steps
+            roamer.update(eta=steps * node.step_s)
+            node.learner.load(own.base)
+            for left in range(steps, 0, -1):
+                roamer.note(eta=left * node.step_s)
+                await node.train(1)
+            moved = node.outgoing(own.base - node.learner.params())
+            own.sent = own.base - moved
+            roamer.note(sketch=sketch(own.sent, RUN), sketch_round=own.place.round)
+            islander.moved.clear()
+            roamer.update(ready=True, eta=0.0, norm=moved.norm().item())
+            await islander.moved.wait()
+        islander.done = True
+        if all(one.done for one in self.running):
+            self.ended.set()
+
+    async def replace(self, gone: Islander) -> None:
+        """Kill an island; a new one takes its text and a living one's parameters."""
+        self.running.remove(gone)
+        self.world.kill(gone.node)
+        assert gone.task is not None
+        gone.task.cancel()
+        await asyncio.wait([gone.task])
+        donor = self.world.random.choice(self.running)
+        self.start(self.world.add(gone.node.number % self.world.scenario.islands), donor.own)
+
+
+async def pairs(world: World) -> None:
+    """NoLoCo (2506.10911), plain averaging, or push-sum (1811.10792), after each H steps."""
     async with asyncio.TaskGroup() as group:
-        tasks = {
-            me: group.create_task(_gossip(world.nodes[me], slow, world.start))
-            for me in world.members
-        }
-        if world.scenario.churn:
-            await _churn(world, slow, tasks, group)
-    world.notes["disagreement"] = _spread([slow[me] for me in world.members])
+        islands = Pairs(world, group)
+        for me in world.members:
+            islands.start(world.nodes[me])
+        world.views = lambda: [one.own.base for one in islands.running]
+        churn = group.create_task(_churn(world, islands)) if world.scenario.churn else None
+        await islands.ended.wait()
+        for task in [churn, *(one.task for one in islands.running)]:
+            if task is not None:
+                task.cancel()
+    world.notes["disagreement"] = _spread(world.views())
+    world.notes |= {f"exchanges_{outcome}": float(n) for outcome, n in islands.met.items()}
+    late = islands.ratios[len(islands.ratios) // 2 :]
+    if late:  # in the second half of the run
+        world.notes["disagreement_by_progress"] = sum(late) / len(late)
 
 
-async def _churn(
-    world: World,
-    slow: dict[PeerId, Tensor],
-    tasks: dict[PeerId, asyncio.Task[None]],
-    group: asyncio.TaskGroup,
-) -> None:
-    """Kill an island now and then; a new one takes its text and a living one's parameters."""
+async def _churn(world: World, islands: Pairs) -> None:
+    """Kill an island now and then."""
     one = world.scenario
     every = 10.0 / (one.churn * one.islands) * one.inner_steps * one.step_s
-    while not world.done:
+    while True:
         await asyncio.sleep(every)
-        gone = world.nodes[world.random.choice(world.members)]
-        tasks.pop(gone.me).cancel()
-        world.kill(gone)
-        slow.pop(gone.me, None)
-        donor = world.random.choice([me for me in world.members if me in slow])
-        node = world.add(gone.number % one.islands)
+        await islands.replace(world.random.choice(islands.running))
         world.notes["replaced"] = world.notes.get("replaced", 0) + 1
-        tasks[node.me] = group.create_task(_gossip(node, slow, slow[donor].clone()))
-
-
-async def _gossip(node: Node, slow: dict[PeerId, Tensor], start: Tensor) -> None:
-    world, one = node.world, node.world.scenario
-    how = codec(one.codec)
-    meetings = Meetings(node.box, node.me, b"gossip", PATIENCE_S)
-    slow[node.me] = mine = start.clone()
-    momentum = torch.zeros_like(mine)
-    distance, extra = 0.0, 0
-    span = one.inner_steps * one.step_s
-    while not world.done:
-        # rounds are counted by the clock: whoever joins or is slow knows which one it is
-        round_ = round(asyncio.get_running_loop().time() / span)
-        node.learner.load(mine)
-        await node.train(one.inner_steps)
-        moved = node.outgoing(mine - node.learner.params())
-        fast = mine - moved
-        for meeting in range(1 + extra):
-            said = encoded(how, fast - world.start)
-            theirs = await meetings.meet(world.members, round_, said, meeting)
-            other = fast if theirs is None else _decoded(theirs, fast, world.start, one.codec)
-            if theirs is not None:
-                sample = mixing.disagreement(fast, other)
-                distance += (SMOOTHED if distance else 1.0) * (sample - distance)
-            if one.pairs == "noloco" and meeting == extra:
-                mixing.noloco(mine, momentum, fast, other, alpha=mixing.ALPHA, beta=mixing.BETA)
-            else:
-                mixing.average(fast, other)
-        if one.pairs == "average":
-            mine.copy_(fast)
-        if one.control:
-            extra = mixing.extra_exchanges(distance, moved.square().mean().item())
-            world.notes["extra"] = world.notes.get("extra", 0) + extra
-    world.notes["missed"] = world.notes.get("missed", 0) + meetings.missed
-
-
-def _decoded(data: Tensor, mine: Tensor, start: Tensor, name: str) -> Tensor:
-    values = torch.empty_like(mine)
-    try:
-        codec(name).decode(data, values)
-    except RemoteProtocolError:  # garbage: as if nobody had come
-        return mine
-    return values.add_(start)
-
-
-async def push_sum(world: World) -> None:
-    """Stochastic gradient push (1811.10792): shares go to neighbours, no answer is awaited."""
-    states = {me: PushSum(world.start.clone()) for me in world.members}
-    world.views = lambda: [states[me].estimate() for me in world.members]
-    async with asyncio.TaskGroup() as group:
-        for me in world.members:
-            group.create_task(_push(world.nodes[me], states[me]))
-    world.notes["disagreement"] = _spread([states[me].estimate() for me in world.members])
-
-
-async def _push(node: Node, state: PushSum) -> None:
-    world, one = node.world, node.world.scenario
-    how = codec(one.codec)
-    meetings = Meetings(node.box, node.me, b"push", PATIENCE_S)
-    for round_ in range(one.rounds):
-        here = state.estimate()
-        node.learner.load(here)
-        await node.train(one.inner_steps)
-        state.x = state.x - node.outgoing(here - node.learner.params())
-        x, w = state.share(one.neighbours)
-        body = torch.cat([_number(w), encoded(how, x)])
-        lost = await meetings.spread(world.members, round_, body, one.neighbours)
-        for _ in lost:
-            state.take(x, w)
-        while (came := await node.box.receive_any("share", timeout=0)) is not None:
-            weight = struct.unpack(">d", bytes(came[1][:8].tolist()))[0]
-            values = torch.empty_like(x)
-            how.decode(came[1][8:].clone(), values)
-            state.take(values, weight)
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(list(struct.pack(">d", value)), dtype=torch.uint8)
 
 
 def _spread(vectors: list[Tensor]) -> float:

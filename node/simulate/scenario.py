@@ -80,9 +80,11 @@ class Scenario(BaseModel):
     delay: int = Field(default=2, ge=0)  # τ
     alpha: float = Field(default=0.5, ge=0, le=1)
     pairs: Literal["noloco", "average"] = "noloco"
-    neighbours: int = Field(default=1, ge=1)  # of push-sum
+    neighbours: int = Field(default=1, ge=1)  # exchanges in a round; of push-sum: receivers
     quorum: float = Field(default=0.5, gt=0, le=1)  # of diloco: 1 waits for everybody
-    control: bool = False  # exchanges follow from disagreement
+    control: bool = False  # exchanges of gossip follow from disagreement: up to ``extra`` more
+    extra: int = Field(default=2, ge=0, le=8)
+    disagreement: float = Field(default=3.0, gt=0)  # allowed, times what inner steps moved
     bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
     dynamic_steps: bool = True  # fewer inner steps for slower islands
     align: bool = False  # turn stale work towards the momentum

@@ -8,39 +8,32 @@ module's: it has any outer optimizer of :mod:`diloco.optimizers`, and a trainer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
 from bootstrap.manifest_rounds import Merge
-from diloco import asynchronous
 from diloco.pseudo_gradient import accounted, norm, pseudo_gradient, rebase
-from gossip.bodies import Wiring
 from gossip.certificate import genesis, outcome_hash
 from gossip.chain import Chain
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
-from gossip.membership import Membership, Patience
 from gossip.planning import Rules
-from gossip.presence import Presence
 from gossip.validity import Place
 from node.mixing import mix_of
 from node.residual import Residual
 from node.simulate.learner import dense, new_model
+from node.simulate.presence import RUN, Present
 from node.simulate.streams import OuterSteps
 from node.simulate.world import Node, World
 from protocols.codecs import Chunk, RangeCodec
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate, Outcome
+from protocols.messages import Certificate, Outcome
 
-RUN = b"simulation" + bytes(22)
-EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
 PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the run fails
 
 
@@ -170,33 +163,8 @@ class Islands:
         self._begin(node, replica, joining=donor is not None)
 
     def _begin(self, node: Node, replica: Replica, *, joining: bool) -> None:
-        loop = asyncio.get_running_loop()
-        groups: list[asyncio.TaskGroup] = []
-
-        def spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-            return groups[0].create_task(coroutine)
-
-        async def offload(work: Callable[[], Any]) -> Any:
-            await asyncio.sleep(0)
-            return work()
-
-        wiring = Wiring(node.transport, node.identity, RUN, self.codec, spawn, offload, loop.time)
-        place = replica.place
-        announce = Announce(
-            peer=node.me,
-            role="island",
-            status="joining" if joining else "active",
-            incarnation=1,
-            addresses=(),
-            version="0",
-            region="",
-            round=place.round,
-            head=place.previous,
-            state=place.state,
-            work=place.work,
-            upload=self.world.scenario.bandwidth,
-            download=self.world.scenario.bandwidth,
-        )
+        present = Present(node, self.codec, lambda: replica.place, joining)
+        presence = present.presence
 
         def applied(certificate: Certificate, exchange: Exchange | None) -> None:
             presence.note(
@@ -204,15 +172,8 @@ class Islands:
                 download=node.transport.stats.download.read() or self.world.scenario.bandwidth,
             )
 
-        presence = Presence(
-            wiring,
-            Membership(node.me, Patience()),
-            announce,
-            lambda: [replica.place],
-            wall=lambda: EPOCH_S + loop.time(),
-        )
         chain = Chain(
-            wiring,
+            present.wiring,
             replica,
             self.rules,
             presence,
@@ -224,24 +185,14 @@ class Islands:
         replica.lineage = chain.lineage
         swarm = Swarm([chain])
 
-        async def live() -> None:
-            async with asyncio.TaskGroup() as group:
-                groups.append(group)
-                for other, _, _ in self.running.values():
-                    if other is not swarm:
-                        presence.learn(other.presence.envelope())
-                group.create_task(swarm.run())
-                group.create_task(self._train(node, chain, replica))
-
-        self.running[node.me] = (swarm, replica, self.group.create_task(live()))
+        others = [other.presence for other, _, _ in self.running.values()]
+        work = present.live(others, swarm.run(), self._train(node, chain, replica))
+        self.running[node.me] = (swarm, replica, self.group.create_task(work))
 
     async def _train(self, node: Node, chain: Chain, replica: Replica) -> None:
         one = self.world.scenario
         while True:
-            steps = one.inner_steps
-            if one.dynamic_steps:
-                fastest = min(other.step_s for other in self.world.nodes.values())
-                steps = asynchronous.local_steps(steps, 1 / node.step_s, 1 / fastest)
+            steps = node.chosen_steps
             chain.update(eta=steps * node.step_s, ready=False)
             for left in range(steps, 0, -1):
                 chain.note(eta=left * node.step_s)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diloco import knobs
+from diloco import asynchronous, knobs
 from gossip.collective import Collective
 from gossip.mailbox import Mailbox
 from node.simulate.learner import Learner, initial, validation_loss
@@ -26,7 +26,14 @@ from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 
-BODIES = ("mail", "slice", "merged", "sum", "part")  # what carries tensors; the rest is control
+BODIES = (
+    "mail",
+    "letter",
+    "slice",
+    "merged",
+    "sum",
+    "part",
+)  # what carries tensors; the rest is control
 Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
 
 
@@ -58,6 +65,15 @@ class Node:
     def me(self) -> PeerId:
         """Its name."""
         return self.identity.peer_id
+
+    @property
+    def chosen_steps(self) -> int:
+        """Inner steps of a round: fewer for a slow island, so that all arrive together."""
+        steps = self.world.scenario.inner_steps
+        if not self.world.scenario.dynamic_steps:
+            return steps
+        fastest = min(other.step_s for other in self.world.nodes.values())
+        return asynchronous.local_steps(steps, 1 / self.step_s, 1 / fastest)
 
     async def train(self, steps: int) -> None:
         """So many inner steps, and the time they take."""

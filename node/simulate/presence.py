@@ -1,0 +1,78 @@
+"""A simulated island's presence in the swarm, by the code that runs on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossip.bodies import Wiring
+from gossip.membership import Membership, Patience
+from gossip.presence import Presence
+from gossip.validity import Place
+from node.simulate.world import Node
+from protocols.codecs import RangeCodec
+from protocols.messages import Announce
+
+RUN = b"simulation" + bytes(22)
+EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
+
+
+@dataclass
+class Present:
+    """What a swarm needs of an island; what it spawns belongs to :meth:`live`."""
+
+    node: Node
+    codec: RangeCodec
+    place: Callable[[], Place]
+    joining: bool  # others have yet to let it take part
+    wiring: Wiring = field(init=False)
+    presence: Presence = field(init=False)
+    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+
+    def __post_init__(self) -> None:
+        node, loop, place = self.node, asyncio.get_running_loop(), self.place()
+        self.wiring = Wiring(
+            node.transport, node.identity, RUN, self.codec, self._spawn, offload, loop.time
+        )
+        announce = Announce(
+            peer=node.me,
+            role="island",
+            status="joining" if self.joining else "active",
+            incarnation=1,
+            addresses=(),
+            version="0",
+            region="",
+            round=place.round,
+            head=place.previous,
+            state=place.state,
+            work=place.work,
+            upload=node.world.scenario.bandwidth,
+            download=node.world.scenario.bandwidth,
+        )
+        self.presence = Presence(
+            self.wiring,
+            Membership(node.me, Patience()),
+            announce,
+            lambda: [self.place()],
+            wall=lambda: EPOCH_S + loop.time(),
+        )
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._group.create_task(coroutine)
+
+    async def live(self, others: Iterable[Presence], *work: Coroutine[Any, Any, None]) -> None:
+        """Learn who is there, and do the work until cancelled, or until all of it has ended."""
+        async with self._group as group:
+            for other in others:
+                if other is not self.presence:
+                    self.presence.learn(other.envelope())
+            for one in work:
+                group.create_task(one)
+
+
+async def offload(work: Callable[[], Any]) -> Any:
+    """Where a node uses a thread; here all happens in its turn."""
+    await asyncio.sleep(0)
+    return work()
