@@ -6,7 +6,7 @@ At entry all fragments are fetched; who cannot replay what it missed of one fetc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,6 +53,7 @@ class Fetcher:
         self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
         self.joined_under_way = False
         self._downloading: set[int] = set()
+        self._downloaded = False  # at entry
 
     async def get(self, restored: Restored | None) -> None:
         """The state to begin with. Raises OperatorError E502 or E206 where it cannot be had."""
@@ -96,7 +97,7 @@ class Fetcher:
             initial_vector(model, manifest.seed, self.base, fragments)
 
     async def _join(self) -> None:
-        self.joined_under_way = True
+        self.joined_under_way = self._downloaded = True
         arrival = self._arrival(self.run.peers)
         found = await arrival.look()
         self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
@@ -122,12 +123,18 @@ class Fetcher:
             )
         )
 
-    async def refresh(self, swarm: AnySwarm) -> None:
-        """Where islands have states of their own: begin with a newer one than was fetched at first.
+    def refresher(self, swarm: AnySwarm) -> Callable[[], Awaitable[None]] | None:
+        """Brings what was downloaded up to date, once the trainer is up; None: nothing to do.
 
-        The trainer took its time to come up, and the others went on. What was fetched is kept
-        where nobody has anything newer, or it cannot be had.
+        Where rounds are certified a newcomer follows them meanwhile. Where islands have states of
+        their own the others go on, and it would begin with an old one.
         """
+        if self.run.manifest.mode not in GOSSIP or not self._downloaded:
+            return None
+        return lambda: self._refresh(swarm)
+
+    async def _refresh(self, swarm: AnySwarm) -> None:
+        """What was fetched is kept where nobody has anything newer, or it cannot be had."""
         replica = self.replicas[0]
         arrival = self._arrival(swarm.membership.alive(swarm.now()) or self.run.peers)
         before, newest = replica.place.round, targets(await arrival.look())

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.state import BlobServer, StateServer
 from gossip.catchup import Ending
 from gossip.common import AnySwarm
@@ -155,8 +154,7 @@ class Participation:
                 joined=self.fetcher.joined_under_way
                 and (restored is None or restored.trained is None),
             )
-            if manifest.mode in GOSSIP and self._newcomer and restored is None:
-                self.conductor.refresh = lambda: self.fetcher.refresh(self.swarm)
+            self.conductor.refresh = self.fetcher.refresher(self.swarm)
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
         self.reporter = make_reports(self.node, manifest, self.swarm, self.conductor)

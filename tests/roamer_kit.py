@@ -107,12 +107,15 @@ class Islands:
     random: random.Random = field(default_factory=lambda: random.Random(1))
     limit: int = 10**9
 
-    def start(self, number: int, start: torch.Tensor, round_: int = 0) -> Islander:
+    def start(
+        self, number: int, start: torch.Tensor, round_: int = 0, weight: float = 1.0
+    ) -> Islander:
         identity = Identity.from_seed((number + 1).to_bytes(32, "big"))
         peer = identity.peer_id
         transport = self.network.join(peer)
         state = ToyState(start, self.codec, self.rule)
         state.place = replace(state.place, round=round_)
+        state.blend.weight = weight
         loop = asyncio.get_running_loop()
         holder: list[asyncio.TaskGroup] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 
@@ -11,7 +12,7 @@ import torch
 from diloco.mixing import extra_exchanges
 from protocols.memory import Link
 from protocols.virtual_time import run
-from tests.roamer_kit import Islands, islands
+from tests.roamer_kit import Islander, Islands, islands
 
 
 def noise(scale: float, size: int = 3000):
@@ -157,6 +158,35 @@ def test_push_sum_keeps_the_mean_where_links_break():
     assert weights == pytest.approx(6, abs=1e-9)
     assert (mean - start).abs().max().item() < 1e-4
     assert spread < 0.05
+
+
+@pytest.mark.parametrize("later", [0.0, 6.5])
+def test_who_resumes_takes_its_weight_back(later: float):
+    """Killed ``later`` seconds after its checkpoint: what moved since then is the whole error."""
+
+    def weight(islander: Islander) -> float:
+        return islander.state.blend.weight + islander.roamer.waiting_weight()
+
+    async def main() -> tuple[float, float, float]:
+        async with islands(4, rule="push-sum", seconds=lambda number: 1 + number / 10) as swarm:
+            # one whose weight is not 1 just then, with nothing on its way to or from it
+            await swarm.until(lambda: abs(weight(swarm.members[2]) - 1) > 0.2)
+            await asyncio.sleep(0.3)
+            checkpoint = weight(swarm.members[2])
+            base, round_ = swarm.members[2].state.base.clone(), swarm.members[2].state.place.round
+            await asyncio.sleep(later)
+            killed = weight(swarm.members[2])
+            await swarm.kill(2)
+            await asyncio.sleep(5.0)  # letters to it come back meanwhile
+            swarm.start(2, base, round_, checkpoint)
+            swarm.limit = 30
+            await swarm.until(lambda: all(len(m.rounds) >= 30 for m in swarm.living()))
+            await asyncio.sleep(5.0)
+            return sum(weight(one) for one in swarm.living()), checkpoint, killed
+
+    total, checkpoint, killed = run(main())
+    assert total == pytest.approx(4 + checkpoint - killed, abs=1e-9)
+    assert abs(checkpoint - 1) > 0.1
 
 
 def test_islands_that_are_never_ready_at_one_time_agree_as_well():
