@@ -105,6 +105,20 @@ class Network:
         """Undo :meth:`darken`."""
         _ip("-n", self._hub, "link", "set", self._port(name), "up")
 
+    def cut(self, names: Sequence[str]) -> None:
+        """Leave ``names`` a network of their own: nobody hears anything from the other side."""
+        if "beside" not in _ip("-n", self._hub, "link", "show", "type", "bridge"):
+            beside = ("link", "add", "beside", "type", "bridge", "forward_delay", "0")
+            _ip("-n", self._hub, *beside)
+            _ip("-n", self._hub, "link", "set", "beside", "up")
+        for name in names:
+            _ip("-n", self._hub, "link", "set", self._port(name), "master", "beside")
+
+    def join(self, names: Sequence[str]) -> None:
+        """Undo :meth:`cut`."""
+        for name in names:
+            _ip("-n", self._hub, "link", "set", self._port(name), "master", "bridge")
+
     def rate(self, name: str, mbit: float | None) -> None:
         """Bound both directions of the link of ``name``; None: as fast as the machine can."""
         for namespace, device in self._ends(name):

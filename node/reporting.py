@@ -20,6 +20,7 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor
 
 RAW_BYTES = 4  # of a parameter in fp32
+PAST = 64  # rounds of which the state is remembered: others may stand at any of them
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Reporter(PeerReports):
     _last: dict[int, float] = field(default_factory=dict)  # and by fragment
     _last_codec: str = ""
     _published: Published = field(default_factory=Published)
+    # states this node has had, by fragment and round
+    _past: dict[int, dict[int, bytes]] = field(default_factory=dict)
     _merged: dict[int, Set[PeerId]] = field(default_factory=dict)  # in the last round, by fragment
     # since when who is ready, by fragment and round
     _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
@@ -71,6 +74,7 @@ class Reporter(PeerReports):
         self.bytes_sent += sent
         now = self.now()
         chain = self.swarm.chains[fragment]
+        self._remember(certificate)
         took_part = exchange is not None and exchange.plan is not None
         self._pending[fragment] = Pending(
             certificate,
@@ -241,13 +245,29 @@ class Reporter(PeerReports):
             for a in chain.membership.islands_alive(self.swarm.now())
         )
 
+    def _remember(self, certificate: Certificate) -> None:
+        """Where this node stands now; what it had on a fork that it left is forgotten."""
+        outcome = certificate.outcome
+        past = self._past.setdefault(outcome.fragment, {})
+        if past.get(outcome.round) != outcome.state:
+            past.clear()
+        past[outcome.round + 1] = self.swarm.chains[outcome.fragment].replica.place.state
+        if len(past) > PAST:
+            del past[min(past)]
+
     def _agrees(self, announce: Announce) -> bool | None:
-        """Whether it has our state wherever it stands at our round; None if it does nowhere."""
+        """Whether it has our state wherever it stands at our round; None if it does nowhere.
+
+        False as well for who stands at an earlier round with another state than ours was there.
+        """
         same = []
         for chain in self.swarm.chains:
             here, seen = chain.replica.place, seen_from(announce, chain.fragment)
+            was = self._past.get(chain.fragment, {}).get(seen.round)
             if seen.round == here.round:
                 same.append(seen.state == here.state)
+            elif seen.status == "active" and was is not None and was != seen.state:
+                same.append(False)
         return all(same) if same else None
 
 

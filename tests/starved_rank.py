@@ -1,6 +1,6 @@
 """A trainer rank whose device has no room for more than two sequences at a time.
 
-``starved_island.py`` starts ranks so. Rank 1 alone is short of memory: the other one is inside a
+``island_of_ranks.py`` starts ranks so. Rank 1 alone is short of memory: the other one is inside a
 collective call when it fails.
 """
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from node.monitor.alarms import DRIFT_FACTOR, ENDED_LOOKS, STALL_FLOOR_S, Alarm, Watch, raised
+from node.monitor.alarms import (
+    DRIFT_FACTOR,
+    DRIFT_ROUNDS,
+    ENDED_LOOKS,
+    STALL_FLOOR_S,
+    Alarm,
+    Watch,
+    raised,
+)
 from node.monitor.event_log import EventLog
 from node.monitor.events import RoundDone
 from node.monitor.views import PeerView
@@ -74,13 +82,14 @@ def test_who_said_farewell_is_not_silent() -> None:
 @pytest.mark.parametrize("count", [3, 4])
 def test_an_island_drifts(count: int) -> None:
     usual, far = (0.1,) * (count - 1), (0.1 * DRIFT_FACTOR * 1.1,)
-    assert kinds(peers(), rounds(usual + far, usual + far), 20.0) == ["drift"]
-    assert kinds(peers(), rounds(usual + far, (*usual, 0.1)), 20.0) == [], "once is not drift"
-    assert kinds(peers(), rounds(usual + far), 0.0) == []
+    enough = [usual + far] * DRIFT_ROUNDS
+    assert kinds(peers(), rounds(*enough), 20.0) == ["drift"]
+    assert kinds(peers(), rounds(*enough[1:], (*usual, 0.1)), 20.0) == [], "it has come back"
+    assert kinds(peers(), rounds(*enough[1:]), 0.0) == []
 
 
 def test_of_two_nobody_drifts() -> None:
-    assert kinds(peers(2), rounds((0.1, 0.9), (0.1, 0.9)), 20.0) == []
+    assert kinds(peers(2), rounds(*[(0.1, 0.9)] * DRIFT_ROUNDS), 20.0) == []
 
 
 def test_lag() -> None:
@@ -108,11 +117,11 @@ def test_an_island_drifts_where_fragments_take_turns() -> None:
     usual, far = (0.1,) * 3, (0.4,)
     last = [
         (when, replace(done, round=number // 2, fragment=number % 2))
-        for number, (when, done) in enumerate(rounds(*[usual + far] * 4))
+        for number, (when, done) in enumerate(rounds(*[usual + far] * 2 * DRIFT_ROUNDS))
     ]
     assert kinds(peers(), last, 40.0) == ["drift"]
-    assert kinds(peers(), last[:3], 30.0) == ["drift"]
-    assert kinds(peers(), last[:2], 20.0) == [], "a round of each fragment is no two in a row"
+    assert kinds(peers(), last[:-1], 30.0) == ["drift"]
+    assert kinds(peers(), last[: DRIFT_ROUNDS + 1], 20.0) == [], "of one fragment they are too few"
 
 
 def test_a_watch_says_what_begins_and_ends_and_nothing_twice() -> None:

@@ -20,7 +20,7 @@ from node.monitor.views import PeerView
 
 KEPT = 64  # of the newest rounds, of all fragments, are looked at
 DRIFT_FACTOR = 3.0  # times the usual distance to the nearest other island
-DRIFT_ROUNDS = 2  # in a row
+DRIFT_ROUNDS = 3  # in a row: newcomers begin with small steps, and others trained on meanwhile
 DRIFT_ISLANDS = 3  # of two nobody can say which one drifts
 STALL_FACTOR = 5.0  # times the usual round
 STALL_FLOOR_S = 60.0

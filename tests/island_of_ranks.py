@@ -1,19 +1,19 @@
-"""The ``node`` command of an island whose ranks are those of ``starved_rank.py``."""
+"""The ``node`` command of an island whose ranks are those of the program in ``RANK_PROGRAM``."""
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 from node.__main__ import main
 
-RANK = Path(__file__).with_name("starved_rank.py")
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder) / "python"  # is called with: -P -m node.trainer.rank …
-        python.write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} {RANK} "$@"\n')
+        rank = os.environ["RANK_PROGRAM"]
+        python.write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} {rank} "$@"\n')
         python.chmod(0o755)
         sys.executable = str(python)
         main()
