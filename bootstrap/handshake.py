@@ -155,9 +155,14 @@ async def unreachable(transport: Transport, peer: PeerId) -> str:
     Empty as well if it does not answer the question: then nothing is known.
     """
     try:
-        reply = await transport.call(peer, "reach", b"", timeout=2 * DIAL_BACK_TIMEOUT)
+        return await refused_back(transport, peer)
     except TransportError:
         return ""
+
+
+async def refused_back(transport: Transport, peer: PeerId) -> str:
+    """As :func:`unreachable`; raises TransportError where the question is not answered."""
+    reply = await transport.call(peer, "reach", b"", timeout=2 * DIAL_BACK_TIMEOUT)
     return _clean(reply.decode(errors="replace"))
 
 

@@ -1,8 +1,9 @@
 """What stands between this machine and its peers: an address translator (NAT), and of which kind.
 
 What can be told from here: under which address peers see this machine; whether connections from
-one local port look alike to two of them (RFC 5382, REQ-1: endpoint-independent mapping); and
-whether this network's public address works from inside (hairpinning, REQ-8).
+one local port look alike to two of them (RFC 5382, REQ-1: endpoint-independent mapping); whether
+a third gets in there (REQ-3: endpoint-independent filtering); and whether this network's public
+address works from inside (hairpinning, REQ-8).
 """
 
 from __future__ import annotations
@@ -83,6 +84,18 @@ def mapping_finding(found: Mapping) -> Finding:
     kept = ports == {str(found.local_port)}
     how = "and keeps ports" if kept else f"port {found.local_port} becomes {ports.pop()}"
     return ok("mapping", f"endpoint-independent: all peers see the same address, {how}")
+
+
+def filtering_finding(where: str, why: str) -> Finding:
+    """Whether somebody this machine has never called got in at ``where``; ``why`` it did not.
+
+    RFC 5382, REQ-3. A port opened by a call of this machine to others was tried.
+    """
+    if not why:
+        return ok("filtering", f"endpoint-independent (full cone): a stranger got in at {where}")
+    return ok(
+        "filtering", f"endpoint-dependent (restricted): a stranger did not get in at {where}: {why}"
+    )
 
 
 async def hairpin(outside: str) -> Finding:

@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from bootstrap.handshake import Clocks, Greeting, greet, unreachable
+from bootstrap.handshake import Clocks, Greeting, greet, refused_back, unreachable
 from bootstrap.probe import probe
 from bootstrap.seeds import Missed, PeerCache, dial_all, explain
 from node import __version__
 from node.config import NodeConfig
 from node.doctor import nat
 from node.doctor.finding import Finding, fail, failed, ok, warn
-from node.own_address import addresses, outward_address
+from node.own_address import addresses, hostport, outward_address
+from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteRefused, TransportError
@@ -26,6 +27,7 @@ from protocols.identity import Identity, PeerId
 from protocols.whereabouts import Whereabouts
 
 MAX_ASKED = 3  # peers that dial back and measure
+MAPPED = 2  # peers that are asked as what they see one port; a further one tries to get in there
 SLOW = 1e6 / 8  # bytes a second
 
 
@@ -144,8 +146,12 @@ async def _reach(
             if one.welcome.observed
         ]
     )
-    mapped = await nat.mapping([at.hostport for at, _ in greetings[:MAX_ASKED]])
-    findings = [nat.mapping_finding(mapped)] if translation.translated else []
+    findings = []
+    if translation.translated:
+        mapped = await nat.mapping([at.hostport for at, _ in greetings[:MAPPED]])
+        findings.append(nat.mapping_finding(mapped))
+        if len(greetings) > MAPPED and len(set(mapped.seen)) == 1:
+            findings.append(await _filtering(config, mapped, greetings[MAPPED][0]))
     if not listens:
         who = f"process {running} has the port" if running else "the port cannot be opened"
         text = f"not tested: {who}; `node status` shows what peers say"
@@ -158,6 +164,16 @@ async def _reach(
             outside = config.public_addr or f"{translation.outer}:{port}"
             findings.append(await nat.hairpin(outside))
         return [ok("reach", "a peer dialled back: direct"), ok("nat", translation.text), *findings]
+    if translation.translated and await _forwarded(transport, config, greetings, translation.outer):
+        bound = transport.listening
+        outside = hostport(translation.outer, bound[1] if bound else 0)
+        told = warn(
+            "reach",
+            f"peers reach this node at {outside}, and it does not know that",
+            "the translator lets them in there, but the node gives out its own address",
+            f"start it with --public-addr {outside}",
+        )
+        return [told, ok("nat", translation.text), *findings]
     fix = "forward the port and give its public address with --public-addr HOST:PORT"
     if not translation.translated:
         fix = "open the port in the firewall of this machine or network"
@@ -168,6 +184,52 @@ async def _reach(
         else ok("nat", translation.text),
         *findings,
     ]
+
+
+async def _filtering(config: NodeConfig, mapped: nat.Mapping, stranger: PeerAddress) -> Finding:
+    """Have somebody call a port that was opened by calls to others."""
+    where, why = mapped.seen[0], ""
+    listen = hostport(host_port(config.listen)[0], mapped.local_port)
+    try:
+        async with HttpTransport(Identity.generate(), listen=listen) as transport:
+            why = await _dialled_at(transport, config, stranger, where)
+    except (OperatorError, TransportError) as error:
+        return ok("filtering", f"cannot be told: {str(error).splitlines()[0]}")
+    return nat.filtering_finding(where, why)
+
+
+async def _forwarded(
+    transport: HttpTransport,
+    config: NodeConfig,
+    greetings: Sequence[tuple[PeerAddress, Greeting]],
+    outer: str,
+) -> bool:
+    """Whether peers can dial the node's own port at the address that they see."""
+    if config.public_addr or transport.listening is None:
+        return False
+    outside = hostport(outer, transport.listening[1])
+    for at, _ in greetings[:MAX_ASKED]:
+        try:
+            if not await _dialled_at(transport, config, at, outside):
+                return True
+        except (OperatorError, TransportError):
+            continue
+    return False
+
+
+async def _dialled_at(
+    transport: HttpTransport, config: NodeConfig, peer: PeerAddress, where: str
+) -> str:
+    """Why ``peer`` cannot call this transport at ``where``; empty where it can.
+
+    Raises what :func:`greet` and dialling raise.
+    """
+    transport.on_call("here", _here, max_body=0)
+    whereabouts = Whereabouts(transport, transport.identity, transport.book)
+    whereabouts.publish([where])
+    known = await transport.dial(peer.hostport, peer.peer)
+    await greet(transport, whereabouts, known, software=__version__, invitation=config.invitation)
+    return await refused_back(transport, known)
 
 
 async def _outbound(
