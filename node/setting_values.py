@@ -117,7 +117,11 @@ def size(value: object) -> object:
 
 
 def place(text: str) -> str:
-    """A URL as it is, a path made absolute."""
+    """A URL as it is, a path made absolute; of a data set to stream, those in its name."""
+    if text.startswith("datasets:"):
+        from node.data.streamed import DataSet
+
+        return str(DataSet.parse(text))
     return text if "://" in text else str(expanded(Path(text)))
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from node.data.streamed import STREAMED, DataSet, Mark, Reader, with_field
 from node.data.tokenizer import need
 from node.errors import operator_error
 from protocols.errors import OperatorError
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
 PARQUET_BATCH = 1024  # rows
-STREAMED = "datasets:"  # an input that is a data set: datasets:NAME
 JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
 
@@ -178,12 +178,10 @@ def _parquet(path: Path, field: str, skip: int) -> Iterator[Document]:
                     yield Document(text, number, size * number // rows)
 
 
-def _data_set(name: str, field: str, skip: int) -> Iterator[Document]:
-    """``NAME``, ``NAME/CONFIG`` or a folder's path, with ``@SPLIT`` behind it (default train)."""
-    datasets = need("datasets", "datasets", "stream a data set")
-    name, _, split = name.partition("@")
-    stream = datasets.load_dataset(name, split=split or "train", streaming=True)
-    for number, record in enumerate(stream.skip(skip), skip + 1):
-        text = _field(record, field, number)
-        if text:
-            yield Document(text, number, 0)
+def _data_set(place: str, field: str, skip: int) -> Iterator[Document]:
+    """One pass over a data set (:mod:`node.data.streamed`)."""
+    reader = Reader(with_field(DataSet.parse(place), field), Mark(examples=skip))
+    for text in reader:
+        if reader.passes:
+            return
+        yield Document(text, reader.examples, 0)

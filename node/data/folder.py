@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.validation import explain
+from node.data.streamed import is_stream
 from node.errors import operator_error
 
 INDEX = "data.json"
@@ -89,4 +90,6 @@ def parse_index(data: bytes, where: str) -> Index:
 
 def is_folder(place: str) -> bool:
     """Whether a place on this machine, or a URL, is meant as a token folder."""
+    if is_stream(place):
+        return False
     return "://" in place or (Path(place) / INDEX).is_file()

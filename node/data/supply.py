@@ -11,7 +11,9 @@ from blake3 import blake3
 
 from bootstrap.manifest import Data, Manifest
 from node.data.folder import is_folder
+from node.data.live import evaluation_shard, recipe_for
 from node.data.remote import Folder
+from node.data.streamed import is_stream
 from node.data.tokenizer import (
     BYTES,
     FileTokenizer,
@@ -73,6 +75,11 @@ def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Pr
                 f"sequence needs {seq_len + 1}",
                 fix=MORE_TEXT,
             )
+    elif is_stream(place):
+        tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file else tokenizer_of(BYTES, b"")
+        manifest = _filled_in(manifest, tokenizer)
+        tokens = recipe_for(manifest, tokenizer, place, progress)
+        shard = evaluation_shard(manifest, tokenizer, place, progress)
     else:
         tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file else tokenizer_of(BYTES, b"")
         manifest = _filled_in(manifest, tokenizer)
@@ -106,8 +113,10 @@ def tokens_for(
                 fix="make it again with the run's tokenizer.json, which is in the state directory",
             )
         return place
-    corpus = collect(own_data(manifest, place), progress=progress)
     coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
+    if is_stream(place):
+        return recipe_for(manifest, coder, place, progress)
+    corpus = collect(own_data(manifest, place), progress=progress)
     vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
     return str(corpus.training_file(shard, seq_len, coder, vocabulary))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.data.folder import is_folder
+from node.data.live import is_recipe, read_recipe
 from node.errors import operator_error
 from node.hardware import Hardware, device_memory
 from node.hosts.hub import Host, Hub, RemoteRank
@@ -116,10 +117,13 @@ def crew_of(
 
 def job_of(run: Run, tokens: str, own_data: str, cache: Path) -> Job:
     """What the other hosts need for the same tokens as this host's. Blocks."""
+    place = tokens if is_folder(tokens) else own_data
+    if is_recipe(tokens):  # of data that was given at an earlier start, perhaps
+        place = read_recipe(tokens).place
     return Job(
         run.manifest.model_dump_json().encode(),
         run.shard,
         run.tokenizer,
-        tokens if is_folder(tokens) else own_data,
+        place,
         fingerprint(tokens, run.manifest.model.vocab_size, cache),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from node.data.folder import is_folder
+from node.data.live import is_recipe, read_recipe
 from node.data.remote import Folder
 from node.trainer.data import token_type
 
@@ -22,11 +23,14 @@ SAMPLE_TOKENS = 4096
 def fingerprint(place: str, vocab_size: int, cache: Path | None = None) -> bytes:
     """32 bytes that are equal for equal tokens. Blocks.
 
-    A token folder has the hashes of its files in its index. Of a raw file its length counts, and
-    samples all over it. Raises OSError, and OperatorError E603 for a folder that cannot be read.
+    A token folder has the hashes of its files in its index, and a stream is known by its name and
+    how it is dealt. Of a raw file its length counts, and samples all over it. Raises OSError, and
+    OperatorError E603 for a folder that cannot be read.
     """
     if is_folder(place):
         return blake3(Folder(place, cache).index.model_dump_json().encode()).digest()
+    if is_recipe(place):
+        return bytes.fromhex(read_recipe(place).digest)
     tokens = np.memmap(place, dtype=token_type(vocab_size), mode="r")
     found = blake3(len(tokens).to_bytes(8, "big"))
     for start in np.linspace(0, max(0, len(tokens) - SAMPLE_TOKENS), SAMPLES).astype(np.int64):

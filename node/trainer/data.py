@@ -93,6 +93,15 @@ def gather(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> Tensor
     return torch.from_numpy(out)
 
 
+class Batches(Protocol):
+    """What an island trains on, by its place in the run."""
+
+    def batch(
+        self, round: int, slot: int, slots: int, step: int, rows: range | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64 [rows, seq_len] each."""
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """A corpus and the rule by which it is read."""

@@ -23,6 +23,8 @@ import time
 import torch
 from torch import Tensor
 
+from node.data.cached_file import cache_folder
+from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error
 from node.trainer.channel import (
     Apply,
@@ -35,7 +37,7 @@ from node.trainer.channel import (
     Stopped,
 )
 from node.trainer.computing import Computing
-from node.trainer.data import TrainingData, open_tokens
+from node.trainer.data import Batches, TrainingData, open_tokens
 from node.trainer.engine import Engine
 from node.trainer.evaluate import shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step, TakeSnapshot
@@ -200,15 +202,23 @@ class Trainer(Progress):
         return loss if math.isfinite(loss) else None
 
 
-def _read_data(settings: TrainerSettings, ranks: Ranks) -> tuple[TrainingData, Tensor | None]:
+def _training_data(settings: TrainerSettings) -> Batches:
+    manifest, cache = settings.manifest, settings.cache
+    if is_recipe(settings.tokens):
+        return StreamData(read_recipe(settings.tokens), manifest, cache or cache_folder())
+    vocabulary = manifest.model.vocab_size
+    tokens = open_tokens(settings.tokens, vocabulary, cache, settings.cache_bytes)
+    return TrainingData.of(manifest, tokens)
+
+
+def _read_data(settings: TrainerSettings, ranks: Ranks) -> tuple[Batches, Tensor | None]:
     """Training data, and the validation windows int64 [n, T + 1] on the device.
 
     Raises E601 for data that cannot be used.
     """
     data, vocabulary = settings.manifest.data, settings.manifest.model.vocab_size
     try:
-        tokens = open_tokens(settings.tokens, vocabulary, settings.cache, settings.cache_bytes)
-        training = TrainingData.of(settings.manifest, tokens)
+        training = _training_data(settings)
         if settings.evaluation is None:
             return training, None
         windows = shard_tokens(settings.evaluation.read_bytes(), data.seq_len, vocabulary)

@@ -1,0 +1,335 @@
+"""Training from a data set that is streamed: who reads which of its texts.
+
+A stream cannot be permuted as a whole, so here a round has a stretch of it. Round r's stretch
+begins where that of round r - 1 ends. Its texts are dealt in order into ``data.islands`` parts,
+each to the part that has the fewest bytes so far, until every part has enough for the inner steps
+that a round is to take; the texts that are held out for evaluation are passed over. The island in
+slot s of S has part s. It makes tokens of that part alone, in a file, and reads the file's windows
+in the order that a sampler of its own gives them (:mod:`node.trainer.sampler`). So
+
+- no text is read by two islands in one pass over the data set, nor in two rounds,
+- who read what follows from the stream's order, the round and the slot: anybody can read up to
+  there and deal again; nothing is kept but the parts of two rounds, and the next one, made ahead,
+- a resumed island finds its place by a mark: examples so far, and the library's own state.
+
+Only bytes are counted to tell where a stretch ends, so the parts of others cost reading, not
+tokenizing. Islands beyond ``data.islands`` share parts, taking turns at its windows. Who trains
+for longer in a round than planned reads its part again, in another order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from bootstrap.manifest import Manifest
+from node.data.cached_file import cache_folder
+from node.data.streamed import DataSet, Mark, Reader
+from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
+from node.errors import operator_error
+from node.trainer.corpus import MORE_TEXT, is_held_out, spread
+from node.trainer.data import gather, targets, token_type
+from node.trainer.sampler import Sampler
+from protocols.errors import OperatorError
+
+SUFFIX = ".stream.json"
+HEAD = 512  # texts, from which follows how many bytes a token has
+MARGIN = 17 / 16  # for texts further on that have more bytes a token
+EVALUATION_TEXTS = 100_000  # looked through, at most, for those that are held out
+AT_ONCE = 256  # documents that are tokenized together
+
+Progress = Callable[[int, int], None]
+
+
+class Recipe(BaseModel):
+    """What ranks need to train from a stream: a file beside the cached corpora."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    format: Literal[1] = 1
+    place: str  # datasets:…
+    tokenizer: str  # its name in the manifest
+    tokenizer_file: str = ""
+    parts: int = Field(ge=1)  # of a stretch
+    part_bytes: int = Field(ge=1)  # of text that one has at least
+
+    @property
+    def digest(self) -> str:
+        """Hex; equal where the parts are equal, if the data set is."""
+        return blake3(self.model_dump_json(exclude={"tokenizer_file"}).encode()).hexdigest()
+
+    def coder(self) -> Tokenizer:
+        """Raises OperatorError E604, E605, and OSError."""
+        data = Path(self.tokenizer_file).read_bytes() if self.tokenizer_file else b""
+        return tokenizer_of(self.tokenizer, data)
+
+
+def is_recipe(place: str) -> bool:
+    """Whether a place is a file that :func:`recipe_for` made."""
+    return place.endswith(SUFFIX)
+
+
+def read_recipe(place: str) -> Recipe:
+    """Raises ValueError for another file, and OSError."""
+    try:
+        return Recipe.model_validate_json(Path(place).read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{place} is no recipe of a stream") from error
+
+
+def recipe_for(manifest: Manifest, tokenizer: Tokenizer, place: str, progress: Progress) -> str:
+    """The path of a recipe to stream ``place`` in this run, after a look at its beginning.
+
+    Raises OperatorError E601 (it cannot be read), E402 (nor the recipe written), E605.
+    """
+    try:
+        source = DataSet.parse(place)
+    except ValueError as error:
+        raise operator_error("E601", f"cannot stream {place}", why=str(error)) from error
+    data, rounds = manifest.data, manifest.rounds
+    steps = rounds.inner_steps + rounds.overlap_steps
+    # the sampler leaves a sequence for its offset, and a window has one token more than it
+    wanted = (steps * data.batch_size + 1) * data.seq_len + 1
+    if tokenizer.digest != BYTES:
+        wanted = int(wanted * _bytes_a_token(source, tokenizer, progress) * MARGIN)
+    else:
+        next(Reader(source))  # it can be read, and has the column
+    known = ""
+    if isinstance(tokenizer, FileTokenizer):
+        known = str(_keep(f"tokenizer-{tokenizer.digest[:16]}.json", tokenizer.data))
+    recipe = Recipe(
+        place=str(source),
+        tokenizer=tokenizer.digest,
+        tokenizer_file=known,
+        parts=data.islands,
+        part_bytes=wanted,
+    )
+    name = f"{recipe.digest[:16]}{SUFFIX}"
+    return str(_keep(name, recipe.model_dump_json(indent=1).encode()))
+
+
+def evaluation_shard(manifest: Manifest, tokenizer: Tokenizer, place: str, done: Progress) -> bytes:
+    """Windows out of the first texts that are held out; as :meth:`Corpus.make_shard` else.
+
+    Raises OperatorError E601 where too few are found in ``EVALUATION_TEXTS``, or in one pass.
+    """
+    seq_len, kind = manifest.data.seq_len, token_type(manifest.model.vocab_size)
+    enough = manifest.evaluation.sequences * (seq_len + 1)
+    reader, found, count = Reader(DataSet.parse(place)), [], 0
+    for number, text in enumerate(reader):
+        if count >= enough or reader.passes or number >= EVALUATION_TEXTS:
+            break
+        done(number, 0)
+        if is_held_out(text):
+            found.append(_ended(tokenizer.encode([text])[0], tokenizer, kind))
+            count += len(found[-1])
+    joined = b"".join(ids.tobytes() for ids in found)
+    shard = spread(joined, kind.itemsize, manifest.evaluation.sequences, seq_len)
+    if not shard:
+        raise operator_error(
+            "E601",
+            f"{place} is too small to evaluate with",
+            why=f"{count} tokens were found for it, and one sequence needs {seq_len + 1}",
+            fix=MORE_TEXT,
+        )
+    return shard
+
+
+def _bytes_a_token(source: DataSet, tokenizer: Tokenizer, progress: Progress) -> float:
+    """Of the first texts, with a document's end; the same number on every island."""
+    reader, texts = Reader(source), []
+    for number, text in enumerate(itertools.islice(reader, HEAD)):
+        if reader.passes:
+            break
+        progress(number, HEAD)
+        texts.append(text)
+    tokens = sum(len(ids) + 1 for ids in tokenizer.encode(texts))
+    return sum(len(text) + 1 for text in texts) / tokens
+
+
+def _keep(name: str, data: bytes) -> Path:
+    """A file in the user's cache folder, written whole."""
+    path = cache_folder() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, [data])
+    except OSError as error:
+        raise operator_error("E402", f"cannot write {path}", why=str(error)) from error
+    return path
+
+
+def _write(path: Path, pieces: Iterable[bytes]) -> None:
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(pieces)
+        os.replace(draft, path)
+    except BaseException:  # also Ctrl-C
+        os.unlink(draft)
+        raise
+
+
+def _ended(ids: npt.NDArray[Any], tokenizer: Tokenizer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    return np.append(ids, tokenizer.document_end).astype(kind)
+
+
+def deal(texts: Iterator[bytes], parts: int, part_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """One stretch: texts with the part that each is dealt to, until all parts have enough.
+
+    An ended document counts for one byte more than its text.
+    """
+    filled = [(0, part) for part in range(parts)]
+    while filled[0][0] < part_bytes:
+        text = next(texts)
+        if is_held_out(text):
+            continue
+        size, part = filled[0]
+        heapq.heapreplace(filled, (size + len(text) + 1, part))
+        yield part, text
+
+
+class Parts:
+    """The parts of a stream as files of tokens. For several threads and processes at once."""
+
+    def __init__(self, recipe: Recipe, kind: np.dtype[Any], directory: Path) -> None:
+        """``directory``: where files may be kept, of this stream and others."""
+        self._recipe, self._kind = recipe, kind
+        self._coder = recipe.coder()
+        self._source = DataSet.parse(recipe.place)
+        self._directory = directory / f"stream-{recipe.digest[:16]}"
+        self._reader: tuple[int, Reader] | None = None  # and the round whose stretch is next
+        self._lock = threading.Lock()
+        self.made = 0  # by this process
+
+    def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
+        """Tokens of a part, mapped; made if they are not there.
+
+        Raises OperatorError E601 for a data set that cannot be read, E402 for a full disk.
+        """
+        path = self._directory / f"part-{round}-{part}.bin"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with self._lock, self._alone():
+                if not path.is_file():
+                    self._make(round, part, path)
+                return np.memmap(path, dtype=self._kind, mode="r")
+        except OSError as error:
+            raise operator_error(
+                "E402", f"no room for training data in {self._directory}", why=str(error)
+            ) from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self._directory / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
+            yield
+
+    def _make(self, round: int, part: int, path: Path) -> None:
+        at, reader = self._reader or (-1, None)
+        known, mark = self._nearest(round)
+        if reader is None or at > round or at < known:
+            at, reader = known, Reader(self._source, mark)
+        self._reader = None  # until it stands at the beginning of a stretch again
+        while at < round:
+            for _ in self._stretch(reader):
+                pass
+            at += 1
+            self._note(at, reader.mark)
+        own = (text for dealt, text in self._stretch(reader) if dealt == part)
+        _write(path, self._coded(own))
+        self._note(at + 1, reader.mark)
+        self._reader = at + 1, reader
+        self.made += 1
+        for old in self._directory.glob("part-*.bin"):
+            if int(old.name.split("-")[1]) < round - 1:
+                old.unlink(missing_ok=True)
+
+    def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
+        return deal(reader, self._recipe.parts, self._recipe.part_bytes)
+
+    def _coded(self, texts: Iterator[bytes]) -> Iterator[bytes]:
+        while batch := list(itertools.islice(texts, AT_ONCE)):
+            for ids in self._coder.encode(batch):
+                yield _ended(ids, self._coder, self._kind).tobytes()
+
+    # --- marks: a line of JSON for the beginning of each stretch that was reached ----------------
+
+    def _nearest(self, round: int) -> tuple[int, Mark]:
+        """The last mark at or before a round's stretch."""
+        best = 0, Mark()
+        for number, mark in self._marks():
+            if best[0] < number <= round:
+                best = number, mark
+        return best
+
+    def _marks(self) -> Iterator[tuple[int, Mark]]:
+        with contextlib.suppress(FileNotFoundError), (self._directory / "marks").open() as file:
+            for line in file:
+                with contextlib.suppress(ValueError):  # cut off by a kill
+                    said = json.loads(line)
+                    yield int(said["round"]), Mark.model_validate(said["mark"])
+
+    def _note(self, round: int, mark: Mark) -> None:
+        if any(round == number for number, _ in self._marks()):
+            return
+        with (self._directory / "marks").open("a") as file:
+            said = {"round": round, "mark": mark.model_dump()}
+            file.write(f"\n{json.dumps(said)}\n")  # a line of its own behind one that was cut off
+
+
+class StreamData:
+    """Batches from a stream; reads as :class:`node.trainer.data.TrainingData` does.
+
+    While one round is trained on, a thread makes this island's part of the next one.
+    """
+
+    def __init__(self, recipe: Recipe, manifest: Manifest, cache: Path) -> None:
+        """Raises OperatorError E604, E605, and OSError."""
+        self._data, self._count = manifest.data, recipe.parts
+        apart = manifest.model.attention == "document"
+        self._document_end = manifest.model.document_end if apart else None
+        self.parts = Parts(recipe, token_type(manifest.model.vocab_size), cache)
+        self._open: tuple[tuple[int, int], npt.NDArray[Any], Sampler] | None = None
+
+    def batch(
+        self, round: int, slot: int, slots: int, step: int, rows: range | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64 [rows, seq_len] each; see :meth:`TrainingData.batch`."""
+        if not 0 <= slot < slots:
+            raise ValueError(f"no such place: slot {slot} of {slots}")
+        part, turn = slot % self._count, slot // self._count
+        sharing = len(range(part, slots, self._count))
+        tokens, sampler = self._part(round, part)
+        starts = sampler.starts(round, turn, sharing, step, rows)
+        window = gather(tokens, starts, sampler.seq_len + 1)
+        return window[:, :-1], targets(window, self._document_end)
+
+    def _part(self, round: int, part: int) -> tuple[npt.NDArray[Any], Sampler]:
+        if self._open is None or self._open[0] != (round, part):
+            tokens = self.parts.get(round, part)
+            data = self._data
+            sampler = Sampler(len(tokens), data.seq_len, data.batch_size, data.seed)
+            self._open = (round, part), tokens, sampler
+            threading.Thread(
+                target=self._ahead, args=(round + 1, part), name="stream-ahead", daemon=True
+            ).start()
+        return self._open[1], self._open[2]
+
+    def _ahead(self, round: int, part: int) -> None:
+        # whoever reads the part tries again, and says what is wrong
+        with contextlib.suppress(OperatorError):
+            self.parts.get(round, part)

@@ -1,0 +1,275 @@
+"""Training from a stream: who reads what, without reading twice, and from where one goes on."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from bootstrap.manifest import Data, Evaluation, Manifest, Model, Rounds
+from node.data import live
+from node.data.documents import Input, read
+from node.data.live import Parts, StreamData, deal, read_recipe, recipe_for
+from node.data.streamed import DataSet, Mark, Reader
+from node.data.supply import Given, make, tokens_for, usable
+from node.data.tokenizer import ByteTokenizer, FileTokenizer
+from node.errors import operator_error
+from node.hosts.tokens import fingerprint
+from node.setting_values import place
+from node.trainer.corpus import is_held_out
+from protocols.errors import OperatorError
+from tests.data_kit import tokenizer_bytes
+
+pytest.importorskip("datasets")
+SEQ_LEN, BATCH, STEPS, ISLANDS = 32, 2, 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Texts of all lengths in three files, each text once; and the place of the data set."""
+    chance = random.Random(0)
+    found = []
+    for number in range(3):
+        lines = []
+        for line in range(150):
+            word = f"{number}.{line} "
+            lines.append({"text": word * chance.randint(1, 12), "id": line})
+        found += [line["text"] for line in lines]
+        (tmp_path / f"part-{number}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return found, f"datasets:json?files={tmp_path}/part-*.jsonl"
+
+
+def run(**changes):
+    return Manifest(
+        model=Model(max_seq_len=SEQ_LEN),
+        data=Data(seq_len=SEQ_LEN, batch_size=BATCH, islands=ISLANDS, **changes),
+        rounds=Rounds(inner_steps=STEPS, overlap_steps=0),
+        evaluation=Evaluation(sequences=2),
+    )
+
+
+def stream(manifest, where, cache, tokenizer=None):
+    path = recipe_for(manifest, tokenizer or ByteTokenizer(), where, lambda done, total: None)
+    return StreamData(read_recipe(path), manifest, cache)
+
+
+def windows(data, round, slot, slots, steps=STEPS):
+    """What an island trains on in a round, as bytes by row."""
+    found = []
+    for step in range(steps):
+        inputs, targets = data.batch(round, slot, slots, step)
+        assert inputs[:, 1:].equal(targets[:, :-1])
+        found += [bytes(row.tolist()) for row in inputs]
+    return found
+
+
+def pieces(rows):
+    """The whole words of windows: each is of one text."""
+    return {word for row in rows for word in row.replace(b"\0", b" ").split()[1:-1]}
+
+
+def test_no_text_is_read_by_two_islands_or_in_two_rounds(texts, tmp_path):
+    data = [stream(run(), texts[1], tmp_path / str(island)) for island in range(ISLANDS)]
+    seen = []
+    for round in range(4):
+        for slot in range(ISLANDS):
+            rows = windows(data[slot], round, slot, ISLANDS)
+            assert len(set(rows)) == len(rows) == STEPS * BATCH
+            seen.append(pieces(rows))
+    for one, other in itertools.combinations(seen, 2):
+        assert not one & other
+    held_out = {t.split()[0].encode() for t in texts[0] if is_held_out(t.encode())}
+    assert held_out
+    assert not held_out & set().union(*seen)
+
+
+def test_another_machine_reads_the_same_at_the_same_place_whatever_it_read_before(texts, tmp_path):
+    first = stream(run(), texts[1], tmp_path / "a")
+    through = [windows(first, round, 1, ISLANDS) for round in range(6)]
+    late = stream(run(), texts[1], tmp_path / "b")
+    assert windows(late, 5, 1, ISLANDS) == through[5]
+    assert windows(late, 2, 1, ISLANDS) == through[2]  # back, after a checkpoint was loaded
+    assert windows(late, 3, 2, 3) != through[3]
+
+
+def test_a_restart_goes_on_from_its_mark_without_reading_all_again(texts, tmp_path, monkeypatch):
+    before = stream(run(), texts[1], tmp_path / "a")
+    kept = [windows(before, round, 0, ISLANDS) for round in range(6)]
+    with (before.parts._directory / "marks").open("a") as marks:
+        marks.write('{"round": 9, "ma')  # a kill
+    for part in before.parts._directory.glob("part-*"):
+        part.unlink()
+    begun = []
+
+    class Watched(Reader):
+        def __init__(self, source, at=None):
+            begun.append(at or Mark())
+            super().__init__(source, at)
+
+    monkeypatch.setattr(live, "Reader", Watched)
+    again = Parts(before.parts._recipe, np.dtype(np.uint8), tmp_path / "a")
+    tokens = again.get(5, 0)
+    assert [mark.examples > 60 and mark.state is not None for mark in begun] == [True]
+    everything = bytes(tokens.tolist())
+    assert all(row in everything for row in kept[5])
+
+
+def test_a_mark_of_another_version_of_the_library_is_passed_over_by_its_count(texts):
+    source = DataSet.parse(texts[1])
+    reader = Reader(source)
+    for _ in range(170):
+        next(reader)
+    mark = reader.mark
+    assert mark.state is not None
+    assert mark.examples == 170
+    following = list(itertools.islice(reader, 300))  # over the end: it begins again
+    assert (reader.passes, reader.examples) == (1, 170 + 300 - 450)
+    assert following == [t.encode() for t in (texts[0] * 2)[170:470]]
+    for other in (mark, mark.model_copy(update={"library": "0.1", "state": {"x": 1}})):
+        again = Reader(source, other)
+        assert list(itertools.islice(again, 300)) == following
+        assert (again.passes, again.examples) == (reader.passes, reader.examples)
+
+
+def test_parts_have_enough_for_the_steps_of_a_round_with_a_tokenizer_too(texts, tmp_path):
+    tokenizer = FileTokenizer(tokenizer_bytes())
+    given = tmp_path / "tokenizer.json"
+    given.write_bytes(tokenizer.data)
+    supply = make(run(), texts[1], Given(given), tmp_path, lambda done, total: None)
+    manifest = supply.manifest
+    assert manifest.data.tokenizer == tokenizer.digest
+    joined = tokens_for(manifest, supply.shard, supply.tokenizer, texts[1], lambda done, total: 0)
+    assert joined == supply.tokens
+    assert usable(joined)
+    data = StreamData(read_recipe(joined), manifest, tmp_path / "parts")
+    for round in range(3):
+        for slot in range(ISLANDS):
+            tokens = data.parts.get(round, slot)
+            assert (len(tokens) - SEQ_LEN) // SEQ_LEN >= STEPS * BATCH
+    assert len(supply.shard) == 2 * (SEQ_LEN + 1) * 2
+    shard = np.frombuffer(supply.shard, "<u2").tolist()
+    assert tokenizer.decode(shard[:8]).split()[0] in " ".join(
+        t for t in texts[0] if is_held_out(t.encode())
+    )
+
+
+def test_more_islands_than_parts_take_turns(texts, tmp_path):
+    data = stream(run(), texts[1], tmp_path)
+    rows = [windows(data, 0, slot, 5, steps=2) for slot in range(5)]
+    assert not set(rows[0]) & set(rows[3])
+    assert pieces(rows[0]) & pieces(rows[3])
+    assert len({row for some in rows for row in some}) == 5 * 2 * BATCH
+
+
+def test_ranks_that_ask_at_once_make_a_part_once_and_few_are_kept(texts, tmp_path):
+    ranks = [stream(run(), texts[1], tmp_path) for _ in range(2)]
+    for round in range(6):
+        first, second = (windows(rank, round, 0, ISLANDS) for rank in ranks)
+        assert first == second
+        ranks[0].parts.get(round + 1, 0)  # what the thread makes ahead
+    assert ranks[0].parts.made + ranks[1].parts.made == 7
+    kept = {file.name for file in ranks[0].parts._directory.glob("part-*")}
+    assert kept <= {f"part-{round}-0.bin" for round in (5, 6)} | {"part-4-0.bin"}
+
+
+def test_documents_are_apart_where_the_run_says_so(texts, tmp_path):
+    manifest = run()
+    model = manifest.model.model_copy(update={"attention": "document"})
+    data = stream(manifest.model_copy(update={"model": model}), texts[1], tmp_path)
+    inputs, targets = data.batch(0, 0, 1, 0)
+    assert (targets[inputs == 0] == -100).all()
+    assert (inputs == 0).any()
+
+
+def test_texts_are_dealt_evenly():
+    texts = (bytes([65 + n % 20]) * (1 + n * 7 % 50) + str(n).encode() for n in itertools.count())
+    filled = [0] * 4
+    for part, text in deal(texts, 4, 500):
+        filled[part] += len(text) + 1
+    assert min(filled) >= 500
+    assert max(filled) - min(filled) < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("datasets:json?files=/nowhere/*.jsonl", "cannot stream"),
+        ("datasets:json?colour=red", "'colour' is not known"),
+        ("datasets:?field=x", "it has no name"),
+    ],
+)
+def test_what_cannot_be_streamed_is_told(name, why, tmp_path):
+    with pytest.raises(OperatorError) as caught:
+        recipe_for(run(), ByteTokenizer(), name, lambda done, total: None)
+    assert caught.value.code == "E601"
+    assert why in caught.value.text()
+
+
+def test_a_missing_column_and_a_missing_text_are_told(texts, tmp_path):
+    with pytest.raises(OperatorError, match="no 'body'") as caught:
+        next(Reader(DataSet.parse(f"{texts[1]}&field=body")))
+    assert "text, id" in caught.value.why
+    assert "?field=" in caught.value.fix
+    with pytest.raises(OperatorError, match="no text in 'id'"):
+        next(Reader(DataSet.parse(f"{texts[1]}&field=id")))
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n' * 3)
+    with pytest.raises(OperatorError, match="has no text"):
+        next(Reader(DataSet.parse(f"datasets:json?files={tmp_path}/empty.jsonl")))
+
+
+def test_the_missing_library_is_named_with_its_extra(texts, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(OperatorError, match="datasets is not installed") as caught:
+        recipe_for(run(), ByteTokenizer(), texts[1], lambda done, total: None)
+    assert (caught.value.code, "atoll[datasets]" in caught.value.fix) == ("E605", True)
+
+
+def test_a_network_that_fails_once_is_met_again_by_the_read(texts, tmp_path, monkeypatch):
+    data = stream(run(), texts[1], tmp_path)
+    real, failures = data.parts.get, iter([True])
+
+    def get(round, part):
+        if round == 1 and next(failures, False):
+            raise operator_error("E601")
+        return real(round, part)
+
+    monkeypatch.setattr(data.parts, "get", get)
+    windows(data, 0, 0, 1)
+    assert len(windows(data, 2, 0, 1)) == STEPS * BATCH
+
+
+def test_names_are_read_and_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.parquet").touch()
+    assert place("datasets:set") == f"datasets:{tmp_path}/set@train"
+    told = place("datasets:parquet@test?files=set/*.parquet&field=content&revision=abc")
+    assert told == (
+        f"datasets:parquet@test?field=content&revision=abc&files={tmp_path}/set/*.parquet"
+    )
+    assert place(told) == told
+    found = DataSet.parse("datasets:org/name?config=20231101.en")
+    assert (found.name, found.split, found.config) == ("org/name", "train", "20231101.en")
+    assert place("https://host/tokens") == "https://host/tokens"
+
+
+def test_hosts_of_an_island_compare_what_they_stream(texts, tmp_path):
+    paths = [
+        recipe_for(run(seed=seed), ByteTokenizer(), texts[1], lambda done, total: None)
+        for seed in (0, 1)
+    ]
+    other = recipe_for(run(), ByteTokenizer(), f"{texts[1]}&field=text", lambda done, total: None)
+    assert fingerprint(paths[0], 256) == fingerprint(paths[1], 256) != fingerprint(other, 256)
+
+
+def test_a_stream_is_prepared_like_any_input(texts):
+    source = Input(texts[1], 0)
+    assert [d.text.decode() for d in read(source, "text")] == texts[0]
+    assert [d.text.decode() for d in read(source, "text", skip=440)] == texts[0][440:]
