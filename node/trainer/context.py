@@ -9,6 +9,10 @@ exchanges a layer, as many ranks as key/value heads at most.
 *Ring* (2310.01889): keys and values travel round, and each rank folds what passes into a running
 softmax (2112.05682). As many ranks as there are tokens. A rank has the r-th part from the front
 and the r-th from the back, so that all have equally much to do under the causal mask.
+
+Where packed documents are apart, every rank knows the documents of the whole sequence, which it has
+read. With Ulysses their mask is that of whole sequences; a ring compares the numbers of the
+documents block by block, and has no mask of T x T anywhere.
 """
 
 from __future__ import annotations
@@ -66,7 +70,10 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: dist.Proc
     return AllToAll.apply(x, received, sent, group)
 
 
-def _ulysses(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+def _ulysses(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, group: dist.ProcessGroup
+) -> Tensor:
+    """``mask``: bool [B, 1, T, T], of all tokens of a sequence."""
     ranks = dist.get_world_size(group)
 
     def heads_for_tokens(x: Tensor) -> Tensor:  # [B, H, S, E] -> [B, H / cp, T, E]
@@ -78,7 +85,7 @@ def _ulysses(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup) -> Te
         return torch.cat(all_to_all(parts, [1] * ranks, [1] * ranks, group).unbind(), dim=1)
 
     q, k, v = heads_for_tokens(q), heads_for_tokens(k), heads_for_tokens(v)
-    return tokens_for_heads(causal_attention(q, k, v))
+    return tokens_for_heads(causal_attention(q, k, v, mask))
 
 
 class Shift(torch.autograd.Function):
@@ -107,8 +114,18 @@ def _shift(x: Tensor, group: dist.ProcessGroup, by: int) -> Tensor:
     return out
 
 
-def _ring(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+def _ring(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, *, group: dist.ProcessGroup
+) -> Tensor:
+    """``documents``: numbers of the documents of all tokens of a sequence, [B, T]."""
     ranks, me = dist.get_world_size(group), dist.get_rank(group)
+
+    def numbers(rank: int) -> Tensor | None:  # of a rank's tokens, [B, S]
+        if documents is None:
+            return None
+        return documents[:, positions(documents.shape[1], rank, ranks, "ring")]
+
+    own = numbers(me)
     keys_values = torch.stack((k, v))
     groups = q.shape[1] // k.shape[1]
     best = q.new_full(q.shape[:-1], -torch.inf, dtype=torch.float32)  # running maximum [B, H, S]
@@ -121,6 +138,9 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup) -> Tenso
         # of a later one our last part sees everything and our first nothing.
         rows = slice(half, None) if source > me else slice(None)
         columns = slice(None, half) if source < me else slice(None)
+        theirs, apart = numbers(source), None
+        if own is not None and theirs is not None:
+            apart = own[:, rows, None] != theirs[:, None, columns]
         more: tuple[Tensor, Tensor, Tensor] = (
             checkpoint(  # the scores are made again in backward: S x S of them stay nowhere
                 _block,
@@ -128,6 +148,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup) -> Tenso
                 keys_values[:, :, :, columns].repeat_interleave(groups, dim=2),
                 best[:, :, rows],
                 source == me,
+                apart,
                 use_reentrant=False,
             )
         )
@@ -147,16 +168,20 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup) -> Tenso
 
 
 def _block(
-    q: Tensor, keys_values: Tensor, best: Tensor, diagonal: bool
+    q: Tensor, keys_values: Tensor, best: Tensor, diagonal: bool, apart: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One block's new maximum [B, H, S], sum of exponentials, and values weighted by them.
 
-    On the diagonal rows and columns are the same tokens, in ascending order.
+    On the diagonal rows and columns are the same tokens, in ascending order; this block comes
+    first, so no row's maximum is ever that of nothing. ``apart`` [B, rows, columns]: who does not
+    see whom, being of different documents.
     """
     scores = (q @ keys_values[0].transpose(-2, -1)).float() * q.shape[-1] ** -0.5
     if diagonal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(mask, -torch.inf)
+    if apart is not None:
+        scores = scores.masked_fill(apart[:, None], -torch.inf)
     best = torch.maximum(best, scores.amax(dim=-1)).detach()  # the result does not depend on it
     weights = (scores - best[..., None]).exp()
     return best, weights.sum(dim=-1), weights @ keys_values[1].float()

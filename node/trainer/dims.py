@@ -132,9 +132,6 @@ class ParallelDims(BaseModel):
             )
 
     def _check_sequence(self, model: Model, data: Data) -> None:
-        if model.attention == "document" and (self.cp > 1 or self.pp > 1):
-            flag, size = ("--cp", self.cp) if self.cp > 1 else ("--pp", self.pp)
-            raise ValueError(f"{flag} {size}: model.attention = 'document' needs whole sequences")
         shares = self.tp * self.cp * (2 if self.attention == "ring" else 1)
         flag = "--cp" if self.cp > 1 else "--tp"
         if data.seq_len % (shares if self.cp > 1 else self.tp):

@@ -25,7 +25,7 @@ from node.trainer.context import positions
 from node.trainer.data import IGNORED
 from node.trainer.evaluate import evaluate
 from node.trainer.layout import Layout
-from node.trainer.model import Decoder, build
+from node.trainer.model import Decoder, build, document_numbers
 from node.trainer.model_moe import MixtureOfExperts
 from node.trainer.parallel import Ranks, share
 from node.trainer.parallelize import lay_out
@@ -46,7 +46,9 @@ class Engine:
         """
         self.ranks, self.dims, self.computing = ranks, ranks.dims, computing
         self.batch, self.seq_len = manifest.data.batch_size, manifest.data.seq_len
-        self.all_count = manifest.model.attention == "causal"
+        self.document_end: int | None = None  # where documents are apart: its token
+        if manifest.model.attention == "document":
+            self.document_end = manifest.model.document_end
         self.dims.check(manifest.model, manifest.data)
         if computing.compile:
             check_compiler(ranks.device, cache_folder() / "compiled")
@@ -99,7 +101,7 @@ class Engine:
         if self.pipeline is not None:
             rows = [range(rows[0].start, rows[-1].stop, rows[0].step)]
         windows = [self._mine(*batch(part)) for part in rows]
-        counted = self._counted([targets for _, targets in windows])
+        counted = self._counted([targets for _, targets, _ in windows])
         scale = self.dims.reduced / counted
         total = torch.zeros((), device=self.ranks.device)
 
@@ -109,29 +111,33 @@ class Engine:
             return value * scale
 
         with self._logits_cut():
-            for i, (inputs, targets) in enumerate(windows):
+            for i, (inputs, targets, given) in enumerate(windows):
                 if self.pipeline is not None:
                     parts = self.pipeline.parts(len(rows[0]), micro_batch)
                     with self.autocast():
-                        self.pipeline.step(inputs, targets, parts, loss)
+                        self.pipeline.step(inputs, targets, parts, loss, **given)
                     continue
                 if self.dims.zero == 1:
                     self._reduce(i + 1 == len(windows))
                 with self.autocast():
-                    logits = self.parts[0](inputs)
+                    logits = self.parts[0](inputs, **given)
                 loss(logits, targets).backward()
         self._finish()
         return float(self.ranks.sum(total)) / (counted * self.dims.tp)
 
-    def _mine(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of this rank, on its device."""
+    def _mine(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The columns of this rank, on its device, and what else a model that is shared needs."""
+        given: dict[str, Tensor] = {}
+        if self.document_end is not None and (self.dims.cp > 1 or self.dims.pp > 1):
+            documents = document_numbers(inputs, self.document_end)
+            given["documents"] = documents.to(self.ranks.device)
         if self.tokens is not None:
             inputs, targets = inputs[:, self.tokens], targets[:, self.tokens]
-        return inputs.to(self.ranks.device), targets.to(self.ranks.device)
+        return inputs.to(self.ranks.device), targets.to(self.ranks.device), given
 
     def _counted(self, targets: list[Tensor]) -> int:
         """Targets that count in the island's batch."""
-        if self.all_count:  # without asking the others, and without waiting for a device
+        if self.document_end is None:  # without asking the others, and without waiting for a device
             return self.batch * self.seq_len
         mine = sum((part != IGNORED).sum() for part in targets)
         whole = self.ranks.sum(torch.as_tensor(mine, dtype=torch.int64))
@@ -223,16 +229,17 @@ class Engine:
 
     def _sums(self, windows: Tensor) -> Tensor:
         """Losses summed by sequence, float64 [B], of windows [B, T + 1], on every rank."""
-        inputs, targets = self._mine(windows[:, :-1], windows[:, 1:])
+        inputs, targets, given = self._mine(windows[:, :-1], windows[:, 1:])
         with self.autocast():
-            logits = self._logits(inputs)
+            logits = self._logits(inputs, given)
         sums = torch.zeros(len(windows), dtype=torch.float64)
         if logits is not None and self.ranks.data_rank == self.ranks.at("tp") == 0:
             sums += summed_loss(logits, targets, by_sequence=True).cpu()
         return self.ranks.sum(sums)
 
-    def _logits(self, inputs: Tensor) -> Tensor | None:
-        logits = self.pipeline.forward(inputs) if self.pipeline else self.parts[0](inputs)
+    def _logits(self, inputs: Tensor, given: dict[str, Tensor]) -> Tensor | None:
+        forward = self.pipeline.forward if self.pipeline else self.parts[0]
+        logits = forward(inputs, **given)
         return logits.full_tensor() if isinstance(logits, DTensor) else logits
 
 

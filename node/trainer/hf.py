@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bootstrap.manifest import MAX_CONFIG_BYTES, Model
 from node.data.tokenizer import need
 from node.errors import operator_error
-from node.trainer.model import Decoder, documents_apart
+from node.trainer.model import Decoder, document_numbers, documents_apart
 from protocols.errors import OperatorError
 
 PREFIX = "lm."  # of the parameters' names
@@ -53,11 +53,15 @@ class ForeignDecoder(Decoder):
         lengths = [len(one) for one in lists]
         return list(lists[lengths.index(max(lengths))]) if lists else []
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         """[B, T] tokens -> [B, T, V] logits."""
         mask = None
         if self.config.attention == "document":
-            mask = documents_apart(x, self.config.document_end)
+            if documents is None:
+                documents = document_numbers(x, self.config.document_end)
+            mask = documents_apart(documents)
         out = self.lm(input_ids=x, attention_mask=mask, use_cache=False, return_dict=True)
         logits: Tensor = out.logits
         return logits

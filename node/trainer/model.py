@@ -5,7 +5,8 @@ grouped-query attention (2305.13245) and SwiGLU (2002.05202). Module names are t
 Face's ``LlamaForCausalLM`` without its ``model.`` prefix, so that an export is a rename. Parts of
 a :class:`Decoder` may be set to ``None`` to make one stage of a pipeline, and head counts are read
 off the projections' outputs, so that tensor parallelism needs no change here. Attention over tokens
-that lie elsewhere replaces :attr:`Attention.attend`, and says by ``positions`` which ones are here.
+that lie elsewhere replaces :attr:`Attention.attend` (and :attr:`Decoder.mask_of`, for packed
+documents that are apart), and says by ``positions`` which ones are here.
 
 Sizes in trailing comments: B sequences, T tokens, D = d_model, H query heads, G key/value heads,
 E = head size, F = d_ff, V = vocabulary.
@@ -52,28 +53,33 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     return x * rope[0] + torch.cat((-high, low), dim=-1) * rope[1]
 
 
-# queries [B, H, T, E], keys and values [B, G, T, E] -> [B, H, T, E]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# queries [B, H, T, E], keys and values [B, G, T, E], and what Decoder.mask_of made of documents
+# that are apart -> [B, H, T, E]
+Attend = Callable[..., Tensor]
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Each token attends to itself and those before it; H / G query heads share a key head."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Each token attends to itself and those before it; H / G query heads share a key head.
 
-
-def documents_apart(tokens: Tensor, document_end: int) -> Tensor:
-    """Who may look at whom among packed documents: bool [B, 1, T, T] of tokens [B, T].
-
-    A token sees those before it in its own document, which ends with ``document_end``, and itself.
+    Or to those that ``mask``, bool [B, 1, T, T], lets it see.
     """
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+
+
+def document_numbers(tokens: Tensor, document_end: int) -> Tensor:
+    """Which of the documents packed in its row each token is of, int64 [B, T] as the tokens."""
     ends = tokens == document_end
-    document = ends.cumsum(dim=1) - ends.long()  # the end is part of what it ends
-    return (document[:, None, :, None] == document[:, None, None, :]).tril()
+    return ends.cumsum(dim=1) - ends.long()  # the end is part of what it ends
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """As :func:`causal_attention`, where ``mask`` [B, 1, T, T] says who looks at whom."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+def documents_apart(documents: Tensor) -> Tensor:
+    """Who may look at whom: bool [B, 1, T, T] of document numbers [B, T].
+
+    A token sees those before it in its own document, and itself.
+    """
+    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 class Attention(nn.Module):
@@ -96,7 +102,7 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(heads).transpose(1, 2)  # [B, G, T, E]
         v = self.v_proj(x).view(heads).transpose(1, 2)  # [B, G, T, E]
         q, k = rotate(q, rope), rotate(k, rope)
-        out = masked_attention(q, k, v, *mask) if mask else self.attend(q, k, v)
+        out = self.attend(q, k, v, *mask)
         return self.o_proj(out.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
@@ -139,6 +145,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Model) -> None:
         super().__init__()
         self.config = config
+        self.mask_of: Callable[[Tensor], Tensor] = documents_apart
         self.embed_tokens: nn.Embedding | None = nn.Embedding(config.vocab_size, config.d_model)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.n_layers)})
         self.norm: RMSNorm | None = RMSNorm(config.d_model, config.norm_eps)
@@ -153,13 +160,21 @@ class Decoder(nn.Module):
         if self.config.tied_embeddings and self.lm_head and self.embed_tokens:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """[B, T] tokens at ``positions`` [T] of their sequence (all of it) -> [B, T, V] logits."""
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
+        """[B, T] tokens at ``positions`` [T] of their sequence (all of it) -> [B, T, V] logits.
+
+        ``documents``: numbers of the documents that all tokens of the sequences are of, [B, whole];
+        where documents are apart, and ``x`` has not all tokens.
+        """
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device)
         mask: tuple[Tensor, ...] = ()
-        if self.config.attention == "document":  # of whole sequences of tokens: no stage, no cp
-            mask = (documents_apart(x, self.config.document_end),)
+        if self.config.attention == "document":
+            if documents is None:
+                documents = document_numbers(x, self.config.document_end)
+            mask = (self.mask_of(documents),)
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # [B, T, D]
         head_size = self.config.d_model // self.config.n_heads

@@ -80,6 +80,8 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
     model.to(ranks.device if not computing.offload else torch.device("cpu"))
+    if dims.cp > 1 and dims.attention == "ring":
+        model.mask_of = _as_they_are
     if dims.cp > 1 or dims.tp > 1:
         here = torch.arange(seq_len)
         if dims.cp > 1:
@@ -102,6 +104,10 @@ def _lay_out_foreign(
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
     model.to(ranks.device if not computing.offload else torch.device("cpu"))
+
+
+def _as_they_are(documents: Tensor) -> Tensor:
+    return documents
 
 
 def _with_positions(here: Tensor, module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -73,16 +73,21 @@ class Pipeline:
         fitting = [n for n in choices if n >= 2 * pp and rows // n <= micro_batch]
         return min(fitting) if fitting else max(choices)
 
-    def step(self, inputs: Tensor, targets: Tensor, parts: int, loss: Loss) -> None:
-        """Forward and backward of [B, T] tokens, cut in ``parts``."""
+    def step(
+        self, inputs: Tensor, targets: Tensor, parts: int, loss: Loss, **given: Tensor
+    ) -> None:
+        """Forward and backward of [B, T] tokens, cut in ``parts``.
+
+        ``given`` [B, ...] is the same on all ranks, and every stage gets its rows of it.
+        """
         rows = inputs.shape[0] // parts
         stages = [self._stage(number, rows, inputs.shape[1]) for number in sorted(self.stages)]
         schedule = _schedule(self.ranks.dims, stages, parts, loss)
-        given = (inputs,) if 0 in self.stages else ()
+        tokens = (inputs,) if 0 in self.stages else ()
         wanted = targets if self.last is not None else None
-        schedule.step(*given, target=wanted, return_outputs=False)
+        schedule.step(*tokens, target=wanted, return_outputs=False, **given)
 
-    def forward(self, inputs: Tensor) -> Tensor | None:
+    def forward(self, inputs: Tensor, **given: Tensor) -> Tensor | None:
         """Logits of [B, T] tokens where the last stage is, else None; without backward."""
         x = inputs
         for number in range(self.count):
@@ -93,7 +98,7 @@ class Pipeline:
                     shape = (inputs.shape[0], self.width, stage.config.d_model)
                     x = torch.empty(shape, dtype=self.dtype, device=inputs.device)
                     dist.recv(x, group=self.group, group_src=self._owner(number - 1))
-                x = stage(x)
+                x = stage(x, **given)
                 if number + 1 < self.count and self._owner(number + 1) != owner:
                     dist.send(x.contiguous(), group=self.group, group_dst=self._owner(number + 1))
         return x if self.last is not None else None
