@@ -31,6 +31,7 @@ FOREIGN = {
     "head_dim": 8,
     "max_position_embeddings": 32,
 }
+FOREIGN_PP = tuple(name for name in FAMILIES if name != "gpt2")
 FOREIGN_TP = tuple(name for name in FAMILIES if name not in ("gpt2", "mixtral"))
 
 
@@ -49,6 +50,8 @@ def _dims(**sizes: Any) -> ParallelDims:
     return ParallelDims(**sizes)
 
 
+# packed documents are kept apart; the text's spaces end them, some three in a sequence
+APART = {"attention": "document", "document_end": ord(" ")}
 MUON = {"optimizer": "muon"}
 BF16 = {"bf16": True}
 
@@ -137,6 +140,20 @@ CASES = (
     Case("qwen3, FSDP x TP", _dims(dp_shard=2, tp=2), "qwen3"),
     Case("llama, HSDP", _dims(dp_replicate=2, dp_shard=2), "llama"),
     Case("gpt2, FSDP", _dims(dp_shard=2), "gpt2"),
+    *(Case(f"{name}, PP", _dims(pp=2), name) for name in FOREIGN_PP),
+    Case("llama, PP (interleaved)", _dims(pp=2, schedule="interleaved"), "llama of four"),
+    Case("qwen3, PP (ZBV)", _dims(pp=2, schedule="zbv"), "qwen3 of four"),
+    Case("llama, PP x FSDP", _dims(pp=2, dp_shard=2), "llama"),
+    Case("qwen3, PP x TP", _dims(pp=2, tp=2), "qwen3"),
+    Case("llama, PP x FSDP x TP", _dims(pp=2, dp_shard=2, tp=2), "llama"),
+    Case("llama, PP, documents apart", _dims(pp=2), "llama with documents"),
+    Case("llama, PP, bf16", _dims(pp=2), "llama", BF16),
+    Case("llama, FSDP, recompute full", _dims(dp_shard=2), "llama", {"recompute": "full"}),
+    Case("qwen3, TP, recompute selective", _dims(tp=2), "qwen3", {"recompute": "selective"}),
+    Case("gpt2, FSDP, recompute full", _dims(dp_shard=2), "gpt2", {"recompute": "full"}),
+    Case("llama, FSDP, compile", _dims(dp_shard=2), "llama", {"compile": True}),
+    Case("qwen3, TP, compile", _dims(tp=2), "qwen3", {"compile": True}),
+    Case("llama, PP, compile", _dims(pp=2), "llama", {"compile": True}),
     Case("FSDP, compile", _dims(dp_shard=2), settings={"compile": True}),
     Case("TP, compile", _dims(tp=2), settings={"compile": True}),
     Case("FSDP x TP, compile", _dims(dp_shard=2, tp=2), settings={"compile": True}),
@@ -152,11 +169,14 @@ CASES = (
 
 
 def _model(name: str) -> Model:
-    if name in FAMILIES:
+    family, _, kind = name.partition(" ")
+    if family in FAMILIES:
         from node.trainer.hf import model_of
 
-        shared = FOREIGN if name != "gpt2" else {"vocab_size": 256}
-        return model_of({"model_type": name, **shared, **FAMILIES[name]})
+        shared = FOREIGN if family != "gpt2" else {"vocab_size": 256}
+        more = {"num_hidden_layers": 4} if kind == "of four" else {}
+        found = model_of({"model_type": family, **shared, **FAMILIES[family], **more})
+        return found.model_copy(update=APART if kind == "with documents" else {})
     model: dict[str, Any] = {
         "d_model": 32,
         "n_layers": 4,
@@ -166,8 +186,8 @@ def _model(name: str) -> Model:
         "max_seq_len": 32,
         "tied_embeddings": name != "untied",
     }
-    if "documents" in name:  # ended by the text's spaces, some three in a sequence
-        model |= {"attention": "document", "document_end": ord(" ")}
+    if "documents" in name:
+        model |= APART
     if name == "four documents":
         model["n_kv_heads"] = 4
     if name == "moe":
@@ -192,7 +212,7 @@ REFUSED = (
     Case("CP (Ulysses) of more ranks than key heads", _dims(cp=4)),
     Case("gpt2, TP", _dims(tp=2), "gpt2"),
     Case("mixtral, TP", _dims(tp=2), "mixtral"),
-    Case("llama, PP", _dims(pp=2), "llama"),
+    Case("gpt2, PP", _dims(pp=2), "gpt2"),
     Case("llama, CP", _dims(cp=2), "llama"),
 )
 

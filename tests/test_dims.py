@@ -52,11 +52,10 @@ def test_what_does_not_fit_is_named_by_its_flag(
         ParallelDims(**sizes).check(model, DATA)
 
 
-def test_documents_need_whole_sequences() -> None:
+def test_documents_that_are_apart_go_with_every_axis() -> None:
     apart = MODEL.model_copy(update={"attention": "document"})
-    ParallelDims(tp=2, dp_shard=2).check(apart, DATA)
-    with pytest.raises(ValueError, match=r"--cp 2: model\.attention"):
-        ParallelDims(cp=2).check(apart, DATA)
+    for sizes in ({"tp": 2, "dp_shard": 2}, {"cp": 2}, {"cp": 2, "attention": "ring"}, {"pp": 2}):
+        ParallelDims(**sizes).check(apart, DATA)
 
 
 def test_a_layout_has_a_name_that_makes_it_again() -> None:

@@ -12,6 +12,7 @@ from node.data.supply import Given, _with_model
 from node.export import export_hf
 from node.import_hf import import_hf, read_config, tokenizer_in
 from node.trainer.dims import ParallelDims
+from node.trainer.foreign import cut_stage
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
@@ -211,7 +212,8 @@ def test_the_plan_for_tensor_parallelism():
     [
         (GPT2, {"tp": 2}, "--tp 2: transformers has no plan .* for gpt2; lay it out by --dp-shard"),
         (QWEN, {"tp": 4}, "--tp 4 does not divide num_key_value_heads 2"),
-        (QWEN, {"pp": 2}, "--pp 2: a model of transformers is laid out by --dp-shard"),
+        (QWEN, {"cp": 2}, "--cp 2: a model of transformers is laid out by --dp-shard"),
+        (GPT2, {"pp": 2}, "--pp 2: transformers has no plan .base_model_pp_plan. for gpt2"),
         (MIXTRAL, {"tp": 2}, "--tp 2: the plan of mixtral cuts .* as moe_tp_experts, which is not"),
     ],
 )
@@ -221,6 +223,29 @@ def test_what_a_family_cannot_be_cut_into_is_named_by_its_flag(plain, sizes, mes
         ParallelDims(**sizes).check(model_of(plain), data)
     ParallelDims(dp_shard=2).check(model_of(plain), data)
     ParallelDims(tp=2, dp_shard=2).check(model_of(QWEN), data)
+
+
+@pytest.mark.parametrize("plain", [QWEN, MIXTRAL], ids=lambda plain: plain["model_type"])
+def test_stages_compute_together_what_the_model_does(plain):
+    config = model_of(plain)
+    whole = build_foreign(config, 0)
+    hidden = TOKENS
+    for stage in range(2):
+        part = build_foreign(config, 0)
+        cut_stage(part, stage, 2)
+        assert len(part.blocks) == len(whole.blocks) // 2
+        hidden = part(hidden)
+    torch.testing.assert_close(hidden, whole(TOKENS), rtol=0, atol=0)
+
+
+def test_a_family_that_does_more_between_its_layers_has_no_stages(monkeypatch):
+    model = build_foreign(model_of(QWEN), 0)
+    rotary = model.lm.model.rotary_emb
+    monkeypatch.setattr(  # as families do that scale what comes in
+        type(rotary), "forward", lambda self, x, position_ids: x.mul_(2)
+    )
+    with pytest.raises(ValueError, match="--pp: qwen2 does more to hidden states"):
+        cut_stage(model, 1, 2)
 
 
 @pytest.mark.parametrize("config", [OURS, model_of(GPT2), model_of(QWEN)], ids=str)

@@ -90,6 +90,7 @@ class ParallelDims(BaseModel):
             self._check_foreign(model)
         else:
             self._check_ours(model, data)
+        self._check_stages(model)
         if self.data > data.batch_size:
             raise ValueError(
                 f"--dp-replicate {self.dp_replicate} times --dp-shard {self.dp_shard} is more "
@@ -102,12 +103,16 @@ class ParallelDims(BaseModel):
             )
 
     def _check_foreign(self, model: Model) -> None:
-        for flag in ("cp", "pp", "ep"):
+        for flag in ("cp", "ep"):
             if getattr(self, flag) > 1:
                 raise ValueError(
                     f"--{flag} {getattr(self, flag)}: a model of transformers is laid out by "
-                    "--dp-shard, --dp-replicate and --tp"
+                    "--dp-shard, --dp-replicate, --tp and --pp"
                 )
+        if self.pp > 1:
+            from node.trainer.foreign import check_pp
+
+            check_pp(model, f"--pp {self.pp}")
         if self.tp > 1:
             from node.trainer.foreign import check_tp
 
@@ -120,6 +125,8 @@ class ParallelDims(BaseModel):
         _divides("--tp", self.tp, "vocab_size", model.vocab_size)
         self._check_sequence(model, data)
         self._check_experts(model)
+
+    def _check_stages(self, model: Model) -> None:
         if self.stages > model.n_layers:
             raise ValueError(
                 f"--pp {self.pp} with --schedule {self.schedule} makes {self.stages} stages, "

@@ -24,6 +24,8 @@ from node.trainer.computing import Computing, check_compiler, eagerly
 from node.trainer.context import positions
 from node.trainer.data import IGNORED
 from node.trainer.evaluate import evaluate
+from node.trainer.foreign import cut_stage
+from node.trainer.hf import build_foreign
 from node.trainer.layout import Layout
 from node.trainer.model import Decoder, build, document_numbers
 from node.trainer.model_moe import MixtureOfExperts
@@ -61,7 +63,9 @@ class Engine:
         self.weights = Weights(self._named(), self.layout, ranks)
         self.pipeline: Pipeline | None = None
         if self.dims.pp > 1:
-            width = self.seq_len // self.dims.cp // self.dims.tp
+            width = self.seq_len // self.dims.cp
+            if manifest.model.kind != "hf":  # there every rank has whole sequences between matrices
+                width //= self.dims.tp
             self.pipeline = Pipeline(self.parts, ranks, width)
             self.pipeline.dtype = computing.dtype
         self.tokens: Tensor | None = None  # those of a sequence that this rank has
@@ -69,7 +73,12 @@ class Engine:
             self.tokens = positions(self.seq_len, ranks.at("cp"), self.dims.cp, self.dims.attention)
 
     def _part(self, manifest: Manifest, stage: int) -> Decoder:
-        if self.ranks.size == 1 or manifest.model.kind == "hf":
+        model: Decoder
+        if manifest.model.kind == "hf":
+            model = build_foreign(manifest.model, manifest.seed)
+            if self.dims.stages > 1:
+                cut_stage(model, stage, self.dims.stages)
+        elif self.ranks.size == 1:
             model = build(manifest.model, manifest.seed)
         else:
             with torch.device("meta"):
@@ -89,7 +98,7 @@ class Engine:
         places = {entry.name for entry in self.layout.entries}
         for model in self.parts.values():
             for name, parameter in model.named_parameters():
-                known = name if name in places else "embed_tokens.weight"  # a head tied to it
+                known = name if name in places else model.tied  # a head on another stage than it
                 found.setdefault(known, []).append(parameter)
         return found
 
@@ -182,8 +191,8 @@ class Engine:
 
     def _add_tied(self, pipeline: Pipeline) -> None:
         """Add the gradients of an embedding and the head that is tied to it, on other stages."""
-        tied = self.weights.parts.get("embed_tokens.weight", ())
-        if not self.models or not self.parts[min(self.parts)].config.tied_embeddings or not tied:
+        tied = self._tied()
+        if not tied:
             return
         first, last = (rank_of_stage(self.dims, stage) for stage in (0, pipeline.count - 1))
         if first == last:
@@ -212,10 +221,13 @@ class Engine:
         if isinstance(parameter, DTensor):
             for axis, placement in enumerate(parameter.placements):
                 shards *= 1 if placement.is_replicate() else parameter.device_mesh.size(axis)
-        tied = self.weights.parts.get("embed_tokens.weight", ())
-        twice = self.dims.pp > 1 and any(parameter is tensor for tensor in tied)
-        tied_twice = twice and self.parts[min(self.parts)].config.tied_embeddings
-        return self.ranks.size // self.dims.pp // shards * (2 if tied_twice else 1)
+        twice = self.dims.pp > 1 and any(parameter is tensor for tensor in self._tied())
+        return self.ranks.size // self.dims.pp // shards * (2 if twice else 1)
+
+    def _tied(self) -> list[Tensor]:
+        """The embedding, the head that is tied to it, or both: those that are here."""
+        name = next((model.tied for model in self.parts.values()), "")
+        return self.weights.parts.get(name, []) if name else []
 
     # --- evaluation ---------------------------------------------------------------------------
 

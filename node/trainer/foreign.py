@@ -1,8 +1,12 @@
-"""Tensor parallelism of transformers' models, by the plan that the library has for the family.
+"""Models of transformers over tensor and pipeline ranks, by the plans that the library has.
 
-A plan names modules by pattern and says in a word how each is cut. Its words stand for torch's own
-styles here; between the modules every rank has whole sequences, unlike with our own model. Logits
-stay cut by vocabulary, and with them the embedding where both are one tensor.
+The plan for tensor parallelism names modules by pattern and says in a word how each is cut. Its
+words stand for torch's own styles here; between the modules every rank has whole sequences, unlike
+with our own model. Logits stay cut by vocabulary, and with them the embedding where both are one
+tensor.
+
+The plan for pipelines names the parts of the inner model in order: what makes hidden states of
+tokens, a list of layers, what follows. In a stage, the parts of others only pass on what comes.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from bootstrap.manifest import Model
-from node.trainer.hf import ForeignDecoder, tp_plan
+from node.trainer.hf import ForeignDecoder, Passed, pp_plan, tp_plan
 
 GATHERED = ("colwise_gather_output", "colwise_rep")  # of the head: its logits stay cut with us
 SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which a rank has some
@@ -80,21 +84,22 @@ def check_tp(config: Model, size: int) -> None:
 
 def cut_foreign(model: ForeignDecoder, mesh: DeviceMesh) -> None:
     """Cut a model over a mesh of one axis, in place; :func:`check_tp` has accepted it."""
-    head, embedding = model.lm.get_output_embeddings(), model.lm.get_input_embeddings()
-    tied = head is not None and head.weight is embedding.weight
-    for pattern, how in tp_plan(model.config).items():
+    head, embedding = model.head, model.embedding
+    plan = tp_plan(model.config)
+    for pattern, how in plan.items():
         for module in _matching(model, pattern):
             style = _style(how)
             if module is head:
                 style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
             assert style is not None
             parallelize_module(module, mesh, style)
-    if tied and isinstance(head.weight, DTensor):
-        if not isinstance(embedding.weight, DTensor):
+    if model.tied and any(_expression(pattern).fullmatch(model.head_name) for pattern in plan):
+        if embedding is not None and not isinstance(embedding.weight, DTensor):
             rows = _style("embedding_rowwise")
             assert rows is not None
             parallelize_module(embedding, mesh, rows)
-        head.weight = embedding.weight
+        if head is not None and embedding is not None:
+            head.weight = embedding.weight
 
 
 def _style(how: str) -> ParallelStyle | None:
@@ -110,5 +115,58 @@ def _style(how: str) -> ParallelStyle | None:
 
 
 def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:
-    expression = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-    return [module for name, module in model.named_modules() if expression.fullmatch(name)]
+    expression = _expression(pattern)
+    found = [(name, module) for name, module in model.named_modules() if expression.fullmatch(name)]
+    return [module for name, module in found if not isinstance(module, Passed)]
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+
+
+def check_pp(config: Model, flag: str) -> None:
+    """Raises ValueError that begins with ``flag`` where the family has no plan to follow."""
+    with torch.device("meta"):
+        model = ForeignDecoder(config)
+    parts, base = pp_plan(config), model.lm.base_model
+    lists = [name for name in parts if isinstance(getattr(base, name, None), nn.ModuleList)]
+    if len(lists) != 1 or any(getattr(base, name, None) is None for name in parts):
+        raise ValueError(
+            f"{flag}: transformers has no plan (base_model_pp_plan) for "
+            f"{model.lm.config.model_type} that is known here; lay it out by --dp-shard, "
+            "--dp-replicate and --tp"
+        )
+
+
+def cut_stage(model: ForeignDecoder, stage: int, stages: int) -> None:
+    """Take from a whole model, in place, what is not of a stage; :func:`check_pp` has accepted it.
+
+    Raises ValueError where the inner model does more to hidden states than its parts do, which
+    every stage would do again.
+    """
+    base, parts = model.lm.base_model, pp_plan(model.config)
+    middle = next(
+        n for n, name in enumerate(parts) if isinstance(getattr(base, name), nn.ModuleList)
+    )
+    layers = getattr(base, parts[middle])
+    whole, count = list(layers), len(layers)
+    for number in range(count):
+        layers[number] = Passed()
+    model.first, model.last = stage == 0, stage == stages - 1
+    behind = {name: getattr(base, name) for name in parts[middle + 1 :]}
+    for name in (*behind, *(parts[:middle] if stage > 0 else ())):
+        setattr(base, name, Passed())
+    if stage > 0:
+        probe = torch.linspace(-1.0, 1.0, 2 * model.width).view(1, 2, -1)
+        with torch.no_grad():
+            through = base(inputs_embeds=probe, use_cache=False, return_dict=True)
+        if not torch.equal(through.last_hidden_state, probe):
+            kind = model.lm.config.model_type
+            raise ValueError(f"--pp: {kind} does more to hidden states than its layers do")
+    for number in range(count * stage // stages, count * (stage + 1) // stages):
+        layers[number] = whole[number]
+    if model.last:
+        for name, module in behind.items():
+            setattr(base, name, module)
+    elif model.head_name:
+        model.set_submodule(model.head_name, Passed())

@@ -42,29 +42,69 @@ class ForeignDecoder(Decoder):
         self.embed_tokens = self.norm = self.lm_head = None
         self.layers = nn.ModuleDict()  # they are inside ``lm``
         self.lm: Any = _build(config)
+        self.first = self.last = True  # stage of a pipeline
+        names = {module: name for name, module in self.named_modules()}
+        head, embedding = self.lm.get_output_embeddings(), self.lm.get_input_embeddings()
+        self.head_name = names.get(head, "")
+        self.embedding_name = names[embedding]
+        self._tied = head is not None and head.weight is embedding.weight
+
+    @property
+    def width(self) -> int:
+        """Elements of a token's hidden state."""
+        return int(self.lm.config.get_text_config().hidden_size)
+
+    @property
+    def tied(self) -> str:
+        """See :attr:`Decoder.tied`."""
+        return f"{self.embedding_name}.weight" if self._tied else ""
+
+    @property
+    def head(self) -> nn.Module | None:
+        """What makes logits, where it is on this stage."""
+        return self.get_submodule(self.head_name) if self.head_name and self.last else None
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        """Of tokens, where it is on this stage."""
+        return self.get_submodule(self.embedding_name) if self.first else None
 
     def tie(self) -> None:
         """The library ties its own weights."""
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The layers, whatever the family calls them: the longest list of modules of one class."""
+        """The layers, whatever the family calls them: the longest list of modules of one class.
+
+        Of a stage, those that it has.
+        """
         lists = [m for m in self.lm.modules() if isinstance(m, nn.ModuleList) and len(m)]
         lengths = [len(one) for one in lists]
-        return list(lists[lengths.index(max(lengths))]) if lists else []
+        found = lists[lengths.index(max(lengths))] if lists else []
+        return [block for block in found if not isinstance(block, Passed)]
 
     def forward(
         self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor:
-        """[B, T] tokens -> [B, T, V] logits."""
+        """[B, T] tokens -> [B, T, V] logits; hidden states [B, T, D] between stages."""
         mask = None
         if self.config.attention == "document":
             if documents is None:
                 documents = document_numbers(x, self.config.document_end)
             mask = documents_apart(documents)
-        out = self.lm(input_ids=x, attention_mask=mask, use_cache=False, return_dict=True)
-        logits: Tensor = out.logits
-        return logits
+        model = self.lm if self.last else self.lm.base_model
+        given = {"input_ids" if self.first else "inputs_embeds": x, "attention_mask": mask}
+        out = model(**given, use_cache=False, return_dict=True)
+        made: Tensor = out.logits if self.last else out.last_hidden_state
+        return made
+
+
+class Passed(nn.Module):
+    """In the place of what another stage has: what comes goes on as it is."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The first argument."""
+        return hidden_states
 
 
 def build_foreign(config: Model, seed: int) -> ForeignDecoder:
@@ -89,6 +129,13 @@ def tp_plan(config: Model) -> dict[str, str]:
     for key, how in (getattr(lm.config, "base_model_tp_plan", None) or {}).items():
         plan.setdefault(inner + key, str(how))
     return plan
+
+
+def pp_plan(config: Model) -> list[str]:
+    """What the library says the inner model consists of, in order; empty without such a plan."""
+    with torch.device("meta"):
+        lm = ForeignDecoder(config).lm
+    return list(getattr(lm.config, "base_model_pp_plan", None) or {})
 
 
 def model_of(config: dict[str, Any], **others: Any) -> Model:

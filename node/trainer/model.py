@@ -152,6 +152,16 @@ class Decoder(nn.Module):
         self.lm_head: nn.Linear | None = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.tie()
 
+    @property
+    def width(self) -> int:
+        """Elements of a token's hidden state."""
+        return self.config.d_model
+
+    @property
+    def tied(self) -> str:
+        """The name of the embedding that the head is one tensor with; empty where it is not."""
+        return "embed_tokens.weight" if self.config.tied_embeddings else ""
+
     def tie(self) -> None:
         """Make head and embedding one tensor where the configuration says so.
 

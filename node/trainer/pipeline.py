@@ -95,7 +95,7 @@ class Pipeline:
             stage = self.stages.get(number)
             if stage is not None:
                 if number and rank_of_stage(self.ranks.dims, number - 1) != owner:
-                    shape = (inputs.shape[0], self.width, stage.config.d_model)
+                    shape = (inputs.shape[0], self.width, stage.width)
                     x = torch.empty(shape, dtype=self.dtype, device=inputs.device)
                     dist.recv(x, group=self.group, group_src=self._owner(number - 1))
                 x = stage(x, **given)
@@ -115,7 +115,7 @@ class Pipeline:
             shape = (rows, self.width, width)
             return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
 
-        hidden, logits = passing(config.d_model, self.dtype), passing(config.vocab_size, self.dtype)
+        hidden, logits = passing(module.width, self.dtype), passing(config.vocab_size, self.dtype)
         first = torch.empty((rows, tokens), dtype=torch.int64, device=device)
         return PipelineStage(
             module,
