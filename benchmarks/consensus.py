@@ -20,9 +20,10 @@ COMMON: dict[str, Any] = {
     "mode": "gossip",
     "codec": "int8",
     "islands": 8,
-    "rounds": 40,
+    "rounds": 24,
     "inner_steps": 20,
-    "hidden": 48,
+    "hidden": 24,
+    "batch": 32,
     "eval_every": 10,
 }
 KINDS: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from gossip.agreement import NONE
 from gossip.bodies import Wiring
 from gossip.exchange import Exchange
 from gossip.following import Following
@@ -29,22 +30,15 @@ from gossip.membership import Membership
 from gossip.missed import Missed
 from gossip.planning import Rules
 from gossip.presence import Presence
+from gossip.promises import Promises, Record
 from gossip.round import Round
 from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import changed, seen_from
 from gossip.validity import PartKey, Place, key_of
-from protocols.errors import (
-    RemoteRefused,
-)
+from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import (
-    Announce,
-    Certificate,
-    Gram,
-    PartResult,
-    Promise,
-)
+from protocols.messages import Announce, Certificate, Gram, PartResult, Promise
 
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
 TICK_S = 0.005
@@ -66,6 +60,7 @@ class Chain:
     ledger_directory: Path | None = None  # for parts of rounds that have no room in memory
     known_lineage: InitVar[Lineage | None] = None  # of a state that was fetched or restored
     new_identity: bool = False  # made just now: nobody can have promised anything under it
+    record: Record | None = None  # of what was promised; None: nothing outlives the process
     round: Round = field(init=False)
     exchange: Exchange = field(init=False)
     ledger: Ledger = field(init=False)
@@ -82,6 +77,7 @@ class Chain:
     _last_commit: float | None = None
     _missed: Missed = field(default_factory=Missed)
     _forgetting: Forgetting = field(init=False)
+    promises: Promises = field(init=False)
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
         place, roster = self.replica.place, self.replica.roster
@@ -94,7 +90,12 @@ class Chain:
             place.round,
             joining=self.status.status == "joining",
             new_identity=self.new_identity,
+            in_office=self.me in roster,
             among_others=self.me in roster and len(roster) > 1,
+            promised=self.record.last if self.record is not None else None,
+        )
+        self.promises = Promises(
+            self.record, self.wiring, lambda why: self.hooks.rejected(self.me, why)
         )
         self.following = Following(
             self.wiring,
@@ -109,13 +110,9 @@ class Chain:
             self.hooks.rejected,
             lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
         )
+        patience_s, rejected = self.rules.patience_s, self.hooks.rejected
         self.sending = Sending(
-            self.wiring,
-            self.presence,
-            self.membership,
-            self.rules.patience_s,
-            self._answered,
-            self.hooks.rejected,
+            self.wiring, self.presence, self.membership, patience_s, self._answered, rejected
         )
         self._open_round()
 
@@ -203,6 +200,8 @@ class Chain:
 
     async def run(self) -> None:
         """Do what is due when it is due, until cancelled."""
+        if self.new_identity:
+            await self.promises.begin()
         while True:
             now = self.now()
             self.carry_out(self.round, self.round.tick(now))
@@ -221,7 +220,12 @@ class Chain:
     # --- instructions ----------------------------------------------------------------------------
 
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
-        """Do what a round instructs."""
+        """Do what a round instructs, once it is on disk that anything was promised in it."""
+        if instructions:
+            bound = of.place.round if of.agreement.promised > NONE else None
+            self.promises.then(bound, lambda: self._carry_out(of, instructions))
+
+    def _carry_out(self, of: Round, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(to, message):
@@ -376,6 +380,20 @@ class Chain:
         seen = seen_from(announce, self.fragment)
         if self._forgetting.listening(self.now()) and seen.peer in self.replica.roster:
             self._forgetting.heard(seen.round)
+        self._take_office_again(seen)
         if not self.round.awaits(seen.head, self.now()):
             self.following.compare(seen)
         self._kick.set()
+
+    def _take_office_again(self, seen: Announce) -> None:
+        """Restarted, with all that was promised on record: its vote counts as soon as it is there.
+
+        That is where somebody else in office stands; further back it would be waited for in vain.
+        """
+        place = self.replica.place
+        there = (seen.round, seen.head) == (place.round, place.previous)
+        in_office = {self.me, seen.peer} <= set(self.replica.roster)
+        if not there or not in_office or self.status.status != "joining":
+            return
+        if self._forgetting.remembers(place.round):
+            self.update(status="active")

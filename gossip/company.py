@@ -50,13 +50,16 @@ class Company:
     def liveness(self, peer: PeerId, now: float) -> Liveness:
         """As the membership sees it; who restarted during this round is out of it for good.
 
-        A restarted process has forgotten what it promised, so it must not be counted on.
+        A restarted process has forgotten what it promised, so it must not be counted on: unless it
+        is active again, since it has on record that it promised nothing (:mod:`gossip.promises`).
         """
         island = self.membership.islands.get(peer)
         if island is None:
             return self.membership.liveness(peer, now)
         incarnation = island.announce.incarnation
-        if island.announce.status != "leaving":
+        if island.announce.status == "active":
+            self._incarnations[peer] = incarnation
+        elif island.announce.status != "leaving":
             known = self._incarnations.setdefault(peer, incarnation)
             if incarnation != known:
                 return Liveness.DEAD

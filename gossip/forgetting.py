@@ -1,8 +1,10 @@
 """What a restarted member must not do: it has forgotten what it promised and voted.
 
-Votes and promises are not written down, so whoever starts again stays out of the round in which
-it may have made some. For :data:`LISTEN_S` it listens how far the swarm has come, and does not
-decide anything meanwhile; in rounds up to the furthest it heard of it takes no part in deciding.
+What it promised and voted is not written down, only the last round in which it did
+(:mod:`gossip.promises`). Where that record is there it stays out of deciding in rounds up to it,
+and nowhere else. Where it is lost, whoever starts again listens for :data:`LISTEN_S` how far the
+swarm has come, and does not decide anything meanwhile; in rounds up to the furthest it heard of it
+takes no part in deciding.
 """
 
 from __future__ import annotations
@@ -14,11 +16,23 @@ class Forgetting:
     """What one member may have forgotten in one chain; nothing for a ``new_identity``."""
 
     def __init__(
-        self, now: float, round_: int, *, joining: bool, new_identity: bool, among_others: bool
+        self,
+        now: float,
+        round_: int,
+        *,
+        joining: bool,
+        new_identity: bool,
+        in_office: bool,
+        among_others: bool,
+        promised: int | None = None,
     ) -> None:
-        self._started = now
-        self.abstain_until = now + LISTEN_S if joining and not new_identity else 0.0
+        """``promised``: the last round in which anything was, as recorded; None: not known."""
+        self._started, self._promised = now, promised
+        known = new_identity or promised is not None
+        self.abstain_until = now + LISTEN_S if joining and not known else 0.0
         self._last = round_ if round_ > 0 and among_others else -1
+        if promised is not None and not in_office:
+            self._last = promised  # it may have come into office behind its checkpoint
 
     def abstains(self, now: float) -> bool:
         """Whether this node listens, and is not to be taken into office meanwhile."""
@@ -34,4 +48,8 @@ class Forgetting:
 
     def forgot(self, round_: int) -> bool:
         """Whether we may have voted in this round."""
-        return round_ <= self._last
+        return round_ <= self._last and not self.remembers(round_)
+
+    def remembers(self, round_: int) -> bool:
+        """Whether it is on record that we have promised nothing in this round before we started."""
+        return self._promised is not None and round_ > self._promised

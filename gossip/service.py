@@ -129,7 +129,9 @@ class Service:
             return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""
         of = chain.round
         if isinstance(message, Prepare):
-            return of.on_prepare(sender, message, chain.now()).encode()
+            answer = of.on_prepare(sender, message, chain.now())
+            await chain.promises.before_answer(of.place.round)
+            return answer.encode()
         chain.carry_out(of, of.on_message(sender, message, chain.now()))
         return b""
 

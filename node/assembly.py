@@ -20,6 +20,7 @@ from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
+from gossip.promises import Record
 from gossip.roamer import Roamer
 from node import __version__, clock
 from node.conductor import Conductor
@@ -139,6 +140,7 @@ def make_swarm(
                 ledger_directory=node.home.root,
                 known_lineage=lineage,
                 new_identity=node.new_key,
+                record=Record(node.home.root / f"promised-{replica.place.fragment}", run, me),
             )
             for replica, lineage in zip(replicas, lineages, strict=True)
         ]

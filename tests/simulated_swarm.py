@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from gossip.membership import Membership, Patience
 from gossip.mixing import MEAN, Mix
 from gossip.planning import Rules
 from gossip.presence import Presence
+from gossip.promises import Record
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
@@ -149,6 +151,7 @@ class SimulatedSwarm:
     incarnations: dict[PeerId, int] = field(default_factory=dict)
     stopped: set[PeerId] = field(default_factory=set)
     tokens: dict[PeerId, int] = field(default_factory=dict)  # of a contribution, else 1000
+    records: Path | None = None  # where members keep what they promised, over restarts
     hurry: dict[PeerId, float] = field(default_factory=dict)  # thinks so many times as fast
     regions: dict[PeerId, str] = field(default_factory=dict)
 
@@ -241,6 +244,7 @@ class SimulatedSwarm:
                 keep_rounds=50,
                 known_lineage=replica.lineage,
                 new_identity=new_identity,
+                record=self.record_of(peer, replica.place.fragment),
             )
             for replica in replicas
         ]
@@ -262,6 +266,12 @@ class SimulatedSwarm:
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
+
+    def record_of(self, peer: PeerId, fragment: int) -> Record | None:
+        """What a member has promised, where records are kept; read anew, as after a start."""
+        if self.records is None:
+            return None
+        return Record(self.records / f"{peer}-{fragment}", RUN, peer)
 
     def envelope(self, member: Member) -> bytes:
         """What a member says of itself; signed once, however many start at one moment."""
@@ -330,6 +340,7 @@ async def simulated_swarm(
     fragments: int = 1,
     grouping: Grouping = UNGROUPED,
     sites: int = 1,
+    records: Path | None = None,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
@@ -350,6 +361,7 @@ async def simulated_swarm(
             rules,
             fragments,
             regions={i.peer_id: f"site-{n % sites}" for n, i in enumerate(identities)},
+            records=records,
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)

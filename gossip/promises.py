@@ -1,0 +1,136 @@
+"""What a member has promised, on disk before anybody hears of it: for when it starts again.
+
+A restarted member does not know what it had promised, voted for, or signed as the owner of a part.
+So it keeps one number for each fragment: *the last round in which it has promised anything*. Plans
+are adopted, and votes cast, only by who has promised the ballot (:mod:`gossip.agreement`), so
+nothing that binds it leaves it without a promise; and nothing leaves it, no message and no answer,
+while that number is smaller than the round and not safely on the disk. Therefore:
+
+- in a round up to the number it takes no part in deciding after a restart (it may have voted);
+- in every later round it has bound itself to nothing, and takes part as if it had never been away.
+
+So no member votes twice differently in one round, killed at whatever moment: before the number is
+on disk nothing has left; afterwards it keeps out of that round. A record that is missing, torn, or
+another member's or run's counts for nothing, and the member abstains as :mod:`gossip.forgetting`
+says. A disk that was put back to an earlier state must be treated as lost: remove the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from blake3 import blake3
+
+from gossip.bodies import Wiring
+from protocols.errors import RemoteRefused
+from protocols.identity import PeerId
+
+_FORM = struct.Struct(">32s32sq")  # run, hash of the member's name, round
+_CHECK = 16
+NOTHING = -1  # before the first round
+
+
+class Record:
+    """The number on disk, of one member in one fragment of a run."""
+
+    def __init__(self, path: Path, run: bytes, me: PeerId) -> None:
+        self._path, self._run, self._who = path, run, blake3(me.encode()).digest()
+        self.last = self._read()  # None: not known
+
+    def write(self, round_: int) -> None:
+        """Have it on the disk when this returns. Blocks; raises OSError."""
+        data = _FORM.pack(self._run, self._who, round_)
+        data += blake3(data).digest(_CHECK)
+        new = not self._path.exists()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, data, 0)  # of one sector, always the same: never half a new one
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new:
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        self.last = round_
+
+    def _read(self) -> int | None:
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return None
+        body, check = data[: _FORM.size], data[_FORM.size :]
+        if len(body) != _FORM.size or blake3(body).digest(_CHECK) != check:
+            return None
+        run, who, round_ = _FORM.unpack(body)
+        return int(round_) if (run, who) == (self._run, self._who) else None
+
+
+class Promises:
+    """Holds back what a member says until what it has promised is on disk."""
+
+    def __init__(
+        self,
+        record: Record | None,
+        wiring: Wiring,
+        failed: Callable[[str], None],
+    ) -> None:
+        """Without a record nothing is held back; ``failed`` is told where it cannot be written."""
+        self.record, self._wiring, self._failed = record, wiring, failed
+        self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self._writing = asyncio.Lock()
+
+    def then(self, round_: int | None, say: Callable[[], None]) -> None:
+        """Say something, in this order: once it is on disk that a round's promise was made.
+
+        None: nothing was promised. Where it cannot be written it is never said, as if it were lost
+        on the way.
+        """
+        if not self._held and (round_ is None or not self._needed(round_)):
+            say()
+            return
+        self._held.append((NOTHING if round_ is None else round_, say))
+        if len(self._held) == 1:
+            self._wiring.spawn(self._say())
+
+    async def begin(self) -> None:
+        """Nothing was promised under this identity."""
+        with contextlib.suppress(OSError):  # without it, it abstains should it start again
+            await self._kept(NOTHING)
+
+    async def before_answer(self, round_: int) -> None:
+        """Return when an answer may leave that promises something. Raises RemoteRefused."""
+        try:
+            await self._kept(round_)
+        except OSError as error:
+            raise RemoteRefused("unable", f"no promise can be kept here: {error}") from error
+
+    async def _kept(self, round_: int) -> None:
+        """Return when it is on disk that a round's promise was made. Raises OSError."""
+        async with self._writing:
+            if (record := self.record) is not None and self._needed(round_):
+                await self._wiring.offload(lambda: record.write(round_))
+
+    def _needed(self, round_: int) -> bool:
+        if self.record is None:
+            return False
+        return self.record.last is None or self.record.last < round_
+
+    async def _say(self) -> None:
+        while self._held:
+            round_, say = self._held[0]
+            try:
+                await self._kept(round_)
+            except OSError as error:
+                self._failed(f"what this member promises cannot be kept on disk: {error}")
+            else:
+                say()
+            self._held.popleft()

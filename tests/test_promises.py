@@ -1,0 +1,201 @@
+"""What members promised outlives them: nobody votes twice, and nobody keeps out for long."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gossip.agreement import Agreement
+from gossip.forgetting import Forgetting
+from gossip.promises import Promises, Record
+from protocols import virtual_time
+from protocols.errors import RemoteRefused
+from protocols.identity import Identity
+from protocols.messages import Vote
+from tests.simulated_swarm import Member, simulated_swarm
+
+ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+RUN = b"r" * 32
+
+
+# --- the record -------------------------------------------------------------------------------
+
+
+def test_a_record_is_read_by_the_same_member_of_the_same_run_alone(tmp_path: Path) -> None:
+    path = tmp_path / "promised"
+    assert Record(path, RUN, ME).last is None
+    for round_ in (-1, 0, 7, 10**12):
+        Record(path, RUN, ME).write(round_)
+        assert Record(path, RUN, ME).last == round_
+    assert Record(path, RUN, OTHER).last is None
+    assert Record(path, b"s" * 32, ME).last is None
+    assert Record(tmp_path, RUN, ME).last is None  # it cannot be read
+
+
+def test_a_torn_record_counts_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "promised"
+    Record(path, RUN, ME).write(7)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        assert Record(path, RUN, ME).last is None
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert Record(path, RUN, ME).last is None
+    Record(path, RUN, ME).write(8)
+    assert Record(path, RUN, ME).last == 8
+
+
+def test_rounds_behind_the_record_are_not_forgotten() -> None:
+    def forgetting(**known: Any) -> Forgetting:
+        given = {"joining": True, "new_identity": False, "in_office": True, "among_others": True}
+        return Forgetting(100.0, 5, **(given | known))
+
+    lost, kept = forgetting(), forgetting(promised=6)
+    for one in (lost, kept):
+        one.heard(7)
+    assert [lost.forgot(r) for r in (5, 6, 7, 8)] == [True, True, True, False]
+    assert [kept.forgot(r) for r in (5, 6, 7, 8)] == [True, True, False, False]
+    assert lost.abstains(101.0)
+    assert not kept.abstains(101.0)
+    newcomer = forgetting(promised=9, in_office=False, among_others=False)
+    assert [newcomer.forgot(r) for r in (8, 9, 10)] == [True, True, False]
+
+
+# --- nothing leaves before it is written ------------------------------------------------------
+
+
+class Slow(Record):
+    """A disk that writes when it is told to, or never can."""
+
+    def __init__(self, path: Path, *, broken: bool = False) -> None:
+        super().__init__(path, RUN, ME)
+        self.go, self.broken, self.asked = asyncio.Event(), broken, asyncio.Event()
+
+    async def offload(self, work: Any) -> None:
+        self.asked.set()
+        await self.go.wait()
+        work()
+
+    def write(self, round_: int) -> None:
+        if self.broken:
+            raise OSError("no space left on device")
+        super().write(round_)
+
+
+async def test_what_is_said_waits_for_the_disk_and_keeps_its_order(tmp_path: Path) -> None:
+    disk, said, failures = Slow(tmp_path / "promised"), [], []
+    async with asyncio.TaskGroup() as group:
+        wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
+        promises = Promises(disk, wiring, failures.append)
+        promises.then(None, lambda: said.append("before"))
+        assert said == ["before"]
+        for round_, word in ((3, "vote"), (None, "news"), (3, "more")):
+            promises.then(round_, lambda word=word: said.append(word))  # type: ignore[misc]
+        answering = group.create_task(promises.before_answer(3))
+        await disk.asked.wait()
+        assert said == ["before"]
+        assert not answering.done()
+        assert Record(tmp_path / "promised", RUN, ME).last is None
+        disk.go.set()
+        await answering
+    assert said == ["before", "vote", "news", "more"]
+    assert Record(tmp_path / "promised", RUN, ME).last == 3
+    promises.then(3, lambda: said.append("at once"))
+    assert said[-1] == "at once"
+    assert not failures
+
+
+async def test_who_cannot_write_promises_nothing(tmp_path: Path) -> None:
+    disk, said, failures = Slow(tmp_path / "promised", broken=True), [], []
+    disk.go.set()
+    async with asyncio.TaskGroup() as group:
+        wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
+        promises = Promises(disk, wiring, failures.append)
+        await promises.begin()
+        promises.then(3, lambda: said.append("vote"))
+        with pytest.raises(RemoteRefused, match="no space"):
+            await promises.before_answer(3)
+    assert said == []
+    assert "no space" in failures[0]
+
+
+# --- whole swarms ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nobody_votes_twice_differently_killed_at_any_moment(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: defaultdict[tuple[Any, ...], set[bytes]] = defaultdict(set)
+    counted = Agreement.on_vote
+
+    def on_vote(self: Agreement, vote: Vote) -> Any:
+        seen[vote.voter, vote.round, vote.epoch, vote.ballot].add(vote.outcome)
+        return counted(self, vote)
+
+    monkeypatch.setattr(Agreement, "on_vote", on_vote)
+
+    async def main() -> int:
+        rng = random.Random(seed)
+        async with simulated_swarm(4, seed=seed, size=8000, records=tmp_path) as swarm:
+            for _ in range(7):
+                await asyncio.sleep(rng.uniform(0.1, 1.5))
+                victim = rng.choice(swarm.living())
+                await swarm.kill(victim)
+                await asyncio.sleep(rng.choice([0.0, 0.05, 0.3, 2.0]))
+                swarm.restart(victim)
+                swarm.agree()
+            await asyncio.sleep(10.0)
+            swarm.agree()
+            lengths = [len(m.replica.history) for m in swarm.members.values()]
+            assert max(lengths) - min(lengths) <= 1
+            assert {m.swarm.status.status for m in swarm.members.values()} == {"active"}
+            return min(lengths)
+
+    assert virtual_time.run(main()) > 8
+    assert len(seen) > 30
+    assert all(len(outcomes) == 1 for outcomes in seen.values())
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_who_restarts_in_a_long_round_is_in_it(recorded: bool, tmp_path: Path) -> None:
+    """All train for 40 s; one is started again in the middle. With its record it takes part in that
+    round, and its work is merged; without it is out of it."""
+
+    async def main() -> tuple[bool, str]:
+        records = tmp_path if recorded else None
+        async with simulated_swarm(3, think=(1.0, 1.0), size=8000, records=records) as swarm:
+
+            async def rounds(count: int) -> None:
+                async with asyncio.timeout(200.0):
+                    while len(first.replica.history) < count:  # noqa: ASYNC110  # virtual
+                        await asyncio.sleep(0.1)
+
+            first: Member = next(iter(swarm.members.values()))
+            await rounds(3)
+            swarm.think = (40.0, 40.0)
+            await asyncio.sleep(3.0)
+            here = len(first.replica.history)
+            victim = list(swarm.members.values())[1]
+            await swarm.kill(victim)
+            await asyncio.sleep(1.0)
+            swarm.think = (20.0, 20.0)
+            again = swarm.restart(victim)
+            await asyncio.sleep(10.0)
+            status = again.swarm.status.status
+            assert len(first.replica.history) == here  # the round is the same
+            await rounds(here + 1)
+            newest = first.swarm.chains[0].ledger.newest()
+            assert newest is not None
+            return victim.peer in {c.peer for c in newest.outcome.contributors}, status
+
+    merged, status = virtual_time.run(main())
+    assert status == ("active" if recorded else "joining")
+    assert merged == recorded
