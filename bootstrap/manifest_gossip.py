@@ -43,6 +43,8 @@ def check_gossip(mode: str, gossip: Gossip, outer: Outer, rounds: Rounds, merge:
             f"mode {mode} with codec {rounds.codec}: islands have no state in common to which a "
             "difference could be sent, and parameters themselves want one of " + ", ".join(PRECISE)
         )
+    if rounds.align:
+        raise ValueError(f"mode {mode} with rounds.align: in pairs nobody's work is late")
     if rounds.fragments > 1 or rounds.groups != "none":
         raise ValueError(
             f"mode {mode} with rounds.fragments or rounds.groups: pairs exchange whole models"

@@ -165,6 +165,8 @@ class Rounds(Section):
     clients: float = Field(default=1.0, gt=0, le=1)
     # who merges the parts: all members, or those started with --role server while one is there
     owners: Literal["members", "servers"] = "members"
+    # whether work that the others took whole rounds without is turned towards the outer momentum
+    align: bool = False
     max_staleness: int = Field(default=2, ge=0)  # rounds; older local progress is dropped
     replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
     eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
@@ -282,6 +284,11 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
         raise ValueError(
             f"rounds.clients {rounds.clients:g} with mode {mode}: rounds of a part of the islands "
             "are mode fedavg"
+        )
+    if rounds.align and not outer.moving:
+        raise ValueError(
+            f"rounds.align with outer.optimizer {outer.optimizer} and no momentum: there is no "
+            "direction to turn late work to; leave rounds.align away, or use delayed-nesterov"
         )
     if mode == "server" and rounds.owners != "servers":
         raise ValueError("mode server with rounds.owners members: without servers it is diloco")

@@ -119,26 +119,37 @@ def rates(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
 
 
 @torch.no_grad()
-def align(
-    delta: Tensor, momentum: Tensor, blocks: Sequence[tuple[int, int]], staleness: int
-) -> Tensor:
-    """``delta`` turned towards ``momentum`` block by block, float32 [n], in place; returns it.
+def turning(own: Tensor, way: Tensor, staleness: float) -> tuple[float, float]:
+    """(p, q) so that p · own + q · way is ``own`` turned towards ``way``, float32 [n] each.
 
     A pseudo-gradient that is ``staleness`` rounds old may point against where the swarm went
-    since. Each block (start, stop) becomes (1 − a) of its own direction plus a of the
-    momentum's, at its own length, with a = s / (1 + s) · (1 − cos) / 2: fresh work and work that
-    agrees stay as they are. The idea is HeLoCo's; this ramp is ours.
+    since. It becomes (1 − a) of its own direction plus a of the momentum's, at its own length,
+    with a = s / (1 + s) · (1 − cos) / 2: fresh work and work that agrees stay as they are. The idea
+    is HeLoCo's; this ramp is ours. Raises :class:`ValueError` for a negative staleness.
     """
+    if not 0 <= staleness < math.inf:
+        raise ValueError(f"work that is {staleness} rounds old")
+    length, far = own.norm().item(), way.norm().item()
     trust = staleness / (1 + staleness)
+    if not (trust and length and far and math.isfinite(length) and math.isfinite(far)):
+        return 1.0, 0.0
+    cosine = max(-1.0, min(1.0, torch.dot(own, way).item() / length / far))
+    share = trust * (1 - cosine) / 2
+    # |(1 − a) u + a w| of two unit vectors
+    size = math.sqrt(max(0.0, 1 - 2 * share * (1 - share) * (1 - cosine)))
+    if size < 1e-6:  # opposite, half and half: no direction is left
+        return 1.0, 0.0
+    return (1 - share) / size, share * length / (far * size)
+
+
+@torch.no_grad()
+def align(
+    delta: Tensor, momentum: Tensor, blocks: Sequence[tuple[int, int]], staleness: float
+) -> Tensor:
+    """``delta`` turned towards ``momentum`` block by block (:func:`turning`), in place."""
     for start, stop in blocks:
         own, way = delta[start:stop], momentum[start:stop]
-        length, far = own.norm().item(), way.norm().item()
-        if trust == 0 or length == 0 or far == 0:
-            continue
-        cosine = max(-1.0, min(1.0, torch.dot(own, way).item() / length / far))
-        share = trust * (1 - cosine) / 2
-        turned = own * ((1 - share) / length) + way * (share / far)
-        size = turned.norm().item()
-        if size > 0:
-            own.copy_(turned.mul_(length / size))
+        keep, add = turning(own, way, staleness)
+        if add:
+            own.mul_(keep).add_(way, alpha=add)
     return delta

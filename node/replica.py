@@ -26,6 +26,7 @@ from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
+from node.turning import Turning
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
@@ -99,6 +100,9 @@ class OuterReplica:
         self.trainer: Trainer | None = None
         self.residual: Residual | None = None  # where codecs lose so much that it is sent later
         self.certificate: Certificate | None = None
+        # where late work is turned towards the momentum
+        aligned = manifest.rounds.align
+        self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
         self.merged_mine = False  # whether anything of ours was in the last round
         run = manifest.run_id
         self._place = Place(run, fragment, 0, genesis(run), b"", 0)
@@ -133,7 +137,9 @@ class OuterReplica:
         return out if self.residual is None else self.residual.add_to(out, start)
 
     def norm(self) -> float:
-        """L2 norm of what is to be sent; infinite or NaN if an element is."""
+        """L2 norm of what is to be sent of a new snapshot; infinite or NaN if an element is."""
+        if self.turning is not None:
+            self.turning.look(self._learnt)
         scratch, size = torch.empty(CHUNK), len(self.base)
         return math.hypot(
             *(
@@ -150,6 +156,10 @@ class OuterReplica:
             self.residual.note_lost(codec, chunk, mean, data, share)
 
     def _progress(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        self._learnt(start, stop, out)
+        return out if self.turning is None else self.turning.turn(start, stop, out)
+
+    def _learnt(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
     async def settle(self, state: OuterState | None = None) -> None:
@@ -193,6 +203,8 @@ class OuterReplica:
 
         digest: bytes = await self.offload(step)
         self.merged_mine = bool(mine)
+        if self.turning is not None:
+            self.turning.note(rates.share, mine=bool(mine))
         self.certificate = certificate
         self._place = Place(
             self._place.run,
@@ -220,6 +232,8 @@ class OuterReplica:
             self.sent.copy_(vectors[0] if keep == "all" else self.base)
             for mine, theirs in zip(self.state, vectors, strict=True):
                 mine.copy_(theirs)
+            if self.turning is not None and keep == "nothing":
+                self.turning.reset()
             if self.residual is not None and keep == "nothing":
                 self.residual.reset()
             elif self.residual is not None:

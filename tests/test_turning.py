@@ -1,0 +1,102 @@
+"""Late work under ``node start`` is turned as the rule says, whatever range of it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from bootstrap.manifest import Manifest
+from diloco import asynchronous
+from node.replica import OuterReplica
+from node.trainer.shared import SharedVectors
+from node.turning import Turning
+from protocols.codecs import CHUNK, RangeCodec
+from protocols.identity import Identity, PeerId
+
+SIZE = CHUNK * 2 + 700
+ME = PeerId(Identity.from_seed(b"m" * 32).peer_id)
+ASYNC = {"mode": "async", "rounds": {"align": True, "codec": "fp32"}}
+
+
+async def inline(job: Callable[[], Any]) -> Any:
+    return job()
+
+
+def normal(seed: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def replica() -> Iterator[OuterReplica]:
+    vectors = SharedVectors.create(SIZE)
+    codec = RangeCodec("fp32", SIZE - 100)
+    made = OuterReplica(Manifest.model_validate(ASYNC), ME, vectors, codec, inline, (ME,))
+    made.base.copy_(normal(1))
+    made.sent.copy_(made.base - normal(2))
+    made.vectors["v"].copy_(normal(3) * 0.1)
+    yield made
+    vectors.close()
+
+
+def delta(replica: OuterReplica, start: int, stop: int) -> torch.Tensor:
+    return replica.delta(start, stop, torch.empty(stop - start))
+
+
+def late(replica: OuterReplica, rounds: float) -> Turning:
+    assert replica.turning is not None
+    for _ in range(4):  # four of four islands, one after the other
+        replica.turning.note(rounds / 4, mine=False)
+    return replica.turning
+
+
+def test_late_work_is_turned_by_the_rule_and_keeps_its_norm(replica: OuterReplica) -> None:
+    before = delta(replica, 0, SIZE)
+    late(replica, 2.0)
+    norm = replica.norm()
+    blocks = [(at, min(at + CHUNK, SIZE)) for at in range(0, SIZE, CHUNK)]
+    expected = asynchronous.align(before.clone(), replica.vectors["v"], blocks, 2)
+    turned = delta(replica, 0, SIZE)
+    assert torch.allclose(turned, expected, atol=1e-6)
+    assert norm == pytest.approx(before.norm().item(), rel=1e-3)
+    way = replica.vectors["v"]
+    assert torch.dot(turned, way) > torch.dot(before, way)
+    for start, stop in ((0, 5), (CHUNK - 3, CHUNK + 3), (10, SIZE), (SIZE - 1, SIZE)):
+        assert delta(replica, start, stop).equal(turned[start:stop])
+
+
+def test_work_of_the_same_round_stays_as_it_is(replica: OuterReplica) -> None:
+    before = delta(replica, 0, SIZE)
+    late(replica, 0.75)  # three of four have been in a round meanwhile: all are as fast
+    replica.norm()
+    assert delta(replica, 0, SIZE).equal(before)
+    turning = late(replica, 3.0)
+    turning.note(0.25, mine=True)
+    replica.norm()
+    assert delta(replica, 0, SIZE).equal(before)
+    late(replica, 3.0).reset()
+    replica.norm()
+    assert delta(replica, 0, SIZE).equal(before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mode": "fedavg", "rounds": {"align": True}}, "no direction"),
+        ({"mode": "gossip", "rounds": {"align": True}}, "nobody's work is late"),
+        ({"outer": {"optimizer": "sparseloco"}, "rounds": {"align": True}}, "no direction"),
+    ],
+)
+def test_what_has_no_momentum_cannot_be_aligned(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Manifest.model_validate(changes)
+
+
+def test_no_turn_follows_from_work_of_the_future() -> None:
+    with pytest.raises(ValueError, match="rounds old"):
+        asynchronous.turning(torch.ones(3), torch.ones(3), -1)
+    # straight against it, and a round late, both count alike: no direction is left
+    assert asynchronous.turning(torch.ones(3), -torch.ones(3), 1) == (1.0, 0.0)
