@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,9 +232,12 @@ def test_same_seed_same_history() -> None:
     assert once(history()) == once(history())
 
 
-def test_a_swarm_that_was_restarted_as_a_whole_goes_on_together() -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_swarm_that_was_restarted_as_a_whole_goes_on_together(
+    recorded: bool, tmp_path: Path
+) -> None:
     async def main() -> None:
-        async with simulated_swarm(3) as swarm:
+        async with simulated_swarm(3, records=tmp_path if recorded else None) as swarm:
             await asyncio.sleep(5.0)
             for member in list(swarm.members.values()):
                 await swarm.kill(member)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_swarm import Member, simulated_swarm
 
 from gossip.agreement import Agreement
 from gossip.forgetting import Forgetting
@@ -18,7 +19,8 @@ from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity
 from protocols.messages import Vote
-from tests.simulated_swarm import Member, simulated_swarm
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
 ME, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
 RUN = b"r" * 32
