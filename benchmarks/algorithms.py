@@ -39,7 +39,7 @@ SHORT = 60  # rounds of the rows beside the table, which are compared with each 
 SEEDS = (0, 1, 2)
 MODEL: dict[str, Any] = {"model": "llama", "hidden": 48, "layers": 2, "context": 48, "batch": 8}
 # all start from what one island learnt before, as in DiLoCo (2311.08105) section 3; not counted
-TRAINING: dict[str, Any] = {"schedule": "cosine", "eval_every": 10, "start_steps": 200}
+TRAINING: dict[str, Any] = {"schedule": "cosine", "eval_every": 30, "start_steps": 200}
 WITHIN = (1.0, 3.0)  # percent of the baseline's loss
 
 DP: dict[str, Any] = {"mode": "allreduce", "codec": "fp32"}
@@ -109,7 +109,7 @@ MAIN: dict[str, dict[str, Any]] = {
     "data parallel, PowerSGD": {"mode": "powersgd"},
     "data parallel, 1-bit Adam": {"mode": "onebit-adam"},
 }
-STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT}
+STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}
 EIGHT: dict[str, Any] = DILOCO | {"rounds": SHORT}
 # what the keys beside the table come from: K, what differs
 SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
