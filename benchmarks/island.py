@@ -1,7 +1,9 @@
 """What a swarm costs an island: ``python -m benchmarks.island --json FILE [--quick]``.
 
 Two islands, 3.4 M parameters each, one thread each. First beside two bare torch loops of the same
-model, in turn: tokens a second, the time in which an island stood still left out. Then on links of
+model, in turn: tokens a second, the time in which an island had nothing to do left out. A second
+pair of bare loops has the memory settings that Atoll gives its ranks, so that what is won by
+those can be told from what the swarm costs. Then on links of
 50 Mbit with H = 10 inner steps a round, beside torchft's DiLoCo, in turn: how much of the time
 goes into inner steps. Utilisation is for both
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -30,6 +33,7 @@ from benchmarks.allreduce import machine
 from benchmarks.netns import Network, available
 from benchmarks.systems.island_model import MANIFEST
 from bootstrap.validation import to_toml
+from node.rank_process import rank_environment
 from node.trainer.corpus import collect
 
 Fact = dict[str, Any]
@@ -64,12 +68,17 @@ class Islands:
         peer = self._join_address(0)
         second = self._start(1, ["--peers", peer])
         self._together()
+        before, rounds = [_cpu(p.pid) for p in (first, second)], len(self._both())
         time.sleep(self.seconds)
+        after, rounds = [_cpu(p.pid) for p in (first, second)], len(self._both()) - rounds
         for process in (first, second):
             process.terminate()
         for process in (first, second):
             process.wait(START_S)
-        return [self._fact(rank) for rank in (0, 1)]
+        facts = [self._fact(rank) for rank in (0, 1)]
+        for fact, then, now in zip(facts, before, after, strict=True):
+            fact["daemon_cpu_s_a_round"] = (now - then) / max(1, rounds)
+        return facts
 
     def _start(self, rank: int, arguments: Sequence[str]) -> subprocess.Popen[Any]:
         where = f"{self.net.address(self.net.names[rank])}:{PORT}" if self.net else "127.0.0.1:0"
@@ -130,10 +139,12 @@ class Islands:
         }
 
 
-def bare(text: Path, seconds: float) -> list[Fact]:
-    """Two bare loops at once."""
+def bare(text: Path, seconds: float, *, tuned: bool = False) -> list[Fact]:
+    """Two bare loops at once; ``tuned``: with the environment of a rank."""
     words = [sys.executable, "-m", "benchmarks.systems.bare", str(seconds), str(text)]
-    return _results([subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)])
+    env = rank_environment(1) if tuned else None
+    pipe = subprocess.PIPE
+    return _results([subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(2)])
 
 
 def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
@@ -151,6 +162,12 @@ def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
         words = ["-m", "benchmarks.systems.torchft_diloco", json.dumps(given)]
         processes.append(net.python(name, *words, stdout=subprocess.PIPE, text=True))
     return _results(processes)
+
+
+def _cpu(pid: int) -> float:
+    """Processor seconds that a process has used, without its children."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def utilisation(fact: Fact) -> float:
@@ -171,6 +188,7 @@ def figures(runs: dict[str, list[list[Fact]]]) -> Fact:
 
     return {
         "island_overhead_ratio": median("island", speed) / median("bare", speed),
+        "island_overhead_ratio_tuned": median("island", speed) / median("bare tuned", speed),
         "utilization_50mbit": median("island 50 Mbit", utilisation),
         "torchft_utilization_50mbit": median("torchft 50 Mbit", utilisation),
     }
@@ -187,6 +205,7 @@ def main() -> None:
     scale = QUICK if given.quick else FULL
     runs: dict[str, list[list[Fact]]] = {
         "bare": [],
+        "bare tuned": [],
         "island": [],
         "torchft 50 Mbit": [],
         "island 50 Mbit": [],
@@ -199,6 +218,7 @@ def main() -> None:
             for name in ("loopback", "shaped"):
                 (root / name).mkdir(parents=True)
             runs["bare"].append(bare(text, scale.seconds))
+            runs["bare tuned"].append(bare(text, scale.seconds, tuned=True))
             runs["island"].append(Islands(root / "loopback", None, scale.seconds).measure())
             with Network(["one", "two"], mbit=MBIT) as net:
                 runs["torchft 50 Mbit"].append(torchft(text, root, net, scale.seconds + 10))

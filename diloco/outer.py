@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK = 131_072  # elements worked on at a time, so that the five passes hit the cache
+CHUNK = 65_536  # elements worked on at a time, so that the five passes hit the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class GossipReports(PeerReports):
                 validation_loss=applied.validation_loss,
                 tokens=tokens,
                 sync_s=max(0.0, now - pending.began),
-                wait_s=max(0.0, wall - busy) if wall else 0.0,
+                wait_s=applied.waited_s if wall else 0.0,
                 utilisation=min(1.0, busy / wall) if wall else None,
                 sent_bytes=sent,
                 received_bytes=sum(one.received for one in pending.exchanged),

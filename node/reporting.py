@@ -150,7 +150,7 @@ class Reporter(PeerReports):
                 validation_loss=validation,
                 tokens=sum(outcome.contributors[index].tokens for index in counted),
                 sync_s=max(0.0, now - snapshot_at),
-                wait_s=max(0.0, wall - busy) if wall and training else 0.0,
+                wait_s=applied.waited_s if applied and wall and training else 0.0,
                 utilisation=min(1.0, busy / wall) if wall and training else None,
                 sent_bytes=pending.sent,
                 received_bytes=pending.received,

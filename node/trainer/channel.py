@@ -175,6 +175,7 @@ class Applied(Message, kind=113):
     tokens: int
     validation_loss: float | None  # of `base`, where asked for
     fragment: int | None = 0  # None: all of them, as :class:`Begin` asked
+    waited_s: float = 0.0  # in which nothing was to be done, since the answer before
 
 
 class Staged(Message, kind=122):

@@ -50,6 +50,7 @@ class Leader:
     wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic
     wait_until: float | None = field(default=None, init=False)
+    _waited_s: float = field(default=0.0, init=False)
 
     def decide(self, trainer: Progress) -> Action:
         """What to do at this step boundary: a command first, then a snapshot, then a step."""
@@ -62,7 +63,10 @@ class Leader:
             left = LONGEST_WAIT_S
         trainer.look_after_writing()
         longest = WRITING_POLL_S if trainer.writing else LONGEST_WAIT_S
+        since = self.clock()
         command = self.channel.receive(min(max(left, 0.0), longest))
+        if left > 0:
+            self._waited_s += self.clock() - since
         if command is not None:
             return command
         if left > 0:
@@ -72,3 +76,8 @@ class Leader:
             if self.vectors.try_snapshot(fragment):
                 return TakeSnapshot(fragment)
         return Step()
+
+    def take_waited_s(self) -> float:
+        """Seconds in which there was nothing to do, since this was last asked."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited

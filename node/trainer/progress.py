@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from diloco.pseudo_gradient import is_finite
 from node.checkpoint import FULL_DISK
 from node.trainer.channel import (
     Applied,
@@ -174,7 +175,7 @@ class Progress:
             if sent:
                 assert whole is not None
                 sent[name].copy_(whole)
-                finite = finite and bool(sent[name].isfinite().all())
+                finite = finite and is_finite(sent[name].view(-1))
         work = piece.send()
         if self.leader is None:
             return
@@ -300,10 +301,20 @@ class Progress:
 
     def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
         """Tell the daemon that nothing is left to read in the vectors, None: in all fragments."""
-        if self.leader is not None:
-            self.leader.vectors.clear(fragment)
+        if self.leader is None:
+            return
+        self.leader.vectors.clear(fragment)
         round_ = self.pieces[fragment or 0].round
-        self.report(Applied(round_, self.step, self.tokens, validation_loss, fragment))
+        self.report(
+            Applied(
+                round_,
+                self.step,
+                self.tokens,
+                validation_loss,
+                fragment,
+                self.leader.take_waited_s(),
+            )
+        )
 
     def _vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """``base`` and ``sent`` as views by parameter on rank 0; empty on the others."""

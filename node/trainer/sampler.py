@@ -23,6 +23,7 @@ arbitrary finite domains", 2002). It spreads data; it is no cipher.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,7 @@ from blake3 import blake3
 
 Indices = npt.NDArray[np.uint64]
 FEISTEL_ROUNDS = 4
+TOGETHER = 16  # inner steps whose windows are computed at once
 
 
 def _keys(*parts: int | str, count: int) -> Indices:
@@ -120,8 +122,15 @@ class Sampler:
             raise ValueError(f"no such place: round {round}, slot {slot} of {slots}, step {step}")
         if len(rows) and not (min(rows) >= 0 and max(rows) < self.batch_size):
             raise ValueError(f"{rows} lies outside a batch of {self.batch_size}")
+        together, place = divmod(step, TOGETHER)
+        several = _several(self, round, slot, slots, together)
+        first = place * self.batch_size
+        return several[first : first + self.batch_size][rows.start : rows.stop : rows.step]
+
+    def compute(self, round: int, slot: int, slots: int, rows: range) -> npt.NDArray[np.int64]:
+        """The same for ``rows`` counted on through all steps of the round, int64 [len(rows)]."""
         counter = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
-        counter = (counter + step * self.batch_size) * slots + slot
+        counter = counter * slots + slot
         starts = np.empty_like(counter)
         own = counter < self.reserved if self.rounds else np.zeros(len(counter), dtype=bool)
         if own.any():
@@ -149,3 +158,14 @@ class Sampler:
             moved = permute(pools.astype(np.uint64), self.windows // size, keys[:-1])
             window += moved.astype(np.int64) * size
         return window * self.seq_len + offset
+
+
+@functools.lru_cache(maxsize=4)
+def _several(
+    sampler: Sampler, round: int, slot: int, slots: int, together: int
+) -> npt.NDArray[np.int64]:
+    """Windows of :data:`TOGETHER` steps, which take hardly longer to compute than those of one."""
+    size = TOGETHER * sampler.batch_size
+    starts = sampler.compute(round, slot, slots, range(together * size, (together + 1) * size))
+    starts.flags.writeable = False
+    return starts
