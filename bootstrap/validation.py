@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -132,7 +132,15 @@ def _explain(item: dict[str, Any], model: type[BaseModel]) -> str:
     limits = allowed(field) if field is not None else ""
     if item["type"] in _RANGE_ERRORS and limits:
         message = f"must be {limits}"
+    if item["type"] == "literal_error" and field is not None:
+        message += nearest(str(item["input"]), map(str, get_args(field.annotation)))
     return f"{key} = {_shown(item['input'])}: {message}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean …?`` with the known word that is nearest; empty where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _suggestion(path: list[str], model: type[BaseModel]) -> str:
@@ -141,12 +149,11 @@ def _suggestion(path: list[str], model: type[BaseModel]) -> str:
         field = table.model_fields.get(name) if table is not None else None
         table = _table(field) if field is not None else None
     known = list(table.model_fields) if table is not None else []
-    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {'.'.join([*path[:-1], near[0]])}?"
     elsewhere = [key for key, _ in fields(model) if key.split(".")[-1] == path[-1]]
     if elsewhere:
         return f"; it stands in another table: {' or '.join(elsewhere)}"
+    if told := nearest(path[-1], known):
+        return told.replace("mean ", f"mean {'.'.join([*path[:-1], ''])}")
     return f"; known here: {', '.join(known)}" if known else ""
 
 

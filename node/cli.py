@@ -11,6 +11,7 @@ import typer
 
 from node import __version__
 from node.commands import data, files, looking, running, simulating
+from node.commands.shared import Command
 
 app = typer.Typer(
     name="node",
@@ -58,5 +59,5 @@ for _command in (
     files.export,
     looking.version,
 ):
-    app.command()(_command)
-config_app.command("show")(looking.config_show)
+    app.command(cls=Command)(_command)
+config_app.command("show", cls=Command)(looking.config_show)

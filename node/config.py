@@ -8,7 +8,6 @@ comes from a flag, else from the environment (``ATOLL_LISTEN``), else from a TOM
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from bootstrap.validation import bad_config, explain, read_toml
+from bootstrap.validation import bad_config, explain, nearest, read_toml
 from node.island_settings import IslandSettings
 from node.setting_values import (
     DEFAULT_PORT,
@@ -247,11 +246,9 @@ def _flat(file: dict[str, Any]) -> dict[str, Any]:
         return file
     for key in section:
         if key not in IslandSettings.model_fields:
-            near = difflib.get_close_matches(key, IslandSettings.model_fields, n=1)
             raise bad_config(
                 f"unknown setting island.{key}",
-                "no key of that section has that name"
-                + (f"; did you mean {near[0]}?" if near else ""),
+                "no key of that section has that name" + nearest(key, IslandSettings.model_fields),
                 "correct what is named above",
             )
     return {key: value for key, value in file.items() if key != "island"} | dict(section)
@@ -271,10 +268,9 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in NO_SETTINGS:
             continue
         if variable not in known:
-            near = difflib.get_close_matches(variable, known, n=1)
             raise bad_config(
                 f"unknown environment variable {variable}",
-                "no setting has that name" + (f"; did you mean {near[0]}?" if near else ""),
+                "no setting has that name" + nearest(variable, known),
                 f"unset {variable}, or see `node config show`",
             )
         found[known[variable]] = value
@@ -293,7 +289,7 @@ def _config_file(
         return Path(environ[_variable("config")])
     default = NodeConfig.model_fields["dir"].default
     home = Path(flags.get("dir") or environment.get("dir") or default).expanduser()
-    return home / "node.toml" if (home / "node.toml").is_file() else None
+    return home / "node.toml" if (home / "node.toml").exists() else None
 
 
 def _explained(error: ValidationError, sources: Mapping[str, str]) -> Exception:

@@ -432,3 +432,21 @@ def test_the_packages_are_ours():
     root = Path(__file__).parent.parent
     for package in (node, protocols, diloco, gossip, bootstrap):
         assert Path(package.__file__).is_relative_to(root)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("start", "--peer", "x"), "(Possible options: --peers)"),
+        (("start", "--set", "mode=gosip"), "did you mean gossip?"),
+        (("start", "--set", "inner_steps=3"), "in another table: rounds.inner_steps"),
+        (("bootstrap", "template", "systmd"), "did you mean systemd?"),
+        (("strat",), "Did you mean 'start'"),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_the_nearest(run, words, told):
+    status, _, err = run(*words)
+    assert status == 2
+    assert told in err
+    assert err.count("Possible options") <= 1
+    assert "--zero" not in err

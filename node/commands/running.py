@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest, load
-from bootstrap.validation import bad_config, explain
+from bootstrap.validation import bad_config, explain, nearest
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
 from node.hosts.meeting import meeting
@@ -110,7 +110,9 @@ def template(
         text = render(name, peers=config.peers, public_addr=config.public_addr, hosts=int(hosts))
     except KeyError as error:
         raise bad_config(
-            f"no template {name!r}", f"there are {TEMPLATE_NAMES}", "give one"
+            f"no template {name!r}{nearest(name, TEMPLATES)}",
+            f"there are {TEMPLATE_NAMES}",
+            "give one",
         ) from error
     typer.echo(text, nl=False)
 
@@ -209,7 +211,7 @@ def _preset(name: str, changes: Sequence[str]) -> Manifest:
         return preset(name, split)
     except ValidationError as error:
         why = "\n       ".join(explain(error, Manifest))
-        raise bad_config("bad --set", why, "correct what is named above") from error
+        raise bad_config("bad setting of the run", why, "correct what is named above") from error
     except ValueError as error:
         raise bad_config("bad --preset or --set", str(error), "see node start --help") from error
 

@@ -1,11 +1,13 @@
-"""Options that several commands have."""
+"""What several commands have: options, and how a mistyped one is answered."""
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 ConfigFile = Annotated[
     Path | None,
@@ -21,3 +23,18 @@ Preset = Annotated[
     str,
     typer.Option(metavar="NAME", help="Create a run: tiny, tiny-streaming, small, 125m, 1b or 8b."),
 ]
+
+
+class Command(TyperCommand):
+    """A command that names the nearest of its options for one that it does not have."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As the base class does; of all options that look alike only the nearest is kept."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # of click, which is part of newer versions of typer
+            if name := getattr(error, "option_name", ""):
+                known = [option for one in self.params for option in getattr(one, "opts", ())]
+                near = difflib.get_close_matches(name, known, n=1)
+                error.possibilities = near  # type: ignore[attr-defined]
+            raise
