@@ -43,6 +43,11 @@ PANELS = (
 FILLED = "document.documentElement.dataset.filled"
 UPDATES = "Number(document.documentElement.dataset.updates ?? 0)"
 FIRST_PAINT_S = 1.0
+OVERFLOWING = (
+    "[...document.querySelectorAll('.stats .value, .stats .note')]"
+    ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
+)
+ROUNDS = "[...document.querySelectorAll('#rounds tbody th')].map(e => e.textContent)"
 ACTIVE = "[...document.querySelectorAll('.peers tbody tr[data-status=active]')].length"
 FOCUSED = """(() => {
   const e = document.activeElement;
@@ -218,6 +223,16 @@ async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
         assert "20" in rows[0]
         assert "18 (2 behind)" in rows[2]
         assert "2a2a2a2a2a2a" in rows[2]
+        await page.until(f"{ROUNDS}.length > 3")
+        assert (await page.evaluate(ROUNDS))[:3] == ["18 · 3/3", "19 · 2/3", "20 · 1/3"]
+        for number, round_ in enumerate((20, 19, 18)):  # again, as after a replay: nothing is lost
+            swarm.log.emit(replace(done, round=round_ + 1, fragment=number, fragments=3))
+        await page.until(f"{ROUNDS}[0] === '19 · 3/3'")
+        assert (await page.evaluate(ROUNDS))[:4] == ["19 · 3/3", "20 · 2/3", "21 · 1/3", "18 · 3/3"]
+        await page.evaluate("document.querySelectorAll('#rounds tbody button')[2].click()")
+        assert "round 21 · 1/3" in await page.evaluate(text("#waits-title"))
+        picked = "document.querySelectorAll('#rounds tr.picked').length"
+        assert await page.evaluate(picked) == 1
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
@@ -308,6 +323,7 @@ async def test_it_fits_and_can_be_read(page: Page, width: int, dark: bool) -> No
         await page.go(url)
         await page.until(FILLED)
         assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        assert await page.evaluate(OVERFLOWING) == [], "figures stay in their boxes"
         for ink, paper, ratio in await page.evaluate(CONTRAST):
             assert ratio >= 4.5, (ink, paper, ratio)
 

@@ -126,7 +126,8 @@ class Feed:
         whole = here.seq - cursor.seq == len(records)
         if cursor.instance != here.instance or not whole or rows is None:
             return here, b"event: restart\ndata: {}\n\n"
-        rounds = self._state.last_rounds(min(len(rows), SHOWN_ROUNDS)) if rows else []
+        done = sum(isinstance(record.event, RoundDone) for record in records)  # of all fragments
+        rounds = self._state.last_rounds(min(done, SHOWN_ROUNDS)) if done else []
         shown = [r for r in records if not isinstance(r.event, Step | RoundDone)]
         news = _text(
             {

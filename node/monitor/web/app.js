@@ -36,7 +36,8 @@ class Store {
   add({ state, rows, rounds, events }, last) {
     this.setState(state);
     for (const row of rows) this.addRow(row, last);
-    this.rounds = [...this.rounds.filter((old) => !rounds.some((r) => r.round <= old.round)), ...rounds].slice(-KEPT_ROUNDS);
+    const redone = (old) => rounds.some((r) => r.fragment === old.fragment && r.round <= old.round);
+    this.rounds = [...this.rounds.filter((old) => !redone(old)), ...rounds].slice(-KEPT_ROUNDS);
     this.events = [...this.events, ...events].slice(-KEPT_EVENTS);
   }
   addRow(row, last) {

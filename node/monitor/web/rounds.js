@@ -12,6 +12,10 @@ const PHASES = [
 ];
 const SYMBOL = { committed: "✓", degraded: "▲", skipped: "○" };
 
+/** A round of the whole model by its number, one of a fragment by both. */
+const key = (round) => `${round.round}.${round.fragment}`;
+const name = (round) => round.round.toLocaleString("en") + (round.fragments > 1 ? ` · ${round.fragment + 1}/${round.fragments}` : "");
+
 const total = (round) => PHASES.reduce((sum, [name]) => sum + (round.phases[name] ?? 0), 0);
 
 export class Rounds {
@@ -30,7 +34,7 @@ export class Rounds {
       fill(this.detail, empty("Shown with the first round."));
       return;
     }
-    if (!newest.some((round) => round.round === this.chosen)) this.chosen = null;
+    if (!newest.some((round) => key(round) === this.chosen)) this.chosen = null;
     const focused = document.activeElement?.dataset?.round;
     const longest = Math.max(...newest.map(total), 1e-6);
     fill(
@@ -45,11 +49,11 @@ export class Rounds {
       ),
     );
     if (focused) this.body.querySelector(`[data-round="${focused}"]`)?.focus();
-    this.explain(newest.find((round) => round.round === this.chosen) ?? newest[0]);
+    this.explain(newest.find((round) => key(round) === this.chosen) ?? newest[0]);
   }
 
   row(round, longest) {
-    const picked = round.round === this.chosen;
+    const picked = key(round) === this.chosen;
     const words = PHASES.map(([name]) => `${name} ${seconds(round.phases[name] ?? 0)}`).join(", ");
     const bar = el("div", { class: "bar", role: "img", "aria-label": words, title: words });
     for (const [name] of PHASES) {
@@ -59,13 +63,13 @@ export class Rounds {
     }
     const dropped = Object.keys(round.dropped).length;
     const choose = () => {
-      this.chosen = picked ? null : round.round;
+      this.chosen = picked ? null : key(round);
       this.draw(this.store);
     };
     return el(
       "tr",
       { class: picked ? "picked" : null, onclick: choose },
-      el("th", { scope: "row" }, el("button", { type: "button", class: "plain", "data-round": round.round, "aria-pressed": String(picked) }, `${round.round.toLocaleString("en")}`)),
+      el("th", { scope: "row" }, el("button", { type: "button", class: "plain", "data-round": key(round), "aria-pressed": String(picked) }, name(round))),
       el("td", { class: "grow" }, bar),
       el("td", { class: "num" }, seconds(total(round))),
       el("td", { class: "num" }, el("span", { class: `outcome ${round.outcome}`, title: round.outcome }, `${SYMBOL[round.outcome] ?? "?"} ${round.members}/${round.live}`), dropped ? el("span", { class: "warn" }, ` −${dropped}`) : null),
@@ -74,7 +78,7 @@ export class Rounds {
   }
 
   explain(round) {
-    say(this.title, `Who waited for whom · round ${round.round.toLocaleString("en")}`);
+    say(this.title, `Who waited for whom · round ${name(round)}`);
     const islands = Object.entries(round.islands)
       .filter(([, item]) => known(item.ready_s))
       .sort((a, b) => a[1].ready_s - b[1].ready_s);
