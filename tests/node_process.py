@@ -62,7 +62,7 @@ class NodeProcess:
             "ATOLL_LISTEN": "127.0.0.1:0",
             "ATOLL_API": "127.0.0.1:0",
         }
-        words = [sys.executable, *runner, str(script), *map(str, arguments)]
+        words = [*self.prefix, sys.executable, *runner, str(script), *map(str, arguments)]
         return self._launch(words, {**settings, **self.environment})
 
     def _launch(self, words: list[str], environment: dict[str, str]) -> NodeProcess:

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts_kit import free_port
 from node_process import NodeProcess, nodes, wait_until
+
+from benchmarks.netns import Network, available
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
@@ -76,6 +79,97 @@ def test_several_ranks_are_one_island(make: Callable[..., NodeProcess], kind: st
     )
     assert second.wait(200) == 0, second.text()
     check_together(first, second)
+
+
+@pytest.mark.skipif(not available(), reason="namespaces need Linux, root, ip and tc")
+@pytest.mark.timeout(600)
+def test_ranks_on_two_hosts_that_share_no_disk_are_one_island(tmp_path: Path) -> None:
+    """torchrun --nnodes 2, each host in a namespace; host 1 has another disk at the same path."""
+    state = tmp_path / "host0"
+    state.mkdir()
+    with Network(("other", "host0", "host1")) as net, nodes(tmp_path) as make:
+        listening = {"PYTHONPATH": str(ROOT), "ATOLL_LISTEN": f"{net.address('other')}:0"}
+        first = make("other", prefix=(*net.command("other", ()),), **listening)
+        where = first.start_script(EXAMPLES / "own_script.py").address()
+        hidden = ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(state))
+        settings = {
+            "PYTHONPATH": str(ROOT),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "ATOLL_DIR": str(state),
+            "ATOLL_LISTEN": f"{net.address('host0')}:0",
+            "ATOLL_ROUNDS": "5",
+            "ATOLL_CHECKPOINT_EVERY": "1",
+        }
+        hosts = [
+            make(name, prefix=(*net.command(name, words),), **settings)
+            for name, words in (("host0", ()), ("host1", hidden))
+        ]
+
+        def life(port: int, **more: str) -> None:
+            for number, host in enumerate(hosts):
+                host.environment |= more
+                words = ("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2")
+                words += ("--master-addr", net.address("host0"), "--master-port", str(port))
+                runner = ("-m", "torch.distributed.run", *words)
+                host.start_script(EXAMPLES / "several_ranks.py", "fsdp", where, runner=runner)
+            for host in hosts:
+                assert host.wait(250) == 0, host.text()
+
+        life(29_401)
+        check_together(first, hosts[0])
+        steps = max(event["step"] for event in hosts[0].events("step"))
+        assert hosts[0].events("checkpoint")
+        assert not any(state.glob("checkpoints/*/trainer/*rank1*"))
+        life(29_402, ATOLL_RESUME="true")
+        assert max(event["step"] for event in hosts[0].events("step")) > steps
+        assert not any(host.left_over() for host in hosts)
+
+
+RANK = """
+import sys, torch, torch.distributed as dist, node
+from protocols.errors import OperatorError
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+try:
+    run = {"rounds": {"inner_steps": 5}}
+    with node.join(model, optimizer, peers=sys.argv[2:], run=run) as joined:
+        while True:
+            model(torch.ones(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            joined.step(tokens=8)
+            if sys.argv[1] == "raises" and joined.steps == 40 and dist.get_rank() == 1:
+                raise ValueError("of the script's own")
+except OperatorError as error:
+    print("CAUGHT", error.code, error.what, flush=True)
+except ValueError as error:
+    print("CAUGHT", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_the_end_of_one_rank_reaches_the_others(
+    make: Callable[..., NodeProcess], tmp_path: Path, how: str
+) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        make(f"rank{number}", RANK=str(number), **meeting).start_script(script, how)
+        for number in range(2)
+    ]
+    wait_until(lambda: len(ranks[0].events("round")) >= 3, "three rounds")
+    if how == "killed":
+        ranks[1].send(signal.SIGKILL)
+    assert ranks[0].wait(60) == 0, ranks[0].text()
+    assert "CAUGHT E405 another rank of this script is gone" in ranks[0].text()
+    ranks[1].wait(30)
+    if how == "raises":
+        assert "CAUGHT of the script's own" in ranks[1].text()
+    wait_until(lambda: not ranks[0].left_over(), "the node to leave")
+    assert any(event["kind"] == "stopping" for event in ranks[0].events())
 
 
 def test_a_script_that_is_killed_comes_back_where_it_was(make: Callable[..., NodeProcess]) -> None:

@@ -2,7 +2,11 @@
 
 torchrun --nproc-per-node 2 docs/examples/several_ranks.py fsdp [HOST:PORT/ID]
 
-Every rank joins, steps and leaves; the node runs beside rank 0.
+Every rank joins, steps and leaves; the node runs beside rank 0. On two hosts, with K = 0 and 1 (so
+that rank 0, and with it the node, is always on the same one):
+
+torchrun --nnodes 2 --node-rank K --master-addr HOST0 --nproc-per-node 2 \\
+    docs/examples/several_ranks.py fsdp [HOST:PORT/ID]
 """
 
 import sys

@@ -8,14 +8,18 @@ only after a round has committed.
 from __future__ import annotations
 
 import math
+import secrets
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
+from node.errors import operator_error
 from node.trainer.channel import (
     Apply,
     Begin,
@@ -32,6 +36,7 @@ from node.trainer.channel import (
 )
 from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Leader, Step, TakeSnapshot
 from node.trainer.progress import Progress
+from node.trainer.rank import rank_lost
 from node.trainer.resume import Work
 from protocols.errors import OperatorError
 from protocols.wire import decode_any
@@ -58,6 +63,36 @@ class ScriptProgress(Progress):
     def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
         super().__init__(*given)
         self.evaluator = evaluator
+        self._looked = False
+
+    def begin(self, command: Begin) -> None:
+        """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
+        if command.resume:
+            self._look(Path(command.resume))
+        super().begin(command)
+
+    def checkpoint(self, command: Checkpoint) -> None:
+        """See :meth:`Progress.checkpoint`."""
+        self._look(Path(command.directory))
+        super().checkpoint(command)
+
+    def _look(self, directory: Path) -> None:
+        """Find out, once, whether all ranks see the node's disk: nobody says on which hosts."""
+        if self._looked or self.ranks.size == 1:
+            return
+        self._looked = True
+        word, mark = "", directory / ".seen"
+        if self.ranks.leads:
+            word = secrets.token_hex(16)
+            with suppress(OSError):  # a disk that is full is met again by who writes to it
+                mark.write_text(word, encoding="utf-8")
+        word = self.ranks.broadcast(word.encode()).decode()
+        seen = False
+        with suppress(OSError):
+            seen = mark.read_text(encoding="utf-8") == word
+        self.one_disk = self.ranks.all_true(seen)
+        if self.ranks.leads:
+            mark.unlink(missing_ok=True)
 
     def evaluate(self) -> float | None:
         """Validation loss of the model as it is, None where the script gave no evaluation."""
@@ -209,12 +244,41 @@ class Joined:
     ) -> None:
         if isinstance(error, OperatorError):
             self._over = True  # the node is gone; leave() only reaps its process
+        if error is not None and not self._over and self._progress.ranks.size > 1:
+            self._part()  # the other ranks may be anywhere, and are not waited for
+            return
         self.leave()
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _part(self) -> None:
+        """Be no longer there: the daemon sees the channel's end, and leaves the swarm in order."""
+        self._over = True
+        if self._progress.leader is not None:
+            self._progress.leader.channel.close()
+
     def _follow(self, until: type[Action], decide: Decide | None = None) -> None:
-        """Carry out what is decided, up to and including the first action of this kind."""
+        """Carry out what is decided, up to and including the first action of this kind.
+
+        Raises OperatorError E405 where another rank has gone meanwhile, E406 where it does not
+        answer.
+        """
+        try:
+            self._carry_out(until, decide)
+        except RuntimeError as error:  # of gloo and NCCL, which have no class of their own
+            code = rank_lost(error) if self._progress.ranks.size > 1 else ""
+            if not code:
+                raise
+            self._part()
+            what = "is gone" if code == "E405" else "does not answer"
+            raise operator_error(
+                code,
+                f"another rank of this script {what}",
+                why=f"rank {self._progress.ranks.rank} was told: {str(error)[:300]}",
+                fix="see what the other ranks printed; start all of them again, with resume=True",
+            ) from error
+
+    def _carry_out(self, until: type[Action], decide: Decide | None) -> None:
         while True:
             action = self._agree(decide)
             match action:

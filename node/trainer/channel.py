@@ -290,6 +290,10 @@ class Channel:
         except OSError as error:
             raise ChannelClosedError(f"the daemon is gone ({error})") from error
 
+    def close(self) -> None:
+        """Be gone, as the other side sees it."""
+        self._socket.close()
+
     def receive(self, timeout: float) -> Command | None:
         """The next command, or None after ``timeout`` seconds without one.
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
+import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -19,6 +22,8 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists no names
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from node.hosts.interface import told
+from node.own_address import outward_address
 from node.trainer.dims import ParallelDims
 
 COLLECTIVE_S = 600.0
@@ -91,10 +96,15 @@ class Ranks:
     def met(cls, device: torch.device) -> Ranks:
         """The ranks of a process group that somebody else has made, alone where there is none.
 
-        It may be one of NCCL alone, so what is agreed on travels by a group of gloo beside it.
+        It may be one of NCCL alone, so what is agreed on travels by a group of gloo beside it, over
+        the interface that leads to torchrun's host, unless the environment names another.
         """
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return cls.alone(device)
+        if master := os.environ.get("MASTER_ADDR"):
+            with suppress(OSError):  # a name that does not resolve: gloo looks for itself
+                own = outward_address(socket.gethostbyname(master))
+                os.environ.update(told(own, os.environ))
         size = dist.get_world_size()
         mesh = init_device_mesh(device.type, (size,))
         control = dist.new_group(backend="gloo")

@@ -143,12 +143,23 @@ def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]
         return EXIT_REFUSED, error.code, error.text()
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return EXIT_OUT_OF_MEMORY, "E401", text
-    if settings.ranks > 1 and any(word in text.lower() for word in ("timed out", "timeout")):
+    if settings.ranks > 1 and rank_lost(error) == "E406":
         return EXIT_STUCK, "E406", text
-    lost = ("gloo", "nccl", "closed by peer", "connection reset")
-    if settings.ranks > 1 and any(word in text.lower() for word in lost):
+    if settings.ranks > 1 and rank_lost(error):  # the daemon sees which one has ended, and how
         return EXIT_RANK_LOST, "", text
     return EXIT_CRASHED, "", text
+
+
+def rank_lost(error: Exception) -> str:
+    """E406 where a collective call took too long, E405 where another rank has gone; else empty.
+
+    Judged by the words of gloo and NCCL, which say it in no other way.
+    """
+    text = f"{type(error).__name__}: {error}".lower()
+    if any(word in text for word in ("timed out", "timeout")):
+        return "E406"
+    lost = ("gloo", "nccl", "closed by peer", "connection reset")
+    return "E405" if any(word in text for word in lost) else ""
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
