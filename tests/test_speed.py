@@ -38,7 +38,16 @@ def test_the_share_is_of_all_ranks_and_none_on_a_cpu(monkeypatch: pytest.MonkeyP
     assert speed.mfu(1000, 1.0) is None
     assert Speed(1e9, 4e12).mfu(2000, 1.0) == 0.5
     assert Speed(1e9, 4e12).mfu(2000, 0.0) is None
-    names = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "Unheard of": None}
+    names = {
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA A100-SXM4-80GB": 312e12,
+        "NVIDIA A100 80GB PCIe": 312e12,
+        "NVIDIA H200 NVL": None,  # another device than the H200
+        "NVIDIA GB200": None,
+        "NVIDIA L40": None,
+        "Unheard of": None,
+    }
     for name, peak in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert peak_flops(torch.device("cuda", 0)) == peak

@@ -8,6 +8,7 @@ that is not listed, or on a CPU, there is no utilisation.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -15,28 +16,40 @@ import torch
 from bootstrap.manifest import Manifest, Model
 from node.trainer.parallel import Ranks
 
-# by part of the name that CUDA gives the device; the first that fits
+# By words of the name that CUDA gives the device. What makers print with sparsity is halved, and a
+# device is listed only where a document of its maker has the figure.
 PEAKS_TFLOPS = (
+    # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
     ("B200", 2250.0),
+    # https://www.nvidia.com/en-us/data-center/h200/
     ("H200", 989.0),
+    # https://www.nvidia.com/en-us/data-center/h100/: 1979 SXM, 1671 NVL, 1513 PCIe with sparsity
+    ("H100", 989.0),
     ("H100 NVL", 835.0),
     ("H100 PCIe", 756.0),
-    ("H100", 989.0),
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet.pdf
     ("A100", 312.0),
+    ("A100 PCIe", 312.0),
+    # https://www.nvidia.com/en-us/data-center/l40s/: 362.05, 733 with sparsity
     ("L40S", 362.0),
-    ("L4", 121.0),
-    ("A10", 125.0),
-    ("RTX 4090", 165.0),
-    ("RTX 3090", 71.0),
 )
+VARIANTS = {"nvl", "pcie"}  # other devices than those without the word
 
 
 def peak_flops(device: torch.device) -> float | None:
     """Operations a second of a device in bf16; None where it is not known."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak * 1e12 for part, peak in PEAKS_TFLOPS if part in name), None)
+    name = _words(torch.cuda.get_device_name(device))
+    for known, peak in PEAKS_TFLOPS:
+        words = _words(known)
+        if words <= name and name & VARIANTS <= words:
+            return peak * 1e12
+    return None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name.lower()))
 
 
 def flops_a_token(model: Model, matrices: int, seq_len: int) -> float | None:
