@@ -227,7 +227,7 @@ class Engine:
     def _tied(self) -> list[Tensor]:
         """The embedding, the head that is tied to it, or both: those that are here."""
         name = next((model.tied for model in self.parts.values()), "")
-        return self.weights.parts.get(name, []) if name else []
+        return list(self.weights.parts.get(name, ())) if name else []
 
     # --- evaluation ---------------------------------------------------------------------------
 

@@ -80,8 +80,8 @@ class ForeignDecoder(Decoder):
         """
         lists = [m for m in self.lm.modules() if isinstance(m, nn.ModuleList) and len(m)]
         lengths = [len(one) for one in lists]
-        found = lists[lengths.index(max(lengths))] if lists else []
-        return [block for block in found if not isinstance(block, Passed)]
+        longest = list(lists[lengths.index(max(lengths))]) if lists else []
+        return [block for block in longest if not isinstance(block, Passed)]
 
     def forward(
         self, x: Tensor, positions: Tensor | None = None, documents: Tensor | None = None
@@ -188,7 +188,7 @@ def _parse(text: str) -> Any:
         raise _unfit(f"{type(error).__name__}: {error}"[:500]) from error
 
 
-def _build(config: Model) -> nn.Module:
+def _build(config: Model) -> Any:
     transformers = need("transformers", "hf", "build a model of transformers")
     parsed = _parse(config.config)
     try:

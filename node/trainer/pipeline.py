@@ -7,6 +7,7 @@ The schedules are torch's: GPipe (1811.06965), 1F1B (2104.04473), interleaved 1F
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,9 +74,7 @@ class Pipeline:
         fitting = [n for n in choices if n >= 2 * pp and rows // n <= micro_batch]
         return min(fitting) if fitting else max(choices)
 
-    def step(
-        self, inputs: Tensor, targets: Tensor, parts: int, loss: Loss, **given: Tensor
-    ) -> None:
+    def step(self, inputs: Tensor, targets: Tensor, parts: int, loss: Loss, **given: Any) -> None:
         """Forward and backward of [B, T] tokens, cut in ``parts``.
 
         ``given`` [B, ...] is the same on all ranks, and every stage gets its rows of it.
