@@ -39,6 +39,7 @@ async def take(url: str, shapes: dict[Path, tuple[int, int, bool]]) -> dict[Path
     shots: dict[Path, bytes] = {}
     with tempfile.TemporaryDirectory() as profile:
         async with browser(Path(profile) / "profile") as page:
+            await page.send("Emulation.setScrollbarsHidden", hidden=True)
             for where, (width, height, dark) in shapes.items():
                 await page.shape(width, height, dark=dark)
                 await page.go(url)
