@@ -26,16 +26,8 @@ from blake3 import blake3
 from pydantic import Field, ValidationError, model_validator
 
 from bootstrap.manifest_gossip import Gossip, check_gossip
-from bootstrap.manifest_rounds import (
-    COARSE,
-    Merge,
-    Mode,
-    Outer,
-    Rounds,
-    Section,
-    check_mode,
-    with_defaults,
-)
+from bootstrap.manifest_modes import check_gradients, check_mode, with_defaults
+from bootstrap.manifest_rounds import COARSE, Merge, Mode, Outer, Rounds, Section
 from bootstrap.validation import check, explain, read_toml
 from protocols.envelope import open_envelope, seal
 from protocols.errors import BadSignature, Malformed
@@ -208,6 +200,7 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _mode(self) -> Manifest:
         check_mode(self.mode, self.outer, self.rounds)
+        check_gradients(self.mode, self.outer, self.rounds, self.inner.optimizer)
         check_gossip(self.mode, self.gossip, self.outer, self.rounds, self.merge)
         return self
 
@@ -223,6 +216,11 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _script_whole(self) -> Manifest:
+        if self.script.layout and self.mode == "allreduce":
+            raise ValueError(
+                "mode allreduce: a script takes its own optimizer steps, and in this mode the "
+                "swarm takes them; use mode diloco, with rounds.inner_steps 1 if need be"
+            )
         if self.script.layout and self.rounds.fragments > 1:
             raise ValueError(
                 f"rounds.fragments {self.rounds.fragments}: a script's model is merged as a whole, "

@@ -1,8 +1,6 @@
-"""The tables of the manifest that say how a swarm trains together: modes, outer rule, rounds.
+"""The tables of the manifest that say how a swarm trains together: outer rule, rounds, merge.
 
-A mode is a name for a way to meet (docs/modes.md). It sets the defaults of the knobs below, so
-that ``mode = "async"`` alone is a whole description; the manifest holds all knobs as they came
-out, and each may be set to something else. Nothing but the knobs is looked at later.
+What a mode sets of them is in :mod:`bootstrap.manifest_modes`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,15 @@ Mode = Literal[
     "btm",
 ]
 OuterRule = Literal[
-    "sgd", "nesterov", "heavyball", "adam", "yogi", "sparseloco", "delayed-nesterov"
+    "sgd",
+    "nesterov",
+    "heavyball",
+    "adam",
+    "yogi",
+    "sparseloco",
+    "delayed-nesterov",
+    "adamw",
+    "onebit-adam",
 ]
 Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
 CodecChoice = Literal[
@@ -41,41 +47,17 @@ SPARSE = ("top12", "top3")
 NO_BOUND = -1  # of staleness
 ONE = 1e-3  # quorum: one island is enough, in any swarm
 
-_ALONE = {"quorum": ONE, "grace_fraction": 0.0, "min_grace_s": 0.0}
-
-# what a mode stands for, where the manifest says nothing else
-MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "async": {
-        "rounds": {**_ALONE, "eval_every": 10},  # every arrival is a round
-        "outer": {"optimizer": "delayed-nesterov"},
-        "merge": {"weights": "rate"},
-    },
-    "server": {"rounds": {"owners": "servers", "staleness": 0}},
-    "gossip": {  # NoLoCo: η = β, μ = α of its paper
-        "rounds": {"codec": "bf16", "max_staleness": 4},
-        "outer": {"optimizer": "heavyball", "lr": 0.7, "momentum": 0.5, "warmup_rounds": 0},
-    },
-    "push-sum": {
-        "rounds": {"codec": "bf16", "max_staleness": 4},
-        "outer": {"optimizer": "sgd", "warmup_rounds": 0},
-        "gossip": {"rule": "push-sum"},
-    },
-    "fedavg": {"rounds": {"clients": 0.5}, "outer": {"optimizer": "sgd"}},
-    "btm": {
-        "rounds": {"total_rounds": 1, "inner_steps": 1000, "staleness": 0},
-        "outer": {"optimizer": "sgd"},
-    },
-}
-STREAMING_FRAGMENTS = 4  # or as many as there are layers
-
 # what an outer optimizer stands for (diloco.optimizers has the sources): η, and μ or β₁
-OUTER_DEFAULTS: dict[str, dict[str, float]] = {
+OUTER_DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1.0, "momentum": 0.0},
     "sparseloco": {"lr": 1.0, "momentum": 0.0},
     "heavyball": {"lr": 1.0, "momentum": 0.9},
     "adam": {"lr": 0.01, "momentum": 0.9},
     "yogi": {"lr": 0.01, "momentum": 0.9},
+    "adamw": {"lr": 1.0, "momentum": 0.0, "warmup_rounds": 0},  # [inner] has its rates
+    "onebit-adam": {"lr": 1.0, "momentum": 0.0},
 }
+OF_GRADIENTS = ("adamw", "onebit-adam")
 
 
 class Section(BaseModel):
@@ -89,6 +71,8 @@ class Outer(Section):
 
     ``lr`` and ``momentum`` (β₁ of adam and yogi) are reached over ``warmup_rounds`` from
     ``lr_start`` and ``momentum_start``. Only the Nesterov rules are warmed up by default.
+    adamw and onebit-adam see gradients, and have the rates and the decay of the table ``inner``;
+    of onebit-adam ``warmup_rounds`` are those before its second moments are frozen.
     """
 
     optimizer: OuterRule = "nesterov"
@@ -103,7 +87,7 @@ class Outer(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:
-        known = OUTER_DEFAULTS.get(str(given.get("optimizer"))) if _is_table(given) else None
+        known = OUTER_DEFAULTS.get(str(given.get("optimizer"))) if is_table(given) else None
         if known is None:
             return given
         whole = {**known, **given}
@@ -163,6 +147,8 @@ class Rounds(Section):
     dynamic_steps: bool = True
     # share of the islands that train and contribute in a round, drawn anew for each
     clients: float = Field(default=1.0, gt=0, le=1)
+    # share of the coordinates that a round merges, the same on all islands (mode sparta)
+    share: float = Field(default=1.0, gt=0, le=1)
     # who merges the parts: all members, or those started with --role server while one is there
     owners: Literal["members", "servers"] = "members"
     # whether work that the others took whole rounds without is turned towards the outer momentum
@@ -208,8 +194,8 @@ class Rounds(Section):
 
     @model_validator(mode="after")
     def _overlap(self) -> Rounds:
-        if self.overlap_steps > self.inner_steps // 4:
-            raise ValueError("rounds.overlap_steps exceeds a quarter of rounds.inner_steps")
+        if self.overlap_steps > self.inner_steps:
+            raise ValueError("rounds.overlap_steps exceeds rounds.inner_steps")
         return self
 
     @model_validator(mode="after")
@@ -245,105 +231,6 @@ class Merge(Section):
     weights: Literal["tokens", "rate"] = "tokens"
 
 
-def with_defaults(given: Any) -> Any:
-    """A manifest's plain tables with what their mode stands for, where they say nothing else."""
-    if not _is_table(given):
-        return given
-    tables = dict(given)
-    fragments = _fragments(tables.get("rounds"))
-    mode = tables.setdefault("mode", "streaming" if fragments > 1 else "diloco")
-    wanted = MODE_DEFAULTS.get(mode, {}) if isinstance(mode, str) else {}
-    if mode == "streaming":
-        wanted = {"rounds": {"fragments": _streaming_fragments(tables.get("model"))}}
-    rounds = _plain(tables.get("rounds"))
-    if mode == "server" and str(rounds.get("staleness", 0)) != "0":  # lock-step is given up
-        late = MODE_DEFAULTS["async"]
-        wanted = {**late, "rounds": {**late["rounds"], "owners": "servers"}}
-    if mode == "gossip" and str(_plain(tables.get("gossip")).get("rule")) == "average":
-        wanted = {**wanted, "outer": MODE_DEFAULTS["push-sum"]["outer"]}
-    outer = _plain(tables.get("outer"))
-    if outer.get("optimizer") == "sparseloco":
-        wanted = {**wanted, "rounds": {"codec": "top12", **wanted.get("rounds", {})}}
-    for name, defaults in wanted.items():
-        tables[name] = {**defaults, **_plain(tables.get(name))}
-    return tables
-
-
-def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
-    """Raise ValueError where a mode's name and the knobs contradict each other."""
-    if mode == "streaming" and rounds.fragments == 1:
-        raise ValueError(
-            "mode streaming with rounds.fragments 1: a model that is merged whole is mode diloco"
-        )
-    if mode == "diloco" and rounds.fragments > 1:
-        raise ValueError(
-            f"mode diloco with rounds.fragments {rounds.fragments}: merging in fragments that take "
-            "turns is mode streaming"
-        )
-    if rounds.clients < 1 and mode != "fedavg":
-        raise ValueError(
-            f"rounds.clients {rounds.clients:g} with mode {mode}: rounds of a part of the islands "
-            "are mode fedavg"
-        )
-    if rounds.align and not outer.moving:
-        raise ValueError(
-            f"rounds.align with outer.optimizer {outer.optimizer} and no momentum: there is no "
-            "direction to turn late work to; leave rounds.align away, or use delayed-nesterov"
-        )
-    if mode == "server" and rounds.owners != "servers":
-        raise ValueError("mode server with rounds.owners members: without servers it is diloco")
-    if mode == "btm" and (rounds.total_rounds, rounds.fragments, outer.optimizer) != (1, 1, "sgd"):
-        raise ValueError(
-            "mode btm merges once, by the weighted average: rounds.total_rounds and "
-            "rounds.fragments are 1, and outer.optimizer is sgd"
-        )
-    if rounds.owners == "servers" and rounds.feeds_back:
-        raise ValueError(
-            "rounds.owners servers with a codec that loses much: nobody could send later what a "
-            "server loses where it encodes the sum; use int4 or a finer codec"
-        )
-    sparse = rounds.sparse
-    if outer.optimizer == "sparseloco" and not sparse:
-        raise ValueError(
-            f"outer.optimizer sparseloco with codec {rounds.codec}: it is the rule of sparse "
-            "codes; set rounds.codec to top12 or top3, or outer.optimizer to sgd"
-        )
-    if sparse and outer.optimizer in ("adam", "yogi"):
-        raise ValueError(
-            f"codec {sparse} with outer.optimizer {outer.optimizer}: most elements are zero in a "
-            "round, so its second moments say how often one is sent and not how large it is; use "
-            "outer.optimizer sparseloco"
-        )
-    if sparse and outer.moving:
-        raise ValueError(
-            f"codec {sparse} with outer.momentum: what comes late by feedback would be carried on "
-            "as if it were new; set outer.optimizer to sparseloco, or use int2"
-        )
-
-
-def _is_table(value: Any) -> bool:
+def is_table(value: Any) -> bool:
+    """Whether it is what TOML calls a table."""
     return isinstance(value, Mapping)
-
-
-def _plain(table: Any) -> dict[str, Any]:
-    """What somebody set of a table that may be read already."""
-    if isinstance(table, Section):
-        return {name: getattr(table, name) for name in table.model_fields_set}
-    return dict(table) if _is_table(table) else {}
-
-
-def _number(value: Any, default: int) -> int:
-    """As validation will read it; what is no number is refused there."""
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return default
-
-
-def _fragments(rounds: Any) -> int:
-    return _number(_plain(rounds).get("fragments"), 1)
-
-
-def _streaming_fragments(model: Any) -> int:
-    layers = _number(_plain(model).get("n_layers"), 2)
-    return max(1, min(STREAMING_FRAGMENTS, layers))

@@ -9,59 +9,49 @@ as coarsely as one bit with error feedback, at the sender and at whoever merges:
     c̄ = C(mean c_i + e');  e' ← mean c_i + e' − c̄       by the one who merges
     m ← c̄;  θ ← θ − η m / (√s + ε)
 
-C is any codec, the paper's a sign with one scale. Both errors are kept, so the sum of all m that
-were applied is the sum of all that were meant, up to what is still in e and e'.
+C is any codec, the paper's a sign with one scale. Both errors are kept (:mod:`diloco.feedback`
+with a decay of 1), so the sum of all m that were applied is the sum of all that were meant, up to
+what is still in e and e'.
+
+A sign has no zero. Where an element never had a gradient, s is nothing and the step η / ε of a
+momentum that is all rounding; so what is divided by is at least as large as it is in the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-Coded = Callable[[Tensor], Tensor]  # float32 [n] to what others decode of it
-
-
-@dataclass(slots=True)
-class OneBit:
-    """One island's state after the warm-up: float32 [n] each."""
-
-    momentum: Tensor  # m, equal on all
-    second: Tensor  # s, equal on all, frozen
-    error: Tensor  # e, its own
-
-
-def init(momentum: Tensor, second: Tensor) -> OneBit:
-    """From the moments of the warm-up with Adam, corrected for their start at zero."""
-    return OneBit(momentum.clone(), second.clone(), torch.zeros_like(momentum))
+FLOOR = 1.0  # of √s, in terms of its mean
 
 
 @torch.no_grad()
-def to_send(state: OneBit, gradient: Tensor, beta1: float) -> Tensor:
-    """m_i + e_i, float32 [n]: to be encoded."""
-    own = state.momentum * beta1
-    return own.add_(gradient * (1 - beta1)).add_(state.error)
+def freeze(second: Tensor, epsilon: float) -> Tensor:
+    """√s + ε, which later steps divide by, in place of s [n], corrected for its start at zero."""
+    second.sqrt_()
+    return second.add_(max(epsilon, FLOOR * mean(second)))
 
 
 @torch.no_grad()
-def sent(state: OneBit, meant: Tensor, decoded: Tensor) -> None:
-    """Remember what encoding lost of ``meant``."""
-    torch.sub(meant, decoded, out=state.error)
+def own_momentum(momentum: Tensor, gradient: Tensor, beta1: float) -> Tensor:
+    """m_i from the common m [n], in place of an island's own gradient [n]."""
+    return gradient.mul_(1 - beta1).add_(momentum * beta1)
 
 
 @torch.no_grad()
-def merged(mean: Tensor, error: Tensor, coded: Coded) -> Tensor:
-    """c̄ of a mean [n] at the one who merges; ``error`` e' in place."""
-    meant = mean + error
-    result = coded(meant)
-    torch.sub(meant, result, out=error)
-    return result
+def step(momentum: Tensor, divisor: Tensor, common: Tensor, params: Tensor, *, lr: float) -> None:
+    """m ← c̄, the momentum that all decoded; θ ← θ − η m / divisor. All [n], two in place."""
+    momentum.copy_(common)
+    params.sub_((common * lr).div_(divisor))
 
 
-@torch.no_grad()
-def step(state: OneBit, common: Tensor, params: Tensor, *, lr: float, eps: float = 1e-8) -> None:
-    """θ ← θ − η m / (√s + ε) with the momentum that all decoded; in place."""
-    state.momentum.copy_(common)
-    params.sub_(common / (state.second.sqrt() + eps) * lr)
+def mean(values: Tensor) -> float:
+    """Of float32 [n], to the same bits everywhere: halves are added to each other."""
+    count = len(values)
+    while len(values) > 1:
+        half = len(values) // 2
+        rest = values[2 * half :]
+        values = values[:half] + values[half : 2 * half]
+        if len(rest):
+            values = torch.cat((values[:-1], values[-1:] + rest))
+    return values.item() / count

@@ -16,6 +16,9 @@ yogi             m as above; s ← s − (1 − β₂) D² sign(s − D²)      
 sparseloco       θ ← θ − η D, D of sparse codes with error feedback  SparseLoCo, 2508.15706
 delayed-nesterov nesterov of D's share s = arrivals / N; momentum    2401.09135, see
                  once the shares add up to one                       :mod:`diloco.asynchronous`
+adamw            adam, where D is a gradient, after θ ← (1 − η λ) θ  1711.05101
+onebit-adam      adamw at first; then D is the momentum              2102.02888, see
+                                                                     :mod:`diloco.onebit`
 ================ =================================================== =========================
 
 adam and yogi end with θ ← θ − η m̂ / (√ŝ + ε), where m̂ and ŝ are corrected for their start at zero
@@ -38,10 +41,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diloco import asynchronous, outer
+from diloco import asynchronous, onebit, outer
 
 BETA2 = 0.99  # FedAdam's and FedYogi's, as published
 EPSILON = 1e-3  # their τ: large, since D is long and changes little from round to round
+WARM = 1000  # rounds of Adam, before 1-bit Adam
 ENOUGH = 1 - 1e-6  # shares that add up to so much are one
 
 
@@ -63,6 +67,8 @@ class Rates:
     share: float = 1.0  # of the islands whose work is in D, for delayed-nesterov
     beta2: float = BETA2
     epsilon: float = EPSILON
+    decay: float = 0.0  # λ, of adamw and onebit-adam
+    warmup: int = WARM  # rounds before onebit-adam freezes its second moments
 
 
 Vectors = Mapping[str, Tensor]
@@ -81,6 +87,8 @@ class Rule:
     momentum: float = 0.0
     numbers: tuple[str, ...] = ()  # vectors of a single element
     end: Callable[[Vectors, Tensor, Rates], None] | None = None  # after all slices of a round
+    # what an island sends in place of its D: (vectors, D, rates), D in place
+    brings: Callable[[Vectors, Tensor, Rates], None] | None = None
 
     def init(self, params: Tensor) -> State:
         """The state before the first round: zeros, of float32."""
@@ -179,6 +187,38 @@ def _adaptive_step(
     params.sub_(step.div_(second.sqrt_().add_(rates.epsilon)))
 
 
+@torch.no_grad()
+def _adamw(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    if rates.decay:
+        params.mul_(1 - rates.lr * rates.decay)
+    _adam(vectors, merged, params, rates)
+
+
+@torch.no_grad()
+def _onebit(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+    if rates.count <= rates.warmup:
+        _adamw(vectors, merged, params, rates)
+        return
+    if rates.decay:
+        params.mul_(1 - rates.lr * rates.decay)
+    onebit.step(vectors["m"], vectors["s"], merged, params, lr=rates.lr)
+
+
+@torch.no_grad()
+def _freeze(vectors: Vectors, params: Tensor, rates: Rates) -> None:
+    """After the last round of Adam: its moments become those of the rounds of signs."""
+    if rates.count == rates.warmup:
+        right = 1 / (1 - _power(rates.momentum, rates.count))
+        vectors["m"].mul_(right)
+        onebit.freeze(vectors["s"].mul_(1 / (1 - _power(rates.beta2, rates.count))), rates.epsilon)
+
+
+@torch.no_grad()
+def _bring_momentum(vectors: Vectors, gradient: Tensor, rates: Rates) -> None:
+    if rates.count > rates.warmup:
+        onebit.own_momentum(vectors["m"], gradient, rates.momentum)
+
+
 def _power(base: float, exponent: int) -> float:
     """By products alone: what a library's pow gives may differ in its last bit."""
     result = 1.0
@@ -220,6 +260,16 @@ RULES = {
         Rule("adam", ("m", "s"), _adam, lr=0.01, momentum=0.9),
         Rule("yogi", ("m", "s"), _yogi, lr=0.01, momentum=0.9),
         Rule("sparseloco", (), _sgd, lr=1.0),
+        Rule("adamw", ("m", "s"), _adamw, lr=1e-3, momentum=0.9),
+        Rule(
+            "onebit-adam",
+            ("m", "s"),
+            _onebit,
+            lr=1e-3,
+            momentum=0.9,
+            end=_freeze,
+            brings=_bring_momentum,
+        ),
         Rule(
             "delayed-nesterov",
             ("v", "gathered"),

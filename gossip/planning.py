@@ -58,7 +58,15 @@ class Rules:
     staleness: int = NO_BOUND  # rounds that a live member may miss before the others wait for it
     clients: Clients | None = None  # who trains in a round; None: all
     servers: bool = False  # those merge, while one is there
+    switch: int | None = None  # rounds before this one have all codecs but the last, later ones it
     calls: bool = False  # the roll is called for newcomers, instead of having them wait for a round
+
+    def at(self, round_: int) -> Rules:
+        """The same with the codecs that a round may have."""
+        if self.switch is None:
+            return self
+        codecs = self.codecs[-1:] if round_ >= self.switch else self.codecs[:-1]
+        return dataclasses.replace(self, codecs=codecs)
 
     @property
     def shape(self) -> Shape:
@@ -116,7 +124,7 @@ def fresh_plan(
     )
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
-    codec = _codec(parts, layout.groups, links, rules, round_s, previous_codec)
+    codec = _codec(parts, layout.groups, links, rules.at(place.round), round_s, previous_codec)
     expected = rules.sharing * _expected_seconds(parts, layout.groups, links, rules, codec)
     stillness = _stillness(expected, parts)
     if not any(announce.upload > 0 or announce.download > 0 for announce in members):

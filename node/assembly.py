@@ -24,8 +24,10 @@ from gossip.promises import Record
 from gossip.roamer import Roamer
 from node import __version__, clock
 from node.conductor import Conductor
+from node.eager_state import EagerReplica
 from node.entrance import Run
 from node.gossip_reports import GossipReports
+from node.gradient_state import GradientReplica
 from node.hardware import Hardware, training
 from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
@@ -41,6 +43,7 @@ from node.residual import Residual
 from node.roaming import make_roamer
 from node.saving import Restored
 from node.script.attached import Attached
+from node.sparse_state import SparseReplica
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline
 from node.trainer.settings import TrainerSettings
@@ -57,6 +60,14 @@ MAX_KEPT = 256  # rounds
 MIN_WAIT_S = 1.0  # the trainer waits at least so long for a merge before it trains on
 
 
+# what a mode keeps, or merges, in another way than parameters as a whole
+REPLICAS: dict[str, type[OuterReplica]] = {
+    "eager": EagerReplica,
+    "allreduce": GradientReplica,
+    "sparta": SparseReplica,
+}
+
+
 def make_replicas(
     node: Node, run: Run, layout: Outline, vectors: SharedVectors
 ) -> tuple[OuterReplica, ...]:
@@ -65,10 +76,11 @@ def make_replicas(
     if manifest.mode in GOSSIP:
         codec = RangeCodec(manifest.rounds.codec, layout.cuts[0].dense)
         return (OwnReplica(manifest, node.identity.peer_id, vectors, codec, node.offload),)
+    kind = REPLICAS.get(manifest.mode, OuterReplica)
     replicas: list[OuterReplica] = []
     for fragment, cut in enumerate(layout.cuts):
         here = slice(cut.start, cut.stop)
-        replica = OuterReplica(
+        replica = kind(
             manifest,
             node.identity.peer_id,
             vectors,
@@ -78,6 +90,8 @@ def make_replicas(
             fragment,
             here,
         )
+        if replica.size < len(replica.base):  # matrices and vectors alike
+            replica.codec = RangeCodec(replica.codec.name, replica.size)
         if node.config.role == "island" and manifest.rounds.feeds_back:
             replica.residual = Residual(cut.size, manifest.rounds.feedback)
         replicas.append(replica)
@@ -99,7 +113,7 @@ def make_swarm(
     the first round.
     """
     run, rules = manifest.run_id, manifest.rounds
-    encoded = sum(replica.codec.encoded_size(0, len(replica.base)) for replica in replicas)
+    encoded = sum(replica.codec.encoded_size(0, replica.size) for replica in replicas)
     wiring = Wiring(
         node.transport,
         node.identity,
@@ -159,7 +173,7 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
             (rules.tau or rules.inner_steps // 4) / rules.inner_steps, 1 / rules.fragments
         )
     return Rules(
-        size=len(replica.base),
+        size=replica.size,
         codecs=rules.allowed_codecs,
         encoded_bytes=replica.codec.size_as,
         exposed=rules.exposed,
@@ -173,6 +187,7 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
         staleness=rules.staleness,
         clients=clients_of(manifest),
         servers=rules.owners == "servers",
+        switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
         calls=once(manifest),
         least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
     )

@@ -19,21 +19,24 @@ from gossip.roamer import RAMP
 from gossip.sketch import sketch
 from gossip.spread import Whole
 from node.choosing import Chooser
+from node.eager_state import EagerReplica
+from node.guessing import Guesses
 from node.island import Island, TrainerDied
-from node.modes import at_will, clients_of, is_over, once, weight_of
+from node.modes import at_will, by_gradients, is_over, once, weight_of
 from node.monitor.event_log import EventLog
-from node.monitor.events import Problem, Rejected, Step, Validation
+from node.monitor.events import Problem, Rejected
 from node.pace import Pace
 from node.replica import OuterReplica, Side
+from node.targets import Targets
 from node.trainer.channel import (
     Applied,
     Apply,
     Begin,
     ChannelClosedError,
-    Checkpoint,
     Evaluated,
     Ready,
     Saved,
+    Shifted,
     Snapshot,
     Staged,
     StepDone,
@@ -44,13 +47,14 @@ from node.trainer.channel import (
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
+from node.trainer_events import problem_of, step_of, validation_of
+from node.trainer_files import TrainerFiles
 from node.turns import Turns
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 
 MAX_RESTARTS = 3  # of the trainer, without a round in between
 SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
-LOOK_EVERY = 10  # inner steps between two looks at how far the others are
 
 
 @dataclass
@@ -81,14 +85,14 @@ class Conductor:
     _restarts: int = 0
     _target: int = 0
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
-    _staged: asyncio.Future[None] | None = None
-    _saved: asyncio.Future[Saved] | None = None
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
         fragments = len(self.replicas)
         self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_steps)
-        self._at_will, self._clients = at_will(self.manifest), clients_of(self.manifest)
+        self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
+        self._files = TrainerFiles(self.island)
+        self._at_will = at_will(self.manifest)
         # rounds in which something of ours was merged, and when the last snapshot was taken
         # (monotonic), by fragment
         self.contributions, self.snapshot_at = [0] * fragments, [0.0] * fragments
@@ -96,8 +100,11 @@ class Conductor:
         self._whole, self.turns = Whole(fragments), [(-1, 0)] * fragments
         # after a restart the trainer first has to stand where its checkpoint was made
         self._turns = Turns(fragments, free=self.resume_dir is None)
+        self._guesses: Guesses | None = None  # where nobody waits for a merge
         for fragment, replica in enumerate(self.replicas):
             replica.trainer = Side(fragment, self.hold, self.resume)
+            if isinstance(replica, EagerReplica):
+                self._guesses = Guesses(replica, self.island, self._turns)
 
     # --- for the replicas (see node.replica.Trainer) ---------------------------------------------
 
@@ -121,13 +128,14 @@ class Conductor:
             await self._begin()
             return
         slot, slots = self._slot()
-        self._target = self._next_target()
+        self._target = self._targets.next(self.swarm)
         every = self.manifest.rounds.eval_every
         round_ = self.replicas[fragment].place.round
         evaluate = fragment == 0 and bool(every) and round_ % every == 0
         if evaluate:  # of all fragments
             await self._turns.all_to_read()
-        if fragment == 0 and (contributed or reset or not self._at_will):
+        steps_count_from_here = contributed and self._guesses is None  # and not from a snapshot
+        if fragment == 0 and (reset or steps_count_from_here or not self._at_will):
             self._since = 0
         order = (
             self._target,
@@ -158,10 +166,12 @@ class Conductor:
                 case StepDone() as done:
                     self._on_step(done)
                     # once a checkpoint of the round that has just ended had the time to begin
-                    if self.island.grown and self._since == 1 and not self._saving:
+                    if self.island.grown and self._since == 1 and not self._files.writing:
                         await self._start_again()
-                    if once(self.manifest):
-                        await self._finish_together()
+                    if once(self.manifest) and (
+                        end := self._targets.together(self.swarm, self._since, self._target)
+                    ):
+                        await self._set_target(end)
                 case Snapshot() as snapshot:
                     await self._on_snapshot(snapshot)
                 case Applied() as applied:
@@ -170,45 +180,35 @@ class Conductor:
                     self._restarts = 0
                     self.pace.step, self.pace.tokens = applied.step, applied.tokens
                     await self.on_applied(applied)
+                case Shifted() if self._guesses is not None:
+                    await self._guesses.moved()
                 case Staged():
-                    if self._staged is not None and not self._staged.done():
-                        self._staged.set_result(None)
+                    self._files.staged()
                 case Saved() as saved:
-                    if self._saved is not None and not self._saved.done():
-                        self._saved.set_result(saved)
+                    self._files.saved(saved)
                 case TrainerDied() as died:
                     await self._on_death(died)
                 case Stopped():
                     return
                 case Evaluated() as evaluated:
-                    self.events.emit(
-                        Validation(
-                            round=evaluated.round,
-                            step=evaluated.step,
-                            validation_loss=evaluated.validation_loss,
-                        )
-                    )
+                    self.events.emit(validation_of(evaluated))
 
     @property
     def training(self) -> bool:
         """Whether there is a trainer at work, whose state belongs into a checkpoint."""
         return self._begun and self.island.alive
 
-    @property
-    def _saving(self) -> bool:
-        """Whether the trainer is writing a checkpoint."""
-        return self._saved is not None and not self._saved.done()
-
     async def save(self, directory: Path) -> asyncio.Future[Saved]:
         """Have the trainer write its files into ``directory``.
 
         Returns when it has copied them; the future is done when they are written.
         """
-        loop = asyncio.get_running_loop()
-        self._staged, self._saved = loop.create_future(), loop.create_future()
-        await self.island.send(Checkpoint(str(directory)))
-        await self._staged
-        return self._saved
+        guesses = self._guesses
+        guessed = guesses is not None and await guesses.take_back()
+        saved = await self._files.save(directory)
+        if guesses is not None and guessed:
+            await guesses.make()
+        return saved
 
     async def begin_if_due(self) -> None:
         """Begin training as soon as the trainer is up and this island is in office."""
@@ -250,7 +250,7 @@ class Conductor:
             self._beginning = False
         self._begun = True
         (round_, *others), (slot, slots) = [r.place.round for r in self.replicas], self._slot()
-        self._target = self._next_target()
+        self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._turns.begin()
         await self.island.send(
@@ -268,6 +268,7 @@ class Conductor:
                 tau=self._chooser.tau(),
                 at_will=self._at_will,
                 forgets=not self.manifest.inner.keep_moments,
+                gradients=by_gradients(self.manifest),
             )
         )
         self.resume_dir = None
@@ -285,20 +286,8 @@ class Conductor:
                 loss=self.pace.loss,
                 total_tokens=self.pace.tokens,
             )
-        self.events.emit(
-            Step(
-                step=done.step,
-                round=done.round,
-                loss=done.loss,
-                grad_norm=done.grad_norm,
-                lr=done.lr,
-                tokens=done.tokens,
-                tokens_per_second=self.pace.tokens_per_second,
-                seconds=done.seconds,
-                mfu=done.mfu,
-                peers=1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1,
-            )
-        )
+        peers = 1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1
+        self.events.emit(step_of(done, self.pace.tokens_per_second, peers))
 
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment
@@ -318,15 +307,20 @@ class Conductor:
         if is_over(self.manifest, snapshot.round, replica.place.work):
             return  # the run is over: the last checkpoint is being written
         round_ = snapshot.round
+        # of gradients there is no sketch: all islands stand at the same parameters
+        learnt = replica.base if by_gradients(self.manifest) else replica.sent
         norm, projection = await replica.offload(
             lambda: (
                 replica.norm(),
-                sketch(replica.sent, self.manifest.run_id, start=self.layout.cuts[fragment].start),
+                sketch(learnt, self.manifest.run_id, start=self.layout.cuts[fragment].start),
             )
         )
         if whole := self._whole.add(fragment, round_, projection):
             self.turns[fragment] = (round_, whole[0])
             self.swarm.presence.note(sketch_round=whole[0], sketch=whole[1])
+        if self._guesses is not None:
+            self._since = 0
+            await self._guesses.make()
         merged = self.contributions[fragment]
         ramp = RAMP[min(merged, len(RAMP) - 1)] if self.joined else 1.0
         self.swarm.chains[fragment].update(
@@ -341,12 +335,7 @@ class Conductor:
     async def _on_death(self, died: TrainerDied) -> None:
         self._restarts += 1
         fatal = self._restarts > MAX_RESTARTS or died.code not in SURVIVED
-        problem = died.error or OperatorError(
-            died.code or "E405",
-            f"trainer: {died.text}",
-            died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
-            f"see {self.island.directory}/trainer-rank{died.rank}.log",
-        )
+        problem = problem_of(died, self.island.directory)
         self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:
             raise problem
@@ -358,10 +347,9 @@ class Conductor:
     async def _start_again(self, **changes: int) -> None:
         """Start all ranks anew, from the last merge, as a newcomer's: without their moments."""
         self._begun, self.ready, self.resume_dir = False, None, None
-        for waiting in (self._staged, self._saved):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(ChannelClosedError("the trainer was started again"))
-                waiting.exception()  # nobody may be waiting: that is no error of its own
+        self._files.lost()
+        if self._guesses is not None:
+            self._guesses.lost()
         self._turns.free()
         if self.swarm is not None:
             for chain in self.swarm.chains:
@@ -397,42 +385,10 @@ class Conductor:
             if isinstance(chain, Chain) and chain.held_at > chain.planned_at:
                 self._chooser.exchange.add(chain.held_at - chain.planned_at)
 
-    def _next_target(self) -> int:
-        """Inner steps until the next contribution; 0: the next round does without this island."""
-        swarm = self.swarm
-        if not self._drawn():
-            return 0
-        chosen = self._chooser.steps(
-            swarm.membership.islands_alive(swarm.now()) if swarm is not None else ()
-        )
-        if swarm is not None:
-            swarm.presence.note(wanted_steps=self._chooser.wanted)
-        return chosen
-
-    def _drawn(self) -> bool:
-        """Whether this island is one of the round's clients, as far as it sees who is alive."""
-        replica, swarm = self.replicas[0], self.swarm
-        if self._clients is None or swarm is None or self.me not in replica.roster:
-            return True
-        alive = {a.peer for a in swarm.membership.islands_alive(swarm.now()) if a.role == "island"}
-        there = [peer for peer in replica.roster if peer == self.me or peer in alive]
-        return self.me in self._clients(replica.place, there)
-
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""
-        if self._begun and not self._target and self._drawn():
-            await self._set_target(self._next_target())
-
-    async def _finish_together(self) -> None:
-        """Where there is one merge only, who began late ends with the others, not after them."""
-        swarm = self.swarm
-        if swarm is None or self._since % LOOK_EVERY:
-            return
-        now = swarm.now()
-        others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]
-        etas = [swarm.membership.eta(peer, now) for peer in others]
-        if target := self._chooser.together(self._since, self._target, etas):
-            await self._set_target(target)
+        if self._begun and not self._target and self._targets.drawn(self.swarm):
+            await self._set_target(self._targets.next(self.swarm))
 
     async def _set_target(self, target: int) -> None:
         self._target = target

@@ -114,12 +114,6 @@ _ROWS = (
         "ask the run's creator for a join line, and give other peers with --peers",
     ),
     Kind(
-        "E207",
-        "this mode runs in simulations only",
-        "the manifest names a mode that `node simulate` knows, and real processes do not",
-        "choose another mode: docs/modes.md lists those that `node start` runs",
-    ),
-    Kind(
         "E301",
         "the clock is wrong",
         "signed records expire by wall clock, and this machine's differs from its peers' median",

@@ -1,4 +1,4 @@
-"""What a run's mode means to one node: which modes run, and what follows from their knobs.
+"""What a run's mode means to one node: what follows from its knobs.
 
 The knobs stand in the manifest (:mod:`bootstrap.manifest_rounds`); docs/modes.md is the page.
 """
@@ -14,10 +14,6 @@ from gossip.validity import Place
 from node.errors import operator_error
 from protocols.identity import PeerId
 
-# over certified rounds: what differs is the knobs that the mode sets
-ROUNDS = ("diloco", "streaming", "async", "server", "fedavg", "btm")
-RUN = (*ROUNDS, *GOSSIP)
-
 # a branch that stands still for a moment in the only merge of a run is not left out for good
 ONLY_MERGE_S = 15.0
 # tokens a step that count fully where weights are tokens² / steps: a weight is at most the tokens
@@ -25,14 +21,7 @@ MOST_A_STEP = 2**24
 
 
 def check_runs(manifest: Manifest) -> None:
-    """Raise E207 for a mode that only `node simulate` knows, E204 for one that would diverge."""
-    if manifest.mode not in RUN:
-        raise operator_error(
-            "E207",
-            f"mode {manifest.mode} runs in simulations only",
-            why=f"`node start` runs {', '.join(RUN)}",
-            fix=f"choose one of them, or try it out with node simulate --mode {manifest.mode}",
-        )
+    """Raise E204 for a run that is known to diverge."""
     if manifest.mode in GOSSIP and manifest.gossip.rule == "noloco":
         from diloco.mixing import check_noloco
 
@@ -48,9 +37,19 @@ def once(manifest: Manifest) -> bool:
     return manifest.mode == "btm"
 
 
+def eager(manifest: Manifest) -> bool:
+    """Whether islands go on from a guess of what a round will come to (:mod:`node.guessing`)."""
+    return manifest.mode == "eager"
+
+
+def by_gradients(manifest: Manifest) -> bool:
+    """Whether islands contribute gradients and the outer optimizer alone takes steps."""
+    return manifest.mode == "allreduce"
+
+
 def at_will(manifest: Manifest) -> bool:
     """Whether an island's steps count from its own last contribution, not from the last round."""
-    return manifest.rounds.at_will or once(manifest)
+    return manifest.rounds.at_will or once(manifest) or eager(manifest)
 
 
 def is_over(manifest: Manifest, round_: int, work: int) -> bool:

@@ -20,7 +20,6 @@ from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.entrance import Entrance, Run
-from node.errors import operator_error
 from node.fetching import Fetcher
 from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
@@ -30,11 +29,11 @@ from node.hosts.meeting import meeting
 from node.island import Island
 from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
+from node.own_model import layout_of, tokens_of
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
-from node.trainer.layout import Outline, outline
 from node.trainer.shared import SharedVectors
 from protocols.addresses import PeerAddress
 from protocols.errors import OperatorError, RemoteProtocolError, Stale
@@ -92,11 +91,11 @@ class Participation:
             run = await finder.find(restored.signed if restored else None)
             manifest = run.manifest
             check_runs(manifest)
-            layout = await self._layout(manifest)
+            layout = await layout_of(self.node, manifest)
             if self.config.role == "island":
                 # what this machine lacks is told before the state is fetched
                 store.preflight(4 * floats_saved(manifest) * layout.size)
-                tokens = await self._tokens(run)
+                tokens = await tokens_of(self.node, self.entrance, run)
                 await self._tell_hosts(run, tokens)
             script = self.node.daemon.script
             vectors = script.vectors if script else SharedVectors.create(layout.size)
@@ -160,39 +159,6 @@ class Participation:
         self.reporter = make_reports(self.node, manifest, self.swarm, self.conductor)
         self._serve(run)
         await self._start(stack, run)
-
-    async def _layout(self, manifest: Manifest) -> Outline:
-        """The model's outline. Raises E201 where this node's trainer has another model."""
-        layout: Outline = await self.node.offload(lambda: outline(manifest))
-        script, wanted = self.node.daemon.script, manifest.script.layout
-        if script is None and wanted and self.config.role == "island":
-            raise operator_error(
-                "E201",
-                "the islands of this run train with scripts of their own",
-                why=f"{manifest.label} does not say which model and data they have",
-                fix="join it from such a script with node.join(model, optimizer, peers=...)",
-            )
-        if script is not None and script.layout != wanted:
-            raise operator_error(
-                "E201",
-                "the swarm trains another model than this script",
-                why=f"names and shapes of the parameters differ: {layout.size:,} in the swarm, "
-                f"{script.vectors.size:,} here"
-                if wanted
-                else "it trains a model that Atoll builds itself",
-                fix="build the same model, or give peers of your run",
-            )
-        return layout
-
-    async def _tokens(self, run: Run) -> str:
-        """The training tokens; remembered, so that resuming needs no --data."""
-        if self.node.daemon.script is not None:
-            return ""
-        note = self.node.home.root / "tokens.path"
-        kept = note.read_text(encoding="utf-8") if note.is_file() else ""
-        tokens = await self.entrance.tokens(run, kept)
-        note.write_text(tokens, encoding="utf-8")
-        return tokens
 
     @property
     def _copy(self) -> CheckpointCopy | None:

@@ -114,6 +114,11 @@ class OuterReplica:
         return self._place
 
     @property
+    def size(self) -> int:
+        """Elements of the vector that a round merges."""
+        return len(self.base)
+
+    @property
     def roster(self) -> tuple[PeerId, ...]:
         """Who decides the next round."""
         return self._roster
@@ -140,7 +145,7 @@ class OuterReplica:
         """L2 norm of what is to be sent of a new snapshot; infinite or NaN if an element is."""
         if self.turning is not None:
             self.turning.look(self._learnt)
-        scratch, size = torch.empty(CHUNK), len(self.base)
+        scratch, size = torch.empty(CHUNK), self.size
         return math.hypot(
             *(
                 norm(self.delta(at, min(at + CHUNK, size), scratch[: min(CHUNK, size - at)]))
@@ -181,7 +186,7 @@ class OuterReplica:
     ) -> None:
         """Take the outer step of a committed round and hand the result to the trainer."""
         outcome = certificate.outcome
-        snapshot = await self.trainer.hold() if self.trainer is not None else None
+        snapshot = await self._hold()
         mine = self._merged_of_mine(outcome) if snapshot == outcome.round else []
         codec = self.codec.named(outcome.codec)
         rates = self._rates(outcome)
@@ -199,6 +204,7 @@ class OuterReplica:
             if self.rule.end is not None:
                 self.rule.end(self.vectors, self.base, rates)
             self._keep_apart(mine)
+            self._finish(mine, outcome)
             return bytes(state_digest(self.state)[0])
 
         digest: bytes = await self.offload(step)
@@ -225,11 +231,12 @@ class OuterReplica:
         last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
         whole progress goes into the next contribution), ``"nothing"`` drops it.
         """
-        if self.trainer is not None:
-            await self.trainer.hold()
+        await self._hold()
 
         def move() -> None:
-            self.sent.copy_(vectors[0] if keep == "all" else self.base)
+            self._set_back([])
+            if keep == "all":
+                self.sent.copy_(vectors[0])
             for mine, theirs in zip(self.state, vectors, strict=True):
                 mine.copy_(theirs)
             if self.turning is not None and keep == "nothing":
@@ -244,6 +251,10 @@ class OuterReplica:
         if self.trainer is not None:
             await self.trainer.resume(contributed=False, reset=keep == "nothing")
 
+    async def _hold(self) -> int | None:
+        """Keep the trainer from the vectors; the round of a snapshot that is out, or None."""
+        return await self.trainer.hold() if self.trainer is not None else None
+
     def _merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
         """Ranges of my snapshot that are in the merged parts."""
         at = next((i for i, c in enumerate(outcome.contributors) if c.peer == self.me), None)
@@ -256,7 +267,7 @@ class OuterReplica:
 
     def _set_back(self, merged: list[tuple[int, int]]) -> None:
         """Outside of ``merged``, ``sent`` becomes the old ``base``: not counted yet."""
-        for start, stop in _gaps(merged, len(self.base)):
+        for start, stop in gaps(merged, len(self.base)):
             self.sent[start:stop].copy_(self.base[start:stop])
 
     def _keep_apart(self, merged: list[tuple[int, int]]) -> None:
@@ -280,19 +291,26 @@ class OuterReplica:
         for chunk in codec.chunks(start, stop):
             mean = torch.empty(chunk.stop - chunk.start)
             codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], mean)
-            here = slice(chunk.start, chunk.stop)
-            vectors = {name: self.vectors[name][here] for name in self.rule.vectors}
-            self.rule.step(vectors, mean, self.base[here], rates)
+            self._merge(slice(chunk.start, chunk.stop), mean, rates)
+
+    def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
+        """Take the outer step for some elements, with D = ``mean``."""
+        vectors = {name: self.vectors[name][here] for name in self.rule.vectors}
+        self.rule.step(vectors, mean, self.base[here], rates)
+
+    def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
+        """The outer step is taken, with my work in the ranges ``mine``: for other modes."""
 
     def _rates(self, outcome: Outcome) -> optimizers.Rates:
         """The numbers of this round's outer step, which follow from the certificate alone."""
-        settings = self.manifest.outer
-        lr, momentum = outer.outer_rates(outcome.round, **settings.schedule)
         merged = {included.contributor for part in outcome.parts for included in part.included}
         share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
-        return optimizers.Rates(
-            lr, momentum, outcome.round + 1, share, settings.beta2, settings.epsilon
-        )
+        return self._rates_of(outcome.round, share)
+
+    def _rates_of(self, round_: int, share: float = 1.0) -> optimizers.Rates:
+        settings = self.manifest.outer
+        lr, momentum = outer.outer_rates(round_, **settings.schedule)
+        return optimizers.Rates(lr, momentum, round_ + 1, share, settings.beta2, settings.epsilon)
 
     def _contributing(self, outcome: Outcome) -> int:
         """How many members of this round's roster bring work: all but the servers."""
@@ -302,7 +320,7 @@ class OuterReplica:
         return len(set(self._roster) - ({part.owner for part in outcome.parts} - brought))
 
 
-def _gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+def gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
     """What of [0, size) lies in none of the ranges."""
     at = 0
     for start, stop in sorted(ranges):
@@ -311,3 +329,8 @@ def _gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]
         at = max(at, stop)
     if at < size:
         yield at, size
+
+
+def chunks(size: int) -> Iterator[slice]:
+    """[0, size) in pieces that fit into a processor's cache."""
+    return (slice(at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco import asynchronous, eager, outer
+from diloco import asynchronous, outer
 
 
 @given(st.integers(1, 8), st.integers(1, 5))
@@ -83,23 +83,3 @@ def test_fresh_work_and_work_that_agrees_stay_as_they_are() -> None:
     same = asynchronous.align(delta.clone(), delta * 3, [(0, 10)], 5)
     assert torch.allclose(same, delta, atol=1e-6)
     assert asynchronous.align(delta.clone(), torch.zeros(10), [(0, 10)], 5).equal(delta)
-
-
-def test_eager_steps_sum_to_the_means_one_round_late() -> None:
-    """K islands: over all rounds each has applied every mean, but for the others' last shares."""
-    islands, rounds = 4, 6
-    deltas = torch.randn(rounds, islands, 8, generator=torch.Generator().manual_seed(0))
-    for island in range(islands):
-        state, total, last = eager.init(torch.zeros(8)), torch.zeros(8), torch.zeros(8)
-        for round_ in range(rounds):
-            own = deltas[round_, island]
-            total += eager.step_with(state, own, 1 / islands, last)
-            last = deltas[round_].mean(0)
-        missing = last - deltas[-1, island] / islands
-        assert torch.allclose(total + missing, deltas.mean(1).sum(0), atol=1e-5)
-
-
-def test_eager_alone_is_the_plain_outer_step() -> None:
-    state, delta = eager.init(torch.zeros(3)), torch.ones(3)
-    assert eager.step_with(state, delta, 1.0, torch.zeros(3)).equal(delta)
-    assert eager.step_with(state, delta * 2, 1.0, delta).equal(delta * 2)

@@ -37,7 +37,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "1771b7d82422f27a58ed353bea26f176a40102c703876b3b6f010e65552dbdb9"
+GOLDEN = "8ad05c4b76d65e8058ff2ec26f1e5d4a6d9a5f153d175f0c2aed8fc568fe799b"
 
 
 def test_the_run_id_is_the_same_everywhere():

@@ -8,25 +8,64 @@ import pytest
 from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_rounds import OUTER_DEFAULTS, Mode
+from bootstrap.manifest_rounds import OF_GRADIENTS, OUTER_DEFAULTS, Mode
 from diloco import optimizers
-from node.modes import RUN, check_runs
-from protocols.errors import OperatorError
+from node.modes import check_runs
 
 
 def of(**tables: Any) -> Manifest:
     return Manifest.model_validate(tables)
 
 
-def test_modes_that_no_process_runs_are_refused_by_name() -> None:
+def test_every_mode_runs_by_its_name_alone() -> None:
     for mode in get_args(Mode):
-        manifest = of(mode=mode, model={"n_layers": 2})
-        if mode in RUN:
-            check_runs(manifest)
-        else:
-            with pytest.raises(OperatorError, match=f"mode {mode} runs in simulations") as caught:
-                check_runs(manifest)
-            assert caught.value.code == "E207"
+        check_runs(of(mode=mode, model={"n_layers": 2}))
+
+
+GRADIENTS = {"mode": "allreduce"}
+REFUSED = {
+    "adamw on pseudo-gradients": ({"outer": {"optimizer": "adamw"}}, "it is for gradients"),
+    "nesterov on gradients": (
+        GRADIENTS | {"outer": {"optimizer": "nesterov"}},
+        "gradients are for adamw",
+    ),
+    "inner steps between gradients": (GRADIENTS | {"rounds": {"inner_steps": 4}}, "each gradient"),
+    "muon on gradients": (GRADIENTS | {"inner": {"optimizer": "muon"}}, "by AdamW"),
+    "sparse gradients": (GRADIENTS | {"rounds": {"codec": "top3"}}, "how often one is sent"),
+    "one bit without a warm-up": (
+        GRADIENTS | {"outer": {"optimizer": "onebit-adam"}, "rounds": {"codec": "int1"}},
+        "one codec for gradients and one for momentum",
+    ),
+    "gradients of a script": (
+        GRADIENTS | {"script": {"layout": "0" * 64, "parameters": 10}},
+        "takes its own optimizer steps",
+    ),
+    "a share of the coordinates": ({"rounds": {"share": 0.1}}, "mode sparta"),
+    "fragments of coordinates": (
+        {"mode": "sparta", "rounds": {"inner_steps": 4, "fragments": 2}},
+        "averages a few coordinates",
+    ),
+    "momentum of coordinates": (
+        {"mode": "sparta", "outer": {"optimizer": "nesterov"}},
+        "outer.optimizer is sgd",
+    ),
+    "eager fragments": ({"mode": "eager", "rounds": {"fragments": 2, "overlap_steps": 0}}, "guess"),
+    "a long overlap": ({"rounds": {"overlap_steps": 40}}, "mode eager"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_modes_of_every_step_say_what_they_cannot_have(case: str) -> None:
+    tables, why = REFUSED[case]
+    with pytest.raises(ValidationError, match=why):
+        of(**tables)
+
+
+def test_signs_follow_gradients_after_a_share_of_the_rounds() -> None:
+    made = of(**GRADIENTS, outer={"optimizer": "onebit-adam"}, rounds={"total_rounds": 200})
+    assert (made.rounds.allowed_codecs, made.outer.warmup_rounds) == (("bf16", "int1"), 30)
+    assert made.rounds.feeds_back
+    assert of(**GRADIENTS, inner={"total_steps": 70}).rounds.total_rounds == 70
 
 
 def test_a_mode_alone_is_a_whole_description() -> None:
@@ -56,7 +95,7 @@ def test_fragments_are_what_streaming_means() -> None:
     assert of(mode="async", rounds={"fragments": 2}).mode == "async"
 
 
-@pytest.mark.parametrize("name", sorted(OUTER_DEFAULTS))
+@pytest.mark.parametrize("name", sorted(set(OUTER_DEFAULTS) - set(OF_GRADIENTS)))
 def test_defaults_of_outer_optimizers_are_those_of_their_rules(name: str) -> None:
     rule = optimizers.named(name)
     outer = of(outer={"optimizer": name}).outer

@@ -11,7 +11,7 @@ from swarm_kit import Island, until
 
 from bootstrap.manifest import load
 from bootstrap.manifest_rounds import Mode, OuterRule
-from node.modes import RUN, check_runs
+from node.modes import check_runs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "modes.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -28,9 +28,6 @@ def test_examples_are_run_files(text: str, tmp_path: Path) -> None:
 def test_the_page_names_every_mode_and_every_outer_optimizer() -> None:
     for name in (*get_args(Mode), *get_args(OuterRule)):
         assert f"`{name}`" in PAGE, name
-    refused = next(line for line in PAGE.splitlines() if "E207" in line)
-    for mode in get_args(Mode):
-        assert (f"`{mode}`" in refused) == (mode not in RUN), mode
 
 
 @pytest.mark.swarm
@@ -41,7 +38,8 @@ def test_a_node_trains_with_each_example(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text, encoding="utf-8")
     island = Island("alone", tmp_path)
-    island.start("--run", str(file), "--rounds", "3")
+    rounds = max(3, 60 // load(file).rounds.inner_steps)  # 60 steps where they are so few
+    island.start("--run", str(file), "--rounds", str(rounds))
     try:
         until(lambda: not island.running, 140, "it ends", island.tail)
         assert island.process is not None

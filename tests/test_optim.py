@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bootstrap.manifest import Inner, Model
+from node.schedule import learning_rate
 from node.trainer.model import build
 from node.trainer.optim import (
     REENTRY_STEPS,
     clip_gradients,
-    learning_rate,
     make_optimizer,
     reentry_factor,
     set_learning_rate,

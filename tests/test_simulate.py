@@ -39,7 +39,7 @@ def test_every_mode_has_code() -> None:
     assert set(NAMES) == set(MODES)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in NAMES if mode != "eager"])
+@pytest.mark.parametrize("mode", NAMES)
 def test_a_mode_learns_and_its_bytes_are_counted(mode: str) -> None:
     result = run(mode)
     first, last = result.points[0], result.points[-1]

@@ -29,6 +29,7 @@ from node.trainer.channel import (
     Leaving,
     Pace,
     Ready,
+    Shift,
     StepDone,
     Stop,
     Stopped,
@@ -286,6 +287,8 @@ class Joined:
                     self._progress.take_snapshot(fragment)
                 case Apply():
                     self._progress.apply(action)
+                case Shift():
+                    self._progress.shift(action)
                 case Begin():
                     self._progress.begin(action)
                 case Pace(target_steps):

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 import torch
 from torch import Tensor
 
-from diloco import federated, lowrank, onebit, sparta
+from diloco import federated, feedback, lowrank, optimizers, sparta
 from node.simulate.learner import rate_factor
 from node.simulate.streams import Sender
 from node.simulate.world import Node, World
 from protocols.codecs import Codec, codec
 
 WARMUP_SHARE = 0.15  # of the steps, before 1-bit Adam freezes its second moments
-FLOOR = 1.0  # of its second moments' roots, in terms of their mean
+EPSILON = 1e-8
 BETA1, BETA2 = 0.9, 0.95  # as the inner AdamW's in the other modes is near enough
 
 
@@ -100,35 +100,28 @@ async def onebit_adam(world: World) -> None:
     async def island(node: Node) -> None:
         one, size = world.scenario, len(world.start)
         total, members = one.rounds * one.inner_steps, world.members
-        warm = max(1, int(WARMUP_SHARE * total))
-        exact, coarse = codec("fp32"), codec("int1")
-        first, second = torch.zeros(size), torch.zeros(size)
-        params = world.start.clone()
-        state: onebit.OneBit | None = None
-        right, floor = (1.0, 1.0), 0.0
-        shares = [1.0 / len(members)] * len(members)
+        warm, shares = max(1, int(WARMUP_SHARE * total)), [1.0 / len(members)] * len(members)
+        exact, coarse, error = codec("fp32"), codec("int1"), torch.zeros(size)
+        params, rule = world.start.clone(), optimizers.named("onebit-adam")
+        vectors = rule.init(params).vectors
+        assert rule.brings is not None
+        assert rule.end is not None
         for step in range(total):
             node.learner.gradient()
-            gradient = node.learner.flat_gradient()
+            own = node.learner.flat_gradient()
+            lr = one.inner_lr * rate_factor(one, world.share)
+            rates = optimizers.Rates(lr, BETA1, step + 1, beta2=BETA2, epsilon=EPSILON, warmup=warm)
+            rule.brings(vectors, own, rates)
             if step < warm:
-                mean = await _mean(node, str(step), gradient, exact)
-                first.lerp_(mean, 1 - BETA1)
-                second.lerp_(mean.square(), 1 - BETA2)
-                right = 1 - BETA1 ** (step + 1), 1 - BETA2 ** (step + 1)
-                rate = one.inner_lr * rate_factor(one, world.share)
-                params -= rate * (first / right[0]) / ((second / right[1]).sqrt() + 1e-8)
+                mean = await _mean(node, str(step), own, exact)
             else:
-                if state is None:
-                    state = onebit.init(first / right[0], second / right[1])
-                    # rows of bytes that were never seen have no second moment, and signs no zero
-                    floor = FLOOR * state.second.mean().sqrt().item()
-                meant = onebit.to_send(state, gradient, BETA1)
+                meant = feedback.compensate(own, error, 1.0)
                 found = await node.collective.mean(members, str(step), meant, coarse, shares)
                 # the owner's own slice travels nowhere; what merging loses, it keeps as its own
-                onebit.sent(state, meant, found.sent)
-                state.error += found.lost / shares[0]
-                rate = one.inner_lr * rate_factor(one, world.share)
-                onebit.step(state, found.mean, params, lr=rate, eps=floor)
+                error = meant - found.sent + found.lost / shares[0]
+                mean = found.mean
+            rule.step(vectors, mean, params, rates)
+            rule.end(vectors, params, rates)
             node.learner.load(params)
             await node.rest(1)
 

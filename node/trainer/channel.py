@@ -68,6 +68,8 @@ class Begin(Message, kind=100):
     tau: int | None = None  # as in :class:`Apply`
     at_will: bool = False  # steps count from the last contribution, not from the last round
     forgets: bool = False  # the optimizer begins anew with every round that is applied
+    # no inner steps are taken: what is sent is a batch's gradient at `base`, and dropped if late
+    gradients: bool = False
 
 
 class Apply(Message, kind=101):
@@ -97,6 +99,15 @@ class Pace(Message, kind=107):
     """
 
     target_steps: int
+
+
+class Shift(Message, kind=108):
+    """θ ← θ + ``sent``, of one fragment, while a snapshot of it is out (:mod:`node.eager_state`).
+
+    The snapshot stays unanswered. Answered by :class:`Shifted`.
+    """
+
+    fragment: int = 0
 
 
 class Checkpoint(Message, kind=102):
@@ -178,6 +189,12 @@ class Applied(Message, kind=113):
     waited_s: float = 0.0  # in which nothing was to be done, since the answer before
 
 
+class Shifted(Message, kind=123):
+    """Answer to :class:`Shift`; the trainer reads the vectors no more."""
+
+    fragment: int = 0
+
+
 class Staged(Message, kind=122):
     """First answer to :class:`Checkpoint`: what happens from now on does not get into the files."""
 
@@ -218,17 +235,28 @@ class Leaving(Message, kind=121):
     """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
 
-Command = Begin | Apply | Pace | Checkpoint | Stop | Terms | Ended
+Command = Begin | Apply | Shift | Pace | Checkpoint | Stop | Terms | Ended
 Report = (
-    Ready | StepDone | Snapshot | Applied | Staged | Saved | Evaluated | Failed | Stopped | Leaving
+    Ready
+    | StepDone
+    | Snapshot
+    | Applied
+    | Shifted
+    | Staged
+    | Saved
+    | Evaluated
+    | Failed
+    | Stopped
+    | Leaving
 )
 
-COMMANDS = (Begin, Apply, Pace, Checkpoint, Stop, Terms, Ended)
+COMMANDS = (Begin, Apply, Shift, Pace, Checkpoint, Stop, Terms, Ended)
 REPORTS = (
     Ready,
     StepDone,
     Snapshot,
     Applied,
+    Shifted,
     Staged,
     Saved,
     Evaluated,

@@ -26,12 +26,14 @@ from torch import Tensor
 from node.data.cached_file import cache_folder
 from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error
+from node.schedule import learning_rate
 from node.trainer.channel import (
     Apply,
     Begin,
     Checkpoint,
     Pace,
     Ready,
+    Shift,
     StepDone,
     Stop,
     Stopped,
@@ -43,7 +45,6 @@ from node.trainer.evaluate import shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step, TakeSnapshot
 from node.trainer.optim import (
     clip_gradients,
-    learning_rate,
     make_optimizer,
     reentry_factor,
     set_learning_rate,
@@ -114,6 +115,8 @@ class Trainer(Progress):
                     self.take_snapshot(fragment)
                 case Apply() as command:
                     self.apply(command)
+                case Shift() as command:
+                    self.shift(command)
                 case Begin() as command:
                     self.begin(command)
                 case Pace(target_steps):
@@ -146,14 +149,16 @@ class Trainer(Progress):
                 self.ranks,
             )
         )
-        lr = learning_rate(self.inner, self.step)
+        lr = learning_rate(self.inner, self.round if self.gradients else self.step)
         if self.rewarm_from is not None:
             lr *= reentry_factor(self.step - self.rewarm_from)
         finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
+        if finite and not self.gradients:
             set_learning_rate(self.optimizer, lr)
             self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.in_hand = finite and self.gradients  # the outer optimizer takes the step
+        if not self.in_hand:
+            self.optimizer.zero_grad()
         done = Work(
             steps=1,
             tokens=self.batch * self.settings.manifest.data.seq_len,

@@ -1,8 +1,7 @@
-"""The inner optimizers, the learning rate as a pure function of the step, and clipping."""
+"""The inner optimizers, how a joiner's learning rate rises, and clipping."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,31 +16,6 @@ from node.trainer.weights import local
 
 REENTRY_STEPS = 20
 TINY = 1e-6  # keeps the scale of a gradient of zeros finite
-
-
-def learning_rate(inner: Inner, step: int) -> float:
-    """The learning rate of inner step ``step`` (0 is the first) of the run.
-
-    Linear warm-up over ``warmup_steps``, then by ``schedule``: "constant"; "cosine" down to
-    ``min_lr_ratio * lr`` at ``total_steps``; "wsd" (warm-up, stable, decay: 2404.06395), constant
-    and then linear down to the same over the last ``decay_fraction`` of ``total_steps``. Beyond
-    ``total_steps`` it stays there.
-    """
-    span: float
-    if step < inner.warmup_steps:
-        return inner.lr * (step + 1) / inner.warmup_steps
-    floor = inner.min_lr_ratio
-    if inner.schedule == "constant":
-        share = 1.0
-    elif inner.schedule == "cosine":
-        span = max(1, inner.total_steps - inner.warmup_steps)
-        done = min(1.0, (step - inner.warmup_steps) / span)
-        share = floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
-    else:
-        span = max(1.0, inner.decay_fraction * inner.total_steps)
-        left = min(1.0, max(0.0, inner.total_steps - step) / span)
-        share = floor + (1 - floor) * left
-    return inner.lr * share
 
 
 def reentry_factor(steps_since_join: int, steps: int = REENTRY_STEPS) -> float:

@@ -23,6 +23,8 @@ from node.trainer.channel import (
     Evaluated,
     Report,
     Saved,
+    Shift,
+    Shifted,
     Snapshot,
     Staged,
 )
@@ -40,7 +42,7 @@ from node.trainer.resume import (
     sanitise,
     save,
 )
-from node.trainer.weights import Weights
+from node.trainer.weights import Weights, gradient, itself
 from protocols.errors import OperatorError
 
 BAD_STEPS = 3  # steps without a finite gradient after which the island says that it is lost
@@ -73,7 +75,9 @@ class Progress:
         self.slot = 0
         self.slots = 1
         self.target_steps = 0  # 0: at rest, once it has begun
-        self.at_will = self.forgets = False  # see :class:`~node.trainer.channel.Begin`
+        # see :class:`~node.trainer.channel.Begin`
+        self.at_will = self.forgets = self.gradients = False
+        self.in_hand = False  # a gradient that is to be sent
         self.round_step = 0  # inner steps since the last Apply: the sampler's position
         self.step = self.tokens = 0
         self.rewarm_from: int | None = None
@@ -99,14 +103,21 @@ class Progress:
             return []
         if self.bad_steps >= BAD_STEPS:
             return [p for p, piece in enumerate(self.pieces) if piece.outstanding is None]
+        if self.gradients:
+            return [0] if self.in_hand else []
         if self.at_will:
             return due_at_will(self.pieces, self.target_steps)
         return due(self.pieces, self.round_step, self.target_steps)
 
     @property
     def resting(self) -> bool:
-        """Whether the next rounds do without this island, which is to do nothing meanwhile."""
-        return self.begun and not self.target_steps
+        """Whether there is nothing to do until the daemon says so.
+
+        The next rounds do without this island; or its gradient is on its way, and the next one is
+        to be taken where the merge leads.
+        """
+        out = self.gradients and self.pieces[0].outstanding is not None
+        return self.begun and (out or not self.target_steps)
 
     @property
     def waiting(self) -> bool:
@@ -140,6 +151,7 @@ class Progress:
         self.slot, self.slots = command.slot, command.slots
         self._set_pace(command)
         self.at_will, self.forgets = command.at_will, command.forgets
+        self.gradients, self.in_hand = command.gradients, False
         self.step, self.tokens = command.step, command.tokens
         self.round_step = self.bad_steps = 0
         shares = tuple(Share(round=round_) for round_ in rounds)
@@ -167,11 +179,11 @@ class Progress:
 
     @torch.no_grad()
     def take_snapshot(self, fragment: int = 0) -> None:
-        """A fragment of θ into ``sent``, which rank 0 has opened for this; closes it."""
+        """A fragment of θ, or of its gradient, into ``sent``, open on rank 0; closes it."""
         _, sent = self._vectors()
         piece, finite = self.pieces[fragment], True
         for name in self._of(piece):
-            whole = self.weights.gather(name)
+            whole = self.weights.gather(name, gradient if self.gradients else itself)
             if sent:
                 assert whole is not None
                 sent[name].copy_(whole)
@@ -200,7 +212,7 @@ class Progress:
         since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
         for name in self._of(piece):
             mine = self.weights.local(name)
-            if command.reset:
+            if command.reset or self.gradients:
                 self.weights.set(name, base.get(name))
                 continue
             was = self.weights.scatter(name, sent.get(name))
@@ -224,12 +236,27 @@ class Progress:
             self.bad_steps = 0
         if self.forgets:
             self.optimizer.state.clear()
-        piece.answer(command.round, contributed=command.contributed, reset=command.reset)
+        if self.gradients:  # one of another place is worth nothing here
+            self.optimizer.zero_grad()
+            self.in_hand = False
+        dropped = command.reset or self.gradients
+        piece.answer(command.round, contributed=command.contributed, reset=dropped)
         if command.fragment == 0:
             self.round_step = 0
         self.slot, self.slots = command.slot, command.slots
         self._set_pace(command)
         self._read_vectors(loss, command.fragment)
+
+    @torch.no_grad()
+    def shift(self, command: Shift) -> None:
+        """θ ← θ + ``sent``, of one fragment; the snapshot that is out stays so."""
+        _, sent = self._vectors()
+        for name in self._of(self.pieces[command.fragment]):
+            by = self.weights.scatter(name, sent.get(name))
+            for part in self.weights.local(name):
+                assert by is not None
+                part.add_(by)
+        self.report(Shifted(command.fragment))
 
     def _evaluate_base(self, base: dict[str, Tensor], done: Piece) -> float | None:
         """The loss of all of ``base``, where θ is ``base`` already in the fragment ``done``."""

@@ -39,6 +39,11 @@ def itself(parameter: Tensor) -> Tensor:
     return parameter.detach()
 
 
+def gradient(parameter: Tensor) -> Tensor:
+    """Its gradient; zeros where the batch has nothing to say to it."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
 class Weights:
     """Parameters by their names in the flat layout.
 

@@ -1,0 +1,68 @@
+"""Moving the trainer to a guess of the next base, and back: mode ``eager``, at the daemon.
+
+:mod:`node.eager_state` has the vectors. Here is who may touch them when: a guess is made as soon
+as a snapshot is there, unless its round's outcome is on its way already, and is taken back while
+the trainer copies its files for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.eager_state import EagerReplica
+from node.island import Island
+from node.trainer.channel import ChannelClosedError, Shift
+from node.turns import Turns
+
+
+class Guesses:
+    """Of one trainer, whose model is merged whole."""
+
+    def __init__(self, replica: EagerReplica, island: Island, turns: Turns) -> None:
+        self.replica, self.island, self._turns = replica, island, turns
+        self._back = False
+        self._moved: asyncio.Future[None] | None = None
+
+    async def make(self) -> None:
+        """Have the trainer go on from a guess; its snapshot stays out."""
+        if self._turns.is_free(0):
+            await self._turns.take(0)
+            await self._move(back=False)
+
+    async def take_back(self) -> bool:
+        """Have the trainer go back from its guess, where it stands on one.
+
+        Raises ChannelClosedError where it is no more.
+        """
+        await self._turns.take(0)
+        if not self.replica.guessed:
+            self._turns.written(0)
+            self._turns.free(0)
+            return False
+        self._moved = asyncio.get_running_loop().create_future()
+        await self._move(back=True)
+        await self._moved
+        return True
+
+    async def moved(self) -> None:
+        """The trainer has said so."""
+        await self.replica.arrived(back=self._back)
+        self._turns.free(0)
+        if self._moved is not None and not self._moved.done():
+            self._moved.set_result(None)
+
+    def lost(self) -> None:
+        """The trainer is started anew: it stands on no guess."""
+        if self._moved is not None and not self._moved.done():
+            self._moved.set_exception(ChannelClosedError("the trainer was started again"))
+            self._moved.exception()  # nobody may be waiting: that is no error of its own
+
+    async def _move(self, *, back: bool) -> None:
+        self._back = back
+        await self.replica.aim(back=back)
+        self._turns.written(0)
+        try:
+            await self.island.send(Shift())
+        except ChannelClosedError:
+            self._turns.free(0)  # its death is on its way as an event
+            self.lost()

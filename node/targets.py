@@ -1,0 +1,53 @@
+"""How many inner steps come before an island's next contribution, given who else is there."""
+
+from __future__ import annotations
+
+from bootstrap.manifest import Manifest
+from gossip.common import AnySwarm
+from node.choosing import Chooser
+from node.modes import clients_of
+from node.replica import OuterReplica
+from protocols.identity import PeerId
+
+LOOK_EVERY = 10  # inner steps between two looks at how far the others are
+
+
+class Targets:
+    """Of one island; ``replica`` is fragment 0's, whose roster decides."""
+
+    def __init__(
+        self, manifest: Manifest, me: PeerId, replica: OuterReplica, chooser: Chooser
+    ) -> None:
+        self.me, self.replica, self.chooser = me, replica, chooser
+        self._clients = clients_of(manifest)
+
+    def next(self, swarm: AnySwarm | None) -> int:
+        """Inner steps until the next contribution; 0: the next round does without this island."""
+        if not self.drawn(swarm):
+            return 0
+        if swarm is None:
+            return self.chooser.steps(())
+        chosen = self.chooser.steps(swarm.membership.islands_alive(swarm.now()))
+        swarm.presence.note(wanted_steps=self.chooser.wanted)
+        return chosen
+
+    def drawn(self, swarm: AnySwarm | None) -> bool:
+        """Whether this island is one of the round's clients, as far as it sees who is alive."""
+        replica = self.replica
+        if self._clients is None or swarm is None or self.me not in replica.roster:
+            return True
+        alive = {a.peer for a in swarm.membership.islands_alive(swarm.now()) if a.role == "island"}
+        there = [peer for peer in replica.roster if peer == self.me or peer in alive]
+        return self.me in self._clients(replica.place, there)
+
+    def together(self, swarm: AnySwarm | None, done: int, target: int) -> int | None:
+        """Where there is one merge only, who began late ends with the others, not after them.
+
+        The end that ``target`` becomes, after ``done`` steps; None: it stays.
+        """
+        if swarm is None or done % LOOK_EVERY:
+            return None
+        now = swarm.now()
+        others = [a.peer for a in swarm.membership.islands_alive(now) if a.role == "island"]
+        etas = [swarm.membership.eta(peer, now) for peer in others]
+        return self.chooser.together(done, target, etas)

@@ -1,0 +1,43 @@
+"""What the monitor is told of the trainer: its reports as events, its death as a problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.island import TrainerDied
+from node.monitor.events import Step, Validation
+from node.trainer.channel import Evaluated, StepDone
+from protocols.errors import OperatorError
+
+
+def step_of(done: StepDone, tokens_per_second: float, peers: int) -> Step:
+    """An inner step; ``peers`` are the islands that live, this one among them."""
+    return Step(
+        step=done.step,
+        round=done.round,
+        loss=done.loss,
+        grad_norm=done.grad_norm,
+        lr=done.lr,
+        tokens=done.tokens,
+        tokens_per_second=tokens_per_second,
+        seconds=done.seconds,
+        mfu=done.mfu,
+        peers=peers,
+    )
+
+
+def validation_of(evaluated: Evaluated) -> Validation:
+    """The loss that a run starts from."""
+    return Validation(
+        round=evaluated.round, step=evaluated.step, validation_loss=evaluated.validation_loss
+    )
+
+
+def problem_of(died: TrainerDied, logs: Path) -> OperatorError:
+    """Why a rank has ended, by its own words where it left some."""
+    return died.error or OperatorError(
+        died.code or "E405",
+        f"trainer: {died.text}",
+        died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
+        f"see {logs}/trainer-rank{died.rank}.log",
+    )
