@@ -142,8 +142,11 @@ def test_two_halves_are_told_of_each_other_and_heal(tmp_path: Path) -> None:
         last = min(m.head() for m in machines.values())
         states = {r["state"] for m in machines.values() for r in m.rounds() if r["round"] == last}
         assert len(states) == 1
-        shown = [m for m in machines.values() if "alarm split has ended" in m.text]
-        assert shown, "it is said that it is over"
+        first.awaits(
+            lambda: any("alarm split has ended" in m.text for m in machines.values()),
+            "it is said that it is over",
+            60,
+        )
 
 
 def told_of(machine: Machine, kind: str) -> list[dict[str, Any]]:
