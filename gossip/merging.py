@@ -83,6 +83,7 @@ class PartMerge:
         self._source: Source | None = None
         self._settled = False  # it is known whether I contribute
         self._hasher = blake3()
+        self._bytes = as_bytes(self.result)
         self._busy = self._closed = False
 
     # --- what may be asked from any thread -------------------------------------------------------
@@ -196,7 +197,7 @@ class PartMerge:
         """Add a chunk of a contributor, or raise NonFinite or Malformed and add nothing."""
         total, factor = self._sum(index), self._factors[peer]
         first = not self._counts[index]
-        if self._plain is not None or peer in self._room:
+        if peer in self._room:
             scratch = self._scratch()
             values = self._decoded(peer, index, data, scratch)
             if first:
@@ -205,8 +206,7 @@ class PartMerge:
                 total.add_(values, alpha=factor)
             self._spare.append(scratch)
         elif first:
-            self.codec.decode_chunk(self.chunks[index], data, total)
-            total.mul_(factor)
+            self.codec.decode_chunk(self.chunks[index], data, total, factor)
         else:
             self.codec.decode_add_chunk(self.chunks[index], data, factor, total)
         self._counts[index] += 1
@@ -308,9 +308,12 @@ class PartMerge:
             if self._decoded_to is not None:
                 self.codec.decode_chunk(chunk, target, self._decoded_to(chunk.start, chunk.stop))
             self._spare.append(self._sums.pop(index))
-        elif not within(total, FINITE):
-            total.clamp_(-largest(self.codec), largest(self.codec))
-        self._hasher.update(as_bytes(target))
+        else:
+            try:
+                self.codec.check_chunk(chunk, target)
+            except NonFinite:
+                total.clamp_(-largest(self.codec), largest(self.codec))
+        self._hasher.update(self._bytes[chunk.offset : chunk.offset + chunk.size])
 
     def _note_lost(self, index: int, mean: torch.Tensor, data: torch.Tensor) -> None:
         """Tell my source what this encoding has lost, if it can make up for it."""

@@ -32,6 +32,7 @@ class Inflow:
         self.newest: object = None  # of the transfers: an older one has no more to say
         self._values = whole.values if codec.name != "fp32" else None
         self._hasher = blake3()
+        self._bytes = as_bytes(self.data)
 
     @property
     def elements(self) -> int:
@@ -42,7 +43,7 @@ class Inflow:
         """Another chunk is whole: hash it, try it. Raises NonFinite or Malformed."""
         chunk = self.chunks[self.checked]
         data = self.data[chunk.offset : chunk.offset + chunk.size]
-        self._hasher.update(as_bytes(data))
+        self._hasher.update(self._bytes[chunk.offset : chunk.offset + chunk.size])
         if self._values is None:
             self.codec.check_chunk(chunk, data)
         else:

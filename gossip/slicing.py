@@ -176,8 +176,8 @@ class SliceFeed:
     ) -> None:
         self._codec = codec
         self._source = source
-        chunks = codec.chunks(start, stop) if first is not None else []
-        self._left = chunks[first:][::-1]
+        chunks = codec.chunks(start, stop) if first is not None else ()
+        self._left = list(chunks[first:])[::-1]
         self.length = sum(chunk.size for chunk in self._left)
         self.given = 0  # bytes handed out
         self._values = torch.empty(0)

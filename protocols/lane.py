@@ -29,6 +29,7 @@ from protocols.lane_socket import (
     broken,
     fill,
     other_end_left,
+    same_machine,
     shake,
     silent,
     throw_away_unsent,
@@ -65,6 +66,7 @@ class Lane:
         self._alive = True
         self._progress = Progress()
         self._secure = False
+        self.local = same_machine(sock)
 
     def begin(self) -> None:
         """From now on the reactor looks after it."""
@@ -316,7 +318,7 @@ class Lane:
             except OSError as error:
                 raise SocketError(error) from error
             budget -= count
-            self._reactor.gave(count)
+            self._reactor.gave(self, count)
             sending.moved += count
             sending.piece = sending.piece[count:]
             self._progress.at = time.monotonic()
@@ -351,7 +353,7 @@ class Lane:
             count, dry = fill(self._sock, room[: receiving.left], secure=self._secure)
             if count:
                 budget -= count
-                self._reactor.took(count)
+                self._reactor.took(self, count)
                 receiving.room = None
                 self._progress.at = time.monotonic()
                 receiving.waited(self._progress.at, self.who)

@@ -95,6 +95,14 @@ def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, b
     return at, False
 
 
+def same_machine(sock: socket.socket) -> bool:
+    """Whether both ends have one address: no link is between them."""
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except (OSError, IndexError):  # gone already, or no address at all
+        return False
+
+
 def unacknowledged(sock: socket.socket) -> int:
     """Bytes that the kernel holds because they were not sent or not acknowledged."""
     try:

@@ -35,6 +35,8 @@ _PACE_S = 0.025  # how often it is looked what has arrived
 class Watched(Protocol):
     """Something with a socket that the reactor serves. All of it is called on its thread."""
 
+    local: bool  # both ends are on this machine
+
     def ready(self, readable: bool, writable: bool) -> None:
         """The socket can be read or written, or there was more to do when the turn ended."""
         ...
@@ -142,17 +144,20 @@ class Reactor:
 
     def moves(self, one: Watched, until: float) -> None:
         """From now on ``one`` sends or receives something; ask what is due at ``until``."""
-        self._loads.setdefault(one, 0)
-        self._pace_at = min(self._pace_at, time.monotonic())
+        if not one.local:
+            self._loads.setdefault(one, 0)
+            self._pace_at = min(self._pace_at, time.monotonic())
         self.look(until)
 
-    def gave(self, count: int) -> None:
+    def gave(self, one: Watched, count: int) -> None:
         """A socket took so many bytes."""
-        self._given += count
+        if not one.local:  # that says nothing of the link
+            self._given += count
 
-    def took(self, count: int) -> None:
+    def took(self, one: Watched, count: int) -> None:
         """So many bytes came from a socket."""
-        self._taken += count
+        if not one.local:
+            self._taken += count
 
     def again(self, one: Watched) -> None:
         """Give ``one`` another turn once the others had theirs."""
@@ -164,7 +169,7 @@ class Reactor:
 
     def allow(self, one: Watched, want: int) -> int:
         """How many bytes ``one`` may send now; at 0 its turn comes later, by ``granted``."""
-        if not self.bucket.limited:
+        if not self.bucket.limited or (one.local and self._max_upload == math.inf):
             return want
         if self._turn is one:
             self._turn = None

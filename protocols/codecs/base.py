@@ -108,6 +108,36 @@ class Codec(ABC):
         for start, stop, offset, size in self.pieces(count):
             yield (start, stop), source[offset : offset + size]
 
+    # --- one chunk, without what the others cost where millions of elements are many chunks -------
+
+    def encode_one(self, values: Tensor, out: Buffer) -> None:
+        """As :meth:`encode`, of at most CHUNK elements."""
+        target, count = byte_tensor(out), values.numel()
+        if not 0 < count <= CHUNK or target.numel() != self._size(count):
+            raise LocalProtocolError(f"{target.numel()} bytes of {self.name} for {count} elements")
+        self._encode(values, target)
+
+    def decode_one(self, data: Buffer, out: Tensor, weight: float = 1.0) -> None:
+        """As :meth:`decode`, of at most CHUNK elements, and times ``weight``."""
+        if weight == 1.0:
+            self._decode(self._one(data, out.numel()), out)
+        else:
+            self._decode_times(self._one(data, out.numel()), weight, out)
+
+    def decode_add_one(self, data: Buffer, weight: float, accumulator: Tensor) -> None:
+        """As :meth:`decode_add`, of at most CHUNK elements: all of them or, on error, none."""
+        self._decode_add(self._one(data, accumulator.numel()), weight, accumulator)
+
+    def check_one(self, data: Buffer, count: int) -> None:
+        """As :meth:`check`, of at most CHUNK elements."""
+        self._check(self._one(data, count), count)
+
+    def _one(self, data: Buffer, count: int) -> Tensor:
+        source = byte_tensor(data)
+        if not 0 < count <= CHUNK or source.numel() != self._size(count):
+            raise Malformed(f"{source.numel()} bytes of {self.name} for {count} elements")
+        return source
+
     @abstractmethod
     def _size(self, count: int) -> int:
         """Bytes of a chunk of 1 to CHUNK elements."""
@@ -123,6 +153,11 @@ class Codec(ABC):
     @abstractmethod
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         """One chunk, lengths checked; all of it or, on error, nothing."""
+
+    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
+        """One chunk times ``weight``, lengths checked."""
+        self._decode(data, out)
+        out.mul_(weight)
 
     def _check(self, data: Tensor, count: int) -> None:
         """Raise what decoding one chunk would, lengths checked."""

@@ -1,7 +1,7 @@
 """Floats, int8 and int4: what needs no error feedback; :mod:`protocols.codecs` describes them.
 
-int8 and int4 have their loops in C as well (:mod:`protocols.codecs.kernels`), used where they are
-compiled, and equal to the last bit.
+They have their loops in C as well (:mod:`protocols.codecs.kernels`), used where they are compiled,
+and equal to the last bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,25 @@ _INT8_BLOCK = 256
 _ROUND = 12_582_912.0
 
 
-class Float(Codec):
+class _Compiled(Codec):
+    """How the compiled loops are called. Each says whether there are any, or raises."""
+
+    top = 1.0  # the largest magnitude of a level; floats have none
+
+    def _encoded(self, values: Tensor, out: Tensor) -> bool:
+        compiled = kernel(self.name)
+        if compiled is not None and not compiled.encode(values, out):
+            raise ValueError(f"a value is not finite or too large for {self.name}")
+        return compiled is not None
+
+    def _decoded(self, data: Tensor, weight: float, out: Tensor, *, add: bool) -> bool:
+        compiled, limit = kernel(self.name), scales_limit(self.top)
+        if compiled is not None and not compiled.decode(data, out, weight, limit, add=add):
+            raise NonFinite(f"{self.name}: what it stands for is not finite or too large")
+        return compiled is not None
+
+
+class Float(_Compiled):
     """The values themselves, in a floating-point type of torch's."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -42,6 +60,8 @@ class Float(Codec):
         return count * self.dtype.itemsize
 
     def _encode(self, values: Tensor, out: Tensor) -> None:
+        if self._encoded(values, out):
+            return
         if self.dtype is torch.float32:
             typed = values
         else:
@@ -55,13 +75,21 @@ class Float(Codec):
         out.copy_(typed.view(torch.uint8))
 
     def _decode(self, data: Tensor, out: Tensor) -> None:
+        if self._decoded(data, 1.0, out, add=False):
+            return
         if self.dtype is torch.float32:
             out.view(torch.uint8).copy_(data)
         else:
             out.copy_(aligned(data, self.dtype))
         self._finite(out)
 
+    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
+        if not self._decoded(data, weight, out, add=False):
+            super()._decode_times(data, weight, out)
+
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
+        if self._decoded(data, weight, accumulator, add=True):
+            return
         if self.dtype is torch.float32:
             values = aligned(data, torch.float32)  # straight from the bytes
         else:
@@ -72,7 +100,11 @@ class Float(Codec):
         accumulator.add_(product)
 
     def _check(self, data: Tensor, count: int) -> None:
-        if self.dtype is torch.float32:
+        compiled = kernel(self.name)
+        if compiled is not None:
+            if not compiled.finite(data, count):
+                raise NonFinite(f"{self.name}: a value is not finite")
+        elif self.dtype is torch.float32:
             self._finite(aligned(data, torch.float32))  # where it lies
         else:
             super()._check(data, count)
@@ -83,27 +115,7 @@ class Float(Codec):
             raise NonFinite(f"{self.name}: a value is not finite")
 
 
-class _Blocks(Codec):
-    """What int8 and int4 have in common: how the compiled loops are called."""
-
-    top: float  # the largest magnitude of a level
-
-    def _encoded(self, values: Tensor, out: Tensor) -> bool:
-        """Encode by the compiled loops; False if there are none."""
-        compiled = kernel(self.name)
-        if compiled is not None and not compiled.encode(values, out):
-            raise ValueError("a value is not finite or too large")
-        return compiled is not None
-
-    def _decoded(self, data: Tensor, weight: float, out: Tensor, *, add: bool) -> bool:
-        """Decode by the compiled loops; False if there are none."""
-        compiled, limit = kernel(self.name), scales_limit(self.top)
-        if compiled is not None and not compiled.decode(data, out, weight, limit, add=add):
-            raise NonFinite(f"{self.name}: a block's scale is not finite or too large")
-        return compiled is not None
-
-
-class Int8(_Blocks):
+class Int8(_Compiled):
     """Levels -127 to 127 times the block's scale, absmax / 127."""
 
     name = "int8"
@@ -126,8 +138,11 @@ class Int8(_Blocks):
         out[edge:].view(torch.int8).copy_(integers)
 
     def _decode(self, data: Tensor, out: Tensor) -> None:
-        if not self._decoded(data, 1.0, out, add=False):
-            self._scaled(data, 1.0, out)
+        self._decode_times(data, 1.0, out)
+
+    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
+        if not self._decoded(data, weight, out, add=False):
+            self._scaled(data, weight, out)
 
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         if not self._decoded(data, weight, accumulator, add=True):
@@ -144,7 +159,7 @@ class Int8(_Blocks):
         return out
 
 
-class Int4(_Blocks):
+class Int4(_Compiled):
     """Levels -8 to 7 times the block's signed scale, extreme / -8.
 
     The codes of a chunk's first half of blocks are the low nibbles, those of the second half the
@@ -173,12 +188,15 @@ class Int4(_Blocks):
         out[edge:].copy_(packed.add_(_ROUND + 136).view(torch.int32))  # 136: from -8 to 0
 
     def _decode(self, data: Tensor, out: Tensor) -> None:
-        if self._decoded(data, 1.0, out, add=False):
+        self._decode_times(data, 1.0, out)
+
+    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
+        if self._decoded(data, weight, out, add=False):
             return
         if len(out) == 2 * (len(data) - 2 * ceil_div(len(out), _INT4_BLOCK)):
-            self._scaled(data, 1.0, len(out), out)
+            self._scaled(data, weight, len(out), out)
         else:
-            out.copy_(self._scaled(data, 1.0, len(out), scratch.decoded)[: len(out)])
+            out.copy_(self._scaled(data, weight, len(out), scratch.decoded)[: len(out)])
 
     def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
         if self._decoded(data, weight, accumulator, add=True):

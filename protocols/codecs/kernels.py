@@ -31,44 +31,64 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 COMPILE_S = 60.0  # at most
 
+FLOATS = ("fp32", "bf16", "fp16")
+
 _int, _size, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _ENCODE = (_pointer, _size, _pointer)
+_REFUSED = (_pointer, _size)
 _DECODE = (_pointer, _size, ctypes.c_double, ctypes.c_float, _pointer, _int)
 
 
 class Kernel:
-    """One codec's loops. Both say False for what must be refused; nothing is decoded then."""
+    """One codec's loops. All say False for what must be refused; nothing is decoded then.
+
+    Raises AttributeError where the library has none for the codec.
+    """
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self._encode = library[f"atoll_{name}_encode"]
-        self._decode = library[f"atoll_{name}_decode"]
+        self._encode = getattr(library, f"atoll_{name}_encode")
+        self._decode = getattr(library, f"atoll_{name}_decode")
         self._encode.argtypes, self._encode.restype = _ENCODE, _int
         self._decode.argtypes, self._decode.restype = _DECODE, _int
+        if name in FLOATS:
+            self._refused = getattr(library, f"atoll_{name}_refused")
+            self._refused.argtypes, self._refused.restype = _REFUSED, _int
 
     def encode(self, values: Tensor, out: Tensor) -> bool:
-        """Values fp32 [n] to bytes [size of n], both contiguous."""
+        """Values fp32 [n] to bytes [size of n], both contiguous; refused, anything is there."""
         refused: int = self._encode(values.data_ptr(), values.numel(), out.data_ptr())
         return not refused
 
     def decode(
         self, data: Tensor, out: Tensor, weight: float, limit: float, *, add: bool = False
     ) -> bool:
-        """Bytes [size of n] times ``weight`` to, or added to, fp32 [n]; scales up to ``limit``."""
+        """Bytes [size of n] times ``weight`` to, or added to, fp32 [n]; scales up to ``limit``.
+
+        Floats have no scales, and no limit.
+        """
         refused: int = self._decode(
             data.data_ptr(), out.numel(), limit, weight, out.data_ptr(), add
         )
         return not refused
 
+    def finite(self, data: Tensor, count: int) -> bool:
+        """Whether bytes of one of :data:`FLOATS` stand for ``count`` finite values."""
+        refused: int = self._refused(data.data_ptr(), count)
+        return not refused
+
 
 def kernel(name: str) -> Kernel | None:
-    """The loops of int8 or int4, if they are compiled or can be."""
+    """The loops of a float, int8 or int4, if they are compiled or can be."""
     library = _library() if os.environ.get(SWITCH, "").lower() not in ("0", "off") else None
     return _kernel(library, name) if library is not None else None
 
 
 @functools.cache
-def _kernel(library: ctypes.CDLL, name: str) -> Kernel:
-    return Kernel(library, name)
+def _kernel(library: ctypes.CDLL, name: str) -> Kernel | None:
+    try:
+        return Kernel(library, name)
+    except AttributeError:  # fp16 where the processor does not convert it
+        return None
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
@@ -46,16 +47,9 @@ class RangeCodec:
         """Bytes of the range with the matrices as ``name``; may raise Malformed."""
         return self.named(name).encoded_size(start, stop)
 
-    def chunks(self, start: int, stop: int) -> list[Chunk]:
+    def chunks(self, start: int, stop: int) -> tuple[Chunk, ...]:
         """The pieces of the range in the order of their bytes, without gaps."""
-        pieces, before = [], 0
-        for one, first, last in self._sections(start, stop):
-            pieces += [
-                Chunk(first + a, first + b, before + offset, size)
-                for a, b, offset, size in one.pieces(last - first)
-            ]
-            before += one.encoded_size(last - first)
-        return pieces
+        return _chunks(self.name, self.dense, start, stop)
 
     def complete(self, start: int, stop: int, received: int) -> int:
         """Elements from ``start`` on that the first ``received`` bytes of the range decode to."""
@@ -64,21 +58,23 @@ class RangeCodec:
 
     def encode_chunk(self, chunk: Chunk, values: Tensor, out: Buffer) -> None:
         """Encode ``values`` [chunk.stop - chunk.start] into ``out`` [chunk.size]."""
-        self._of(chunk).encode(values, out)
+        self._of(chunk).encode_one(values, out)
 
-    def decode_chunk(self, chunk: Chunk, data: Buffer, out: Tensor) -> None:
-        """Decode the bytes of one chunk; raises as :meth:`Codec.decode` does."""
-        self._of(chunk).decode(data, out)
+    def decode_chunk(
+        self, chunk: Chunk, data: Buffer, out: Tensor, weight: float = 1.0
+    ) -> None:
+        """Decode the bytes of one chunk, times ``weight``; raises as :meth:`Codec.decode` does."""
+        self._of(chunk).decode_one(data, out, weight)
 
     def check_chunk(self, chunk: Chunk, data: Buffer) -> None:
         """Raise what decoding the bytes of one chunk would."""
-        self._of(chunk).check(data, chunk.stop - chunk.start)
+        self._of(chunk).check_one(data, chunk.stop - chunk.start)
 
     def decode_add_chunk(
         self, chunk: Chunk, data: Buffer, weight: float, accumulator: Tensor
     ) -> None:
         """``accumulator += weight * decoded`` for one chunk, all of it or, on error, nothing."""
-        self._of(chunk).decode_add(data, weight, accumulator)
+        self._of(chunk).decode_add_one(data, weight, accumulator)
 
     def encode(self, start: int, values: Tensor, out: Buffer) -> None:
         """Encode a whole range, ``values`` being elements ``start`` on."""
@@ -105,3 +101,17 @@ class RangeCodec:
         edge = min(max(start, self.dense), stop)
         both = (self._matrices, start, edge), (self._vectors, edge, stop)
         return [section for section in both if section[1] < section[2]]
+
+
+@lru_cache(maxsize=64)
+def _chunks(name: str, dense: int, start: int, stop: int) -> tuple[Chunk, ...]:
+    """Those of a range: each of a round's transfers asks for the same."""
+    pieces: list[Chunk] = []
+    before = 0
+    for one, first, last in RangeCodec(name, dense)._sections(start, stop):
+        pieces += [
+            Chunk(first + a, first + b, before + offset, size)
+            for a, b, offset, size in one.pieces(last - first)
+        ]
+        before += one.encoded_size(last - first)
+    return tuple(pieces)
