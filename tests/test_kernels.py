@@ -16,7 +16,8 @@ from torch import Tensor
 from protocols.codecs import CHUNK, codec, kernels
 from protocols.errors import NonFinite
 
-NAMES = ("int8", "int4")
+BLOCKS = ("int8", "int4")
+COMPILED = tuple(one for one in (*kernels.FLOATS, *BLOCKS) if kernels.kernel(one) is not None)
 LENGTHS = (1, 63, 64, 65, 127, 129, 255, 257, 4096, 5000, CHUNK - 1)
 
 pytestmark = pytest.mark.skipif(kernels.kernel("int4") is None, reason="there is no C compiler")
@@ -75,7 +76,13 @@ def any_bits(seed: int, count: int) -> Tensor:
     return chosen
 
 
-@pytest.mark.parametrize("name", NAMES)
+def times(name: str, data: Tensor, weight: float, count: int) -> Tensor:
+    out = torch.zeros(count)
+    codec(name).decode_one(data, out, weight)
+    return out
+
+
+@pytest.mark.parametrize("name", COMPILED)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from(LENGTHS), weight=st.floats(0, 1))
 @example(seed=0, count=CHUNK, weight=0.25)
 @settings(max_examples=60, deadline=None)
@@ -88,9 +95,10 @@ def test_compiled_and_plain_give_the_same_bits(
         found = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         same(lambda: decode(name, found, count))
         same(lambda: added(name, found, weight, torch.linspace(-1.0, 1.0, count)))
+        same(lambda: times(name, found, weight, count))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMPILED)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from(LENGTHS))
 @settings(max_examples=60, deadline=None)
 def test_bytes_of_a_stranger_decode_to_the_same_or_are_refused_by_both(
@@ -100,12 +108,52 @@ def test_bytes_of_a_stranger_decode_to_the_same_or_are_refused_by_both(
     noise = random.integers(0, 256, codec(name).encoded_size(count), dtype=np.uint8)
     if seed % 2:
         noise &= 0xBF  # no exponent is large: most of these decode
+    if name in kernels.FLOATS and seed % 4 == 1:
+        noise[codec(name).encoded_size(1) - 1 :: codec(name).encoded_size(1)] &= 0x3F
     data = torch.from_numpy(noise)
     same(lambda: decode(name, data, count))
     same(lambda: added(name, data, 0.5, torch.zeros(count)))
+    error, _ = same(lambda: unharmed(name, data, count))
+    if name in kernels.FLOATS and seed % 4 == 1:
+        assert error is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+def unharmed(name: str, data: Tensor, count: int) -> Tensor:
+    codec(name).check_one(data, count)
+    return data
+
+
+@pytest.mark.parametrize("name", [one for one in COMPILED if one in kernels.FLOATS])
+@pytest.mark.parametrize("count", [1, 7, 8, 15, 16, 17, 511, 513])
+def test_floats_that_lie_anywhere_are_decoded(name: str, count: int) -> None:
+    values = normal(count)
+    data = encode(name, values)
+    room = torch.zeros(len(data) + 1, dtype=torch.uint8)
+    room[1:] = data
+    assert torch.equal(decode(name, room[1:], count), decode(name, data, count))
+    assert torch.equal(added(name, room[1:], 0.5, values), values + 0.5 * decode(name, data, count))
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "first"),
+    [
+        ("fp16", 65519.99, 65520.0),  # the largest that is rounded down, what becomes infinite
+        ("bf16", float.fromhex("0x1.fefffep127"), float.fromhex("0x1.ffp127")),
+        ("fp32", 3.4028235e38, float("inf")),
+    ],
+)
+def test_what_rounding_makes_infinite_is_refused(name: str, last: float, first: float) -> None:
+    for sign in (1, -1):
+        assert same(lambda sign=sign: encode(name, torch.tensor([0.0, sign * last])))[0] is None
+        error, _ = same(lambda sign=sign: encode(name, torch.tensor([sign * first, 0.0])))
+        assert error is ValueError
+
+
+def normal(count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3.4e38])
 @pytest.mark.parametrize("where", [0, 64, 999])
 def test_what_cannot_be_encoded_is_refused_by_both(name: str, bad: float, where: int) -> None:
@@ -115,10 +163,13 @@ def test_what_cannot_be_encoded_is_refused_by_both(name: str, bad: float, where:
     assert error is ValueError
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMPILED)
 def test_a_refused_chunk_adds_nothing(name: str) -> None:
     data = encode(name, torch.ones(1000))
-    data[:2] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)  # a scale that is infinite
+    if name in kernels.FLOATS:
+        data[-1] = data[-2] = 0xFF  # the last value is none
+    else:
+        data[:2] = torch.tensor([0x80, 0x7F], dtype=torch.uint8)  # a scale that is infinite
     total = torch.ones(1000)
     with pytest.raises(NonFinite):
         codec(name).decode_add(data, 1.0, total)

@@ -60,9 +60,7 @@ class RangeCodec:
         """Encode ``values`` [chunk.stop - chunk.start] into ``out`` [chunk.size]."""
         self._of(chunk).encode_one(values, out)
 
-    def decode_chunk(
-        self, chunk: Chunk, data: Buffer, out: Tensor, weight: float = 1.0
-    ) -> None:
+    def decode_chunk(self, chunk: Chunk, data: Buffer, out: Tensor, weight: float = 1.0) -> None:
         """Decode the bytes of one chunk, times ``weight``; raises as :meth:`Codec.decode` does."""
         self._of(chunk).decode_one(data, out, weight)
 
