@@ -101,7 +101,7 @@ class RangeCodec:
         return [section for section in both if section[1] < section[2]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _chunks(name: str, dense: int, start: int, stop: int) -> tuple[Chunk, ...]:
     """Those of a range: each of a round's transfers asks for the same."""
     pieces: list[Chunk] = []
