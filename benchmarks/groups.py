@@ -96,6 +96,9 @@ class Member:
     def fault(self, peer: PeerId, why: str) -> None:
         self.complaints.append(why)
 
+    def declined(self, peer: PeerId, why: str) -> None:
+        self.complaints.append(why)
+
     def lost(self, result: PartResult) -> None:
         self.complaints.append("lost")
 

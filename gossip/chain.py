@@ -355,8 +355,11 @@ class Chain:
 
     def fault(self, peer: PeerId, why: str) -> None:
         self.hooks.peer(peer, "fault", why)
-        self.round.company.unwelcome |= self.exchange.unwelcome
         self.carry_out(self.round, self.round.on_fault(peer, self.now()))
+
+    def declined(self, peer: PeerId, why: str) -> None:
+        self.hooks.peer(peer, "fault", why)
+        self.carry_out(self.round, self.round.on_declined(peer, self.now()))
 
     def lost(self, result: PartResult) -> None:
         self.carry_out(self.round, self.round.on_lost(result, self.now()))

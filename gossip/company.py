@@ -6,11 +6,12 @@ that was there when the round began, and nobody who was found not to deliver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from gossip.agreement import Agreement
+from gossip.blame import Failure, Failures
 from gossip.certificate import majority
 from gossip.membership import Liveness, Membership
 from gossip.validity import Place
@@ -33,11 +34,17 @@ class Company:
     myself: Callable[[], Announce]  # this node's own announcement as of now
     forgot: bool  # this node restarted: it may have voted in this round before
     clients: Clients | None = None  # None: all of them
-    gone: set[PeerId] = field(default_factory=set)  # found not to deliver in this round
-    doubts: dict[PeerId, float] = field(default_factory=dict)  # not to me, since when
-    unwelcome: bool = False  # others refuse what I send: I am cut off for a reason
+    known: set[PeerId] = field(default_factory=set)  # to be at fault, by what they did
+    blamed: set[PeerId] = field(default_factory=set)  # by who failed whom
+    unfounded: set[PeerId] = field(default_factory=set)  # of these, for naming others without cause
+    declining: set[PeerId] = field(default_factory=set)  # do not want what I send
     stuck: bool = False  # nobody is to blame, and the plan is of no use all the same
+    failures: Failures = field(init=False)
+    _isolated_since: float | None = None
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.failures = Failures(self.me)
 
     @property
     def me(self) -> PeerId:
@@ -150,58 +157,104 @@ class Company:
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """A peer did not deliver what the plan asked of it, to me."""
-        self.doubts.setdefault(peer, now)
+        self.failures.note(self.me, peer, now)
+
+    def declined(self, peer: PeerId, now: float) -> None:
+        """A peer does not want what I have sent: one of us is at fault, and not the link."""
+        self.declining.add(peer)
+        self.doubt(peer, now)
+
+    def told(self, teller: PeerId, peers: Collection[PeerId], now: float) -> None:
+        """Another member says who did not deliver to it in this round."""
+        for peer in peers:
+            if peer in self.agreement.roster and peer not in (teller, self.me):
+                self.failures.note(teller, peer, now)
 
     def judge(self, now: float, patience: float) -> None:
-        """Blame those who did not deliver to me, unless it is my own link that does not carry.
+        """Blame the fewest that explain who failed whom (:mod:`gossip.blame`).
 
-        Whoever finds most of the others at fault is at fault itself, and leaves it to them to go
-        on. For that to show, doubts wait for each other a little. But all may find so at once
-        (everybody's link was dark for a moment, a machine that runs them all was busy), and then
-        nobody goes on. So where nobody has, though most of the others have been heard of since,
-        it was nobody's fault: the plan has failed, and it is for anybody to stand. Who is silent
-        still is to blame.
+        If I am one of them, or they are too many, I am not the one to say: I blame nobody, and
+        leave it to the others to go on. But all may find so at once (everybody's link was dark for
+        a moment, a machine that runs them all was busy), and then nobody goes on. So where nobody
+        has, though most of the others have been heard of since, it was nobody's fault: the plan has
+        failed, and it is for anybody to stand. Who is silent still is to blame.
         """
-        if not self.doubts:
+        if not self.failures:
             return
-        if not self.isolated:
-            if now >= min(self.doubts.values()) + BELIEVED * patience:
-                self._blame(set(self.doubts))
+        found = self.failures.explained()
+        if self.me not in found and not self._too_many(found) and not self._passed_over():
+            self._isolated_since = None
+            believed, self.unfounded = self.blamed & found.keys(), set()
+            for peer, failures in found.items():
+                at = self.failures.certain_at(peer, failures, BELIEVED * patience)
+                if at is not None and now >= at:
+                    believed.add(peer)
+                if peer in believed and all(teller == peer for teller, _ in failures):
+                    self.unfounded.add(peer)
+            self.blamed = believed
             return
-        if self.unwelcome:
-            return
-        plan, since = self.agreement.plan, self._isolated_since()
+        self.blamed, self.unfounded = set(), set()
+        if self._isolated_since is None:
+            self._isolated_since = now
+        if self._most(self.declining):
+            return  # cut off for a reason
+        plan, doubts = self.agreement.plan, self.failures.fresh()
         expected = 0.0 if plan is None else plan.expected_s
-        silent = {peer for peer, doubted in self.doubts.items() if not self._heard(peer, doubted)}
-        if now >= since + PASSED_OVER * patience + expected and not self._most(silent):
-            self.stuck = True
-            self._blame(silent)
+        silent = {peer for peer, doubted in doubts.items() if not self._heard(peer, doubted)}
+        over = self._isolated_since + PASSED_OVER * patience + expected
+        if now >= over and not self._most(silent):
+            self.stuck, self.blamed, self._isolated_since = True, silent, None
+            self.failures.clear()
+
+    def accused(self, now: float, patience: float) -> set[PeerId]:
+        """Who is to be reported: all who failed me in this round, once that has settled."""
+        fresh = self.failures.fresh()
+        if not fresh or now < min(fresh.values()) + BELIEVED * patience:
+            return set(self.known)
+        return self.known | self.failures.mine().keys()
 
     def adopted(self, plan: Plan) -> None:
         """This is the plan by now: whoever it counts on is not found at fault yet."""
-        self.gone -= {c.peer for c in plan.contributors if c.active}
-        self.gone -= {p.owner for p in plan.parts if p.result is None}
-        self.doubts.clear()
-        self.stuck = False
+        counted = {c.peer for c in plan.contributors if c.active}
+        counted |= {p.owner for p in plan.parts if p.result is None}
+        self.known -= counted
+        self.blamed -= counted
+        self.unfounded.clear()
+        self.failures.replanned()
+        self.stuck, self._isolated_since = False, None
+
+    @property
+    def gone(self) -> set[PeerId]:
+        """Who is found not to deliver in this round."""
+        return self.known | self.blamed
 
     @property
     def isolated(self) -> bool:
-        """Whether most of the others do not deliver to me."""
-        return self._most(self.doubts)
+        """Whether it is me, or everybody, who does not deliver, as far as I can tell."""
+        return self._isolated_since is not None
+
+    def _passed_over(self) -> bool:
+        """Whether others have found already that it is me."""
+        plan = self.agreement.plan
+        return plan is not None and any(
+            c.peer == self.me and not c.active for c in plan.contributors
+        )
 
     def _most(self, peers: Collection[PeerId]) -> bool:
         return 2 * len(peers) > len(self.agreement.office) - 1
 
-    def _isolated_since(self) -> float:
-        return sorted(self.doubts.values())[(len(self.agreement.office) - 1) // 2]
+    def _too_many(self, found: Mapping[PeerId, Sequence[Failure]]) -> bool:
+        """Whether so many are at fault that something else is.
+
+        Half of all is not too many, where each of them has failed more than one.
+        """
+        if 2 * len(found) != len(self.agreement.office):
+            return 2 * len(found) > len(self.agreement.office)
+        return any(len({t for t, named in of if named == p}) < 2 for p, of in found.items())
 
     def _heard(self, peer: PeerId, since: float) -> bool:
         island = self.membership.islands.get(peer)
         return island is not None and island.heard > since
-
-    def _blame(self, peers: set[PeerId]) -> None:
-        self.gone |= peers
-        self.doubts.clear()
 
     def behind(self, peer: PeerId) -> bool:
         """Whether a peer has yet to come to this round, as far as it has said."""

@@ -25,6 +25,7 @@ from gossip.buffers import Whole
 from gossip.certificate import basis_of, check_result
 from gossip.fetching import Fetching
 from gossip.owning import Owning
+from gossip.planned import Planned
 from gossip.receiving import Inflow, PartDrain
 from gossip.relaying import Relaying, SharedInflow
 from gossip.routing import Routes
@@ -37,7 +38,6 @@ from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, Transfer
 from protocols.transport import Incoming
 
-PLAN_WAIT_S = 5.0  # a slice may overtake the plan that announces it
 UNBLAMED = ("late", "unfit")  # refusals of a slice that do not speak against the owner
 
 
@@ -46,6 +46,7 @@ class Listener(Protocol):
 
     def held(self, result: PartResult) -> None: ...
     def fault(self, peer: PeerId, why: str) -> None: ...
+    def declined(self, peer: PeerId, why: str) -> None: ...  # what I have sent it
     def lost(self, result: PartResult) -> None: ...
     def refused(self, peer: PeerId, why: str) -> None: ...
     def weighed(self, gram: Gram) -> None: ...
@@ -63,8 +64,7 @@ class Exchange:
     listener: Listener
     plan: Plan | None = None
     parts: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
-    _planned: dict[PartKey, Plan] = field(default_factory=dict)  # the newest that has the part
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _planned: Planned = field(init=False)
     _transfers: Transfers = field(init=False)
     _own: OwnContribution = field(init=False)
     _owning: Owning = field(init=False)
@@ -81,6 +81,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self._transfers = Transfers(self.wiring)
+        self._planned = Planned(self._transfers)
         wanted = self.source.merged if isinstance(self.source, WantsMerged) else None
         self._whole = Whole(self.shape.size, wanted)
         listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
@@ -111,7 +112,6 @@ class Exchange:
         moved, parts, inflows = self._transfers, self.parts, self._inflows
         self._watches = Watches(moved, listener, self.place, parts, inflows, self._shunned)
         self._fetching = Fetching(moved, listener, me, parts, inflows, self._whole, self._hold)
-        self.unwelcome = False  # an owner has refused what I sent
 
     @property
     def round(self) -> int:
@@ -192,7 +192,7 @@ class Exchange:
         for key, task in self._slices.items():
             if key not in wanted:  # taken over by another owner, or merged already
                 task.cancel()
-        self._transfers.start(self._announce_change())
+        self._transfers.start(self._planned.announce())
 
     def _relay(
         self, key: PartKey, plan: Plan, relay: PeerId, routes: Routes, number: int
@@ -227,7 +227,7 @@ class Exchange:
             task.cancel()
         self._owning.stop()
         self._relaying.stop()
-        await self._announce_change()
+        await self._planned.announce()
         if ended:
             await asyncio.wait(ended)
         self._slices.clear()
@@ -235,10 +235,6 @@ class Exchange:
         await self._owning.stopped()
         await self._relaying.stopped()
         await self._own.stop()
-
-    async def _announce_change(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     # --- slices ------------------------------------------------------------------------------
 
@@ -267,11 +263,11 @@ class Exchange:
         except (TransportError, RemoteProtocolError) as error:
             harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
             if not harmless and key not in self.parts and not self.closed:
+                if via is None and isinstance(error, RemoteRefused):
+                    self.listener.declined(owner, f"wants no slice: {error}")
+                    return
                 if via is None:
-                    if isinstance(error, RemoteRefused):
-                        self.unwelcome = True
-                    else:
-                        self._slices.pop(key, None)  # to be sent again by a later plan
+                    self._slices.pop(key, None)  # to be sent again by a later plan
                     self.listener.fault(owner, f"took no slice: {error}")
                     return
                 # that may be the link alone, and its owner can have it from me: nobody is blamed
@@ -282,13 +278,13 @@ class Exchange:
 
     async def on_slice(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
         """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
-        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        await self._planned.until((header.start, header.stop, self.me, header.basis))
         await self._merging(header).take(sender, header, incoming)
         return b""
 
     async def slice_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of the sender's slice is here. Raises RemoteRefused ``late``."""
-        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        await self._planned.until((header.start, header.stop, self.me, header.basis))
         return self._merging(header).reached(sender, header).encode()
 
     def _merging(self, header: Transfer) -> Owning:
@@ -298,20 +294,19 @@ class Exchange:
 
     async def on_sum(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
         """Take the sum of a group from its relay. Raises RemoteRefused ``late``."""
-        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        await self._planned.until((header.start, header.stop, self.me, header.basis))
         await self._owning.take_sum(sender, header, incoming)
         return b""
 
     async def sum_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of a group's sum is here. Raises RemoteRefused ``late``."""
-        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        await self._planned.until((header.start, header.stop, self.me, header.basis))
         return self._owning.sum_reached(sender, header).encode()
 
     async def bring(self, sender: PeerId, header: Transfer) -> bytes:
         """The owner of a part waits for my relay no more, and asks for my slice itself."""
         key = (header.start, header.stop, sender, header.basis)
-        await self._until_planned(key)
-        plan = self._planned[key]
+        plan = await self._planned.until(key)
         counts = any(c.peer == self.me and c.active for c in plan.contributors)
         known = key in self._slices and key not in self._vias  # it is on its way there already
         if counts and plan.groups and key not in self.parts and not known:
@@ -325,7 +320,7 @@ class Exchange:
 
     async def give(self, sender: PeerId, header: Transfer) -> bytes:
         """A member asks for a part of mine that its relay does not pass on."""
-        await self._until_planned((header.start, header.stop, self.me, header.basis))
+        await self._planned.until((header.start, header.stop, self.me, header.basis))
         self._owning.give(sender, header)
         return b""
 
@@ -372,7 +367,7 @@ class Exchange:
     async def _part_from(self, sender: PeerId, header: Transfer) -> PartKey:
         """Which part its owner, or the relay for it, is talking of."""
         key = (header.start, header.stop, sender, header.basis)
-        await self._until_planned(key)
+        await self._planned.until(key)
         return self._named.get(key, key)
 
     async def _inflow(self, key: PartKey) -> Inflow:
@@ -383,16 +378,6 @@ class Exchange:
             kind = SharedInflow if key in self._passed else Inflow
             self._inflows[key] = kind(codec, key[0], key[1], self._whole)
         return self._inflows[key]
-
-    async def _until_planned(self, key: PartKey) -> None:
-        """Wait for the plan that has this part."""
-        try:
-            async with asyncio.timeout(PLAN_WAIT_S), self._changed:
-                await self._changed.wait_for(lambda: self.closed or key in self._planned)
-        except TimeoutError:
-            raise RemoteRefused("late", "no plan has this part") from None
-        if self.closed:
-            raise RemoteRefused("late", "the round is over here")
 
     def _hold(self, result: PartResult, data: torch.Tensor) -> None:
         """Keep a part, the first that comes."""

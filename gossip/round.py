@@ -65,7 +65,6 @@ class Round:
     _drafting: Drafting = field(init=False)
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
-    _told: frozenset[PeerId] = frozenset()
     _lost_since: float | None = None
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
@@ -118,8 +117,8 @@ class Round:
                 remains = self.agreement.on_promise(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
-                self._on_suspect(sender, message)
-                out = []
+                self._on_suspect(sender, message, now)
+                return []  # nothing is due by it at once
             case Gram():
                 out = self._on_gram(sender, message, now)
             case Certificate():
@@ -132,7 +131,7 @@ class Round:
             return self.agreement.on_plan(sender, plan)
         except (Malformed, BadSignature):
             if sender in self.roster:
-                self.company.gone.add(sender)
+                self.company.known.add(sender)
             raise
 
     def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:
@@ -157,15 +156,13 @@ class Round:
         self._referred_at = now
         return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
 
-    def _on_suspect(self, sender: PeerId, suspect: Suspect) -> None:
+    def _on_suspect(self, sender: PeerId, suspect: Suspect, now: float) -> None:
         """A member tells who does not deliver: to its leader, or to the next one after it."""
         plan = self.agreement.plan
         if plan is None or sender not in plan.roster:
             return
-        if plan.leader != self.me and plan.leader not in suspect.peers:
-            return
         if (suspect.epoch, suspect.ballot) == (plan.epoch, plan.ballot):
-            self.company.gone |= set(suspect.peers) & set(self.roster) - {self.me, sender}
+            self.company.told(sender, suspect.peers, now)
 
     def on_products(self, gram: Gram, now: float) -> list[Instruction]:
         """All slices of a part that I own in a draft are in, and these are their products."""
@@ -194,9 +191,16 @@ class Round:
 
     def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:
         """A peer did not deliver what the plan asked of it."""
-        if self._finished or peer == self.me or peer in self.company.gone:
+        if self._finished or peer == self.me:
             return []
         self.company.doubt(peer, now)
+        return self.tick(now)
+
+    def on_declined(self, peer: PeerId, now: float) -> list[Instruction]:
+        """An owner does not want what I have sent it, though the plan asks me for it."""
+        if self._finished:
+            return []
+        self.company.declined(peer, now)
         return self.tick(now)
 
     # --- time ------------------------------------------------------------------------------------
@@ -213,12 +217,14 @@ class Round:
         self._lost_since = None
         if self.forgot and self._epoch() == 0:
             return []
+        accused, overdue = self.company.accused(now, self._patience()), self._drafting.overdue(now)
+        told = self.telling.suspects(accused, lambda: self.opening.leaders(now, overdue))
         if not self._leader_is_due(now):
             self._due_since = None
-            return []
+            return told
         if self._due_since is None:
             self._due_since = now
-        return self._tell_leader(now) + self._stand_if_my_turn(now)
+        return told + self._stand_if_my_turn(now)
 
     def awaits(self, head: bytes, now: float) -> bool:
         """Whether who stands at ``head`` is not ahead: it has what is on its way to me as well."""
@@ -226,7 +232,7 @@ class Round:
 
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` should run next if nothing happens before."""
-        step = self._patience() / (8 if self.company.doubts else 4)
+        step = self._patience() / (8 if self.company.failures else 4)
         if self.opening.quorum_since is not None and self.agreement.plan is None:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
@@ -253,11 +259,17 @@ class Round:
         """
         if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
             return True
-        self.company.gone |= self._drafting.silent(now)
+        self.company.known |= self._drafting.silent(now)
         return self._drafting.overdue(now)
 
     def _cannot_complete(self, now: float) -> bool:
-        """Whether an open part of the plan waits for somebody, or something, that is gone."""
+        """Whether an open part of the plan waits for somebody, or something, that is gone.
+
+        Or the plan counts on who takes itself for fit, and has to be told.
+        """
+        plan, unfounded = self.agreement.plan, self.company.unfounded
+        if plan and unfounded and any(c.active and c.peer in unfounded for c in plan.contributors):
+            return True
         for _, _, owner, fixed in self.agreement.missing():
             if fixed is not None:
                 if key_of(fixed) in self._lost:
@@ -267,18 +279,6 @@ class Round:
         return False
 
     # --- standing and leading --------------------------------------------------------------------
-
-    def _tell_leader(self, now: float) -> list[Instruction]:
-        """Report those who do not deliver to whoever leads or is to lead next, once each."""
-        plan, leaders = self.agreement.plan, self.opening.leaders(now, self._drafting.overdue(now))
-        fresh = frozenset(self.company.gone) - self._told
-        if plan is None or not fresh or not leaders or leaders[0] == self.me:
-            return []
-        self._told |= fresh
-        peers = tuple(sorted(fresh))
-        return [
-            Send(leaders[0], Suspect(plan.fragment, plan.round, plan.epoch, plan.ballot, peers))
-        ]
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         assert self._due_since is not None
@@ -363,7 +363,7 @@ class Round:
                     self._due_since = None
                     self._lost.clear()
                     self.company.adopted(plan)
-                    self._told = frozenset()
+                    self.telling.replanned()
                     self._drafting.adopted(plan, now)
                     out.append(Work(plan))
                 case CastVote(vote):

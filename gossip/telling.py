@@ -10,7 +10,7 @@ of the rest, which catches up with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from gossip.agreement import Agreement
@@ -18,7 +18,7 @@ from gossip.company import Company
 from gossip.instructions import Instruction, Send, Spread
 from gossip.spreading import SMALL
 from protocols.identity import PeerId
-from protocols.messages import Plan, Vote, Votes
+from protocols.messages import Plan, Suspect, Vote, Votes
 
 STANDBY = 2  # of the leading order, who are quick and collect votes in a large roster
 UNHURRIED_S = 0.2  # the others look so often at what has come in
@@ -30,6 +30,8 @@ class Telling:
 
     agreement: Agreement
     company: Company
+
+    _told: frozenset[PeerId] = frozenset()  # who does not deliver, under this plan
 
     def __post_init__(self) -> None:
         self._first = self.agreement.order(self.agreement.roster)[:STANDBY]
@@ -53,6 +55,27 @@ class Telling:
         if self.large:
             return [Spread(others, message)]
         return [Send(peer, message) for peer in others]
+
+    def replanned(self) -> None:
+        """There is a new plan, and who leads by it may have heard nothing."""
+        self._told = frozenset()
+
+    def suspects(
+        self, accused: Set[PeerId], leaders: Callable[[], Sequence[PeerId]]
+    ) -> list[Instruction]:
+        """Name who does not deliver, where there are more by now, to whoever is to do about it.
+
+        All of them, since the next to lead has not heard of those before.
+        """
+        plan, me = self.agreement.plan, self.agreement.me
+        if plan is None or accused <= self._told:
+            return []
+        to = next((peer for peer in leaders() if peer not in accused), me)
+        if to == me:
+            return []
+        self._told = frozenset(accused)
+        peers = tuple(sorted(accused))
+        return [Send(to, Suspect(plan.fragment, plan.round, plan.epoch, plan.ballot, peers))]
 
     def vote(self, vote: Vote) -> list[Instruction]:
         """Bring my vote to those who count."""

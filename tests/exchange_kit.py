@@ -46,6 +46,7 @@ class Peer:
     exchange: Exchange = field(init=False)
     held_: list[PartResult] = field(default_factory=list)
     faults: list[PeerId] = field(default_factory=list)
+    declined_: list[PeerId] = field(default_factory=list)
     lost_: list[PartResult] = field(default_factory=list)
     refusals: list[tuple[PeerId, str]] = field(default_factory=list)
     late: set[PeerId] = field(default_factory=set)  # have yet to come to the round
@@ -79,6 +80,9 @@ class Peer:
 
     def fault(self, peer: PeerId, why: str) -> None:
         self.faults.append(peer)
+
+    def declined(self, peer: PeerId, why: str) -> None:
+        self.declined_.append(peer)
 
     def lost(self, result: PartResult) -> None:
         self.lost_.append(result)

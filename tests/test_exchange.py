@@ -31,7 +31,7 @@ from gossip_kit import RUN, plan_of
 from gossip.bodies import as_bytes, trailer_of
 from gossip.buffers import Whole
 from gossip.certificate import basis_of, sign_result
-from gossip.exchange import PLAN_WAIT_S
+from gossip.planned import PLAN_WAIT_S
 from gossip.receiving import pull_part
 from gossip.slicing import OwnContribution
 from gossip.validity import key_of

@@ -25,7 +25,7 @@ from gossip_kit import RUN
 
 from gossip.bodies import as_bytes, trailer_of
 from gossip.certificate import basis_of, sign_result
-from gossip.exchange import PLAN_WAIT_S
+from gossip.planned import PLAN_WAIT_S
 from gossip.validity import key_of
 from protocols.bodies import BufferFeed
 from protocols.counts import Included, counts_of

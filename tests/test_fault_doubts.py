@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import RUN, Member, SimulatedSwarm, simulated_swarm
 
-from gossip.certificate import outcome_hash
+from gossip.certificate import leader_order, outcome_hash
 from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
 from protocols.messages import Transfer
 from protocols.transport import Feed, Outgoing
 
+SLOW = 20e3  # bytes a second
 WITHIN = 10.0  # patiences: doubts, the time in which others could go on, a plan or two
 
 
@@ -186,5 +189,128 @@ def test_two_of_four_decide_nothing_without_a_new_epoch(seconds: float) -> None:
                     outcome = certificate.outcome
                     decided.setdefault(outcome.previous, set()).add(outcome_hash(outcome))
             assert all(len(heads) == 1 for heads in decided.values())
+
+    virtual_time.run(main())
+
+
+def fail_one_by_one(member: Member, number: int, apart: float) -> list[float]:
+    """What a member sends in a round gets nowhere; it finds out by one owner after the other.
+
+    They are ``apart`` seconds from each other; returns when the first failed, once it has.
+    """
+    transport = member.swarm.wiring.transport
+    clock, honest = asyncio.get_running_loop().time, transport.push
+    failed: list[float] = []
+    order: list[PeerId] = []
+
+    async def push(
+        peer: PeerId, name: str, header: bytes, body: Outgoing | Feed, *, timeout: float
+    ) -> bytes:
+        if name == "slice" and Transfer.decode(header).round == number:
+            if not failed:
+                failed.append(clock())
+            if peer not in order:
+                order.append(peer)
+                await asyncio.sleep(max(0.0, failed[0] + order.index(peer) * apart - clock()))
+            raise TransferStalled("nothing moved")
+        return await honest(peer, name, header, body, timeout=timeout)
+
+    transport.push = push  # type: ignore[method-assign]
+    return failed
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "member"])
+@pytest.mark.parametrize(("count", "apart"), [(4, 0.6), (6, 0.6), (6, 1.2)])
+def test_who_loses_the_others_one_by_one_blames_one_of_them_at_most(
+    count: int, apart: float, leads: bool
+) -> None:
+    """Doubts further apart than they wait for each other: still it is the one who has them all.
+
+    ``apart`` is in patiences, a doubt waits for a quarter of one.
+    """
+
+    async def main() -> None:
+        uploads = [SLOW] * count  # so that it is early in the round that it finds out
+        async with simulated_swarm(count, think=(0.4, 0.45), uploads=uploads) as swarm:
+            members = list(swarm.members.values())
+            await until(lambda: min(lengths(members)) >= 2, 60.0)
+            number = max(lengths(members)) + 1
+            order = leader_order(RUN, 0, number, [member.peer for member in members])
+            faulty = swarm.members[order[0] if leads else order[-1]]
+            patience = members[0].swarm.chains[0].round.rules.patience_s
+            failed = fail_one_by_one(faulty, number, apart * patience)
+            await until(lambda: min(lengths(members)) > number, 60.0)
+            assert failed
+            took = asyncio.get_running_loop().time() - failed[0]
+            assert took < (count + WITHIN) * patience
+            outcome = faulty.replica.certificates[number].outcome
+            counted = {
+                outcome.contributors[one.contributor].peer
+                for part in outcome.parts
+                for one in part.included
+            }
+            lost = set(order) - counted - {faulty.peer}
+            assert len(lost) <= 1, f"{len(lost)} of {count - 1} were taken for faulty"
+            assert faulty.swarm.chains[0].status.status == "active"
+            await until(lambda: min(lengths(members)) > number + 2, 30.0)
+            swarm.agree()
+
+    virtual_time.run(main())
+
+
+def only_words(members: Sequence[Member], halves: Sequence[Sequence[Member]]) -> Callable[[], None]:
+    """Between the halves calls get through and nothing long does; returns how to mend it."""
+    half = {member.peer: number for number, some in enumerate(halves) for member in some}
+    mended = False
+
+    def narrow(member: Member) -> None:
+        transport = member.swarm.wiring.transport
+
+        push, pull = transport.push, transport.pull
+
+        async def pass_on(peer: PeerId, timeout: float) -> None:
+            if not mended and half[peer] != half[member.peer]:
+                await asyncio.sleep(timeout)
+                raise TransferStalled("too long for this way")
+
+        async def narrow_push(peer: PeerId, *what: Any, timeout: float) -> bytes:
+            await pass_on(peer, timeout)
+            return await push(peer, *what, timeout=timeout)
+
+        @asynccontextmanager
+        async def narrow_pull(peer: PeerId, *what: Any, timeout: float, **more: Any) -> Any:
+            await pass_on(peer, timeout)
+            async with pull(peer, *what, timeout=timeout, **more) as incoming:
+                yield incoming
+
+        transport.push = narrow_push  # type: ignore[method-assign]
+        transport.pull = narrow_pull  # type: ignore[method-assign]
+
+    def mend() -> None:
+        nonlocal mended
+        mended = True
+
+    for member in members:
+        narrow(member)
+    return mend
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_two_halves_that_only_talk_decide_nothing_and_go_on_together_after(count: int) -> None:
+    """Each half finds the other at fault: neither can commit, as a majority has to hold it all."""
+
+    async def main() -> None:
+        async with simulated_swarm(count) as swarm:
+            members = list(swarm.members.values())
+            await until(lambda: min(lengths(members)) >= 3, 30.0)
+            mend = only_words(members, [members[: count // 2], members[count // 2 :]])
+            before = max(lengths(members))
+            await asyncio.sleep(12.0)
+            assert max(lengths(members)) <= before + 1  # one may have been all but done
+            swarm.agree()
+            mend()
+            await until(lambda: min(lengths(members)) > before + 4, 60.0)
+            assert all(one.epoch == 0 for m in members for one in m.replica.certificates)
+            swarm.agree()
 
     virtual_time.run(main())

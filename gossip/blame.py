@@ -1,0 +1,83 @@
+"""Who fails whom in one round, and who is to blame for all of it. Pure.
+
+A transfer that fails tells that one of two members is at fault, not which of them. All of them
+together do tell: an owner that delivers nothing fails everybody, and who cannot reach anybody finds
+all others at fault, at once or one after the other. So the blame is on the fewest members that
+explain every failure of the round. Where that leaves it open, as with a single failure, it is on
+the one that was named: nobody would say so of itself.
+
+Failures stay known when the plan changes, else a member could have others taken out of one plan
+after the other. But only what happens under the plan there is now speaks against it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from protocols.identity import PeerId
+
+Failure = tuple[PeerId, PeerId]  # who says so, and of whom
+
+
+@dataclass
+class Failures:
+    """The failures of one round that one member knows of: its own, and what it was told."""
+
+    me: PeerId
+    _since: dict[Failure, float] = field(default_factory=dict)  # the newest time it was found
+    _fresh: set[Failure] = field(default_factory=set)  # under the plan there is now
+
+    def __bool__(self) -> bool:
+        return bool(self._fresh)
+
+    def note(self, teller: PeerId, peer: PeerId, now: float) -> None:
+        """``peer`` has not delivered to ``teller``, or taken nothing of it."""
+        if (teller, peer) not in self._fresh:
+            self._fresh.add((teller, peer))
+            self._since[teller, peer] = now
+
+    def replanned(self) -> None:
+        """There is a new plan: nobody has failed under it yet."""
+        self._fresh.clear()
+
+    def clear(self) -> None:
+        """It was nobody's fault."""
+        self._fresh.clear()
+        self._since.clear()
+
+    def mine(self) -> dict[PeerId, float]:
+        """Who has failed me in this round, and since when."""
+        return {named: since for (by, named), since in self._since.items() if by == self.me}
+
+    def fresh(self) -> dict[PeerId, float]:
+        """Likewise, under this plan."""
+        return {
+            peer: self._since[teller, peer] for teller, peer in self._fresh if teller == self.me
+        }
+
+    def explained(self) -> dict[PeerId, list[Failure]]:
+        """The fewest members, as far as taking the worst one first finds them, and their failures.
+
+        Of those that explain as much as each other it is the one that is named more often, and not
+        me: I know of my own failures before I hear of others'.
+        """
+        left, found = set(self._since), dict[PeerId, list[Failure]]()
+        while left:
+            parties = Counter(peer for failure in left for peer in failure)
+            named = Counter(peer for _, peer in left)
+            worst = max(parties, key=lambda p: (parties[p], named[p], p != self.me, p))
+            found[worst] = [failure for failure in left if worst in failure]
+            left.difference_update(found[worst])
+        return found
+
+    def certain_at(self, peer: PeerId, failures: list[Failure], wait: float) -> float | None:
+        """When to believe that ``peer`` is to blame for these; None: not under this plan.
+
+        Others may see it as well, or may see it otherwise, so there is a ``wait``: since it was
+        first named; where nobody names it, since it named a second one itself.
+        """
+        if self._fresh.isdisjoint(failures):
+            return None
+        named = [self._since[failure] for failure in failures if failure[1] == peer]
+        return (min(named) if named else sorted(map(self._since.__getitem__, failures))[1]) + wait
