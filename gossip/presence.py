@@ -73,7 +73,8 @@ class Presence:
     """This node's presence in a run. ``status`` is what it says of itself.
 
     ``on_news`` is called with every new announcement, ``on_change`` when the liveness of a peer
-    has changed (peer, what it is now, what it was), ``on_rejected`` for what was refused.
+    has changed (peer, what it is now, what it was), ``on_rejected`` for what was refused, and
+    ``on_double`` when somebody with this node's key announces itself who started after it.
     """
 
     wiring: Wiring
@@ -85,7 +86,9 @@ class Presence:
     on_news: Callable[[Announce], None] = lambda announce: None
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
+    on_double: Callable[[], None] = lambda: None
     _sequence: int = 0
+    _double: int = 0  # the newest announcement of that one
     _awake: Wakefulness = field(default_factory=Wakefulness)
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
     _newest: bytes = b""
@@ -233,6 +236,7 @@ class Presence:
         opened = open_announce(envelope, self.wiring.run, self.wall())
         announce = opened.message
         if announce.peer == self.wiring.identity.peer_id:
+            self._look_for_double(announce, opened.sequence)
             return announce
         if fragments(announce) != fragments(self.status):
             raise Malformed(f"{announce.peer} has another number of fragments")
@@ -248,6 +252,14 @@ class Presence:
             if pass_on and self._crowded():
                 self._pass_on(announce.peer, envelope)
         return announce
+
+    def _look_for_double(self, mine: Announce, sequence: int) -> None:
+        """Others believe the newest life of a key. A single word of it may be an echo: of this
+        node's own life before, on a machine whose clock has been put back since."""
+        if mine.incarnation > self.status.incarnation:
+            if 0 < self._double < sequence:
+                self.on_double()
+            self._double = max(self._double, sequence)
 
     def known(self, but: Container[bytes] = ()) -> Known:
         """The announcements held here, this node's own first, bounded in number and size.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from node import __version__, clock
 from node.conductor import Conductor
 from node.eager_state import EagerReplica
 from node.entrance import Run
+from node.errors import operator_error
 from node.gossip_reports import GossipReports
 from node.gradient_state import GradientReplica
 from node.hardware import Hardware, training
@@ -98,6 +100,17 @@ def make_replicas(
     return tuple(replicas)
 
 
+async def until_doubled(presence: Presence) -> None:
+    """Raise E108 once another node with this one's key has started.
+
+    Everybody believes the newest of the two, and a key that votes twice decides nothing.
+    """
+    doubled = asyncio.Event()
+    presence.on_double = doubled.set
+    await doubled.wait()
+    raise operator_error("E108", f"another node has started as {presence.wiring.identity.peer_id}")
+
+
 def make_swarm(
     node: Node,
     manifest: Manifest,
@@ -137,6 +150,7 @@ def make_swarm(
         admission=proof,
     )
     node.is_member = lambda peer: peer in presence.membership.islands
+    node.tasks.spawn(until_doubled(presence))
     if isinstance(own := replicas[0], OwnReplica):
         return make_roamer(manifest, wiring, own, presence, hooks, newcomer=newcomer)
     swarm = Swarm(

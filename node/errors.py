@@ -75,6 +75,13 @@ _ROWS = (
         "wait, or end it at once with `node stop --now`",
     ),
     Kind(
+        "E108",
+        "another node has this node's key",
+        "identity.pem, or the whole state directory, was copied and started elsewhere; of two "
+        "nodes with one key the swarm believes the newer one, which goes on",
+        "let each node make its own key; to move a node, stop it before its directory is copied",
+    ),
+    Kind(
         "E201",
         "the run's configuration differs",
         "this node was given a run file that is not the swarm's; the message names each field",
