@@ -13,6 +13,7 @@ after the other. But only what happens under the plan there is now speaks agains
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
@@ -56,13 +57,15 @@ class Failures:
             peer: self._since[teller, peer] for teller, peer in self._fresh if teller == self.me
         }
 
-    def explained(self) -> dict[PeerId, list[Failure]]:
+    def explained(self, silent: Set[PeerId] = frozenset()) -> dict[PeerId, list[Failure]]:
         """The fewest members, as far as taking the worst one first finds them, and their failures.
 
         Of those that explain as much as each other it is the one that is named more often, and not
-        me: I know of my own failures before I hear of others'.
+        me: I know of my own failures before I hear of others'. That the ``silent`` fail somebody
+        needs no explanation.
         """
-        left, found = set(self._since), dict[PeerId, list[Failure]]()
+        left = {failure for failure in self._since if failure[1] not in silent}
+        found = dict[PeerId, list[Failure]]()
         while left:
             parties = Counter(peer for failure in left for peer in failure)
             named = Counter(peer for _, peer in left)

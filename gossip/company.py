@@ -173,15 +173,17 @@ class Company:
     def judge(self, now: float, patience: float) -> None:
         """Blame the fewest that explain who failed whom (:mod:`gossip.blame`).
 
-        If I am one of them, or they are too many, I am not the one to say: I blame nobody, and
-        leave it to the others to go on. But all may find so at once (everybody's link was dark for
-        a moment, a machine that runs them all was busy), and then nobody goes on. So where nobody
-        has, though most of the others have been heard of since, it was nobody's fault: the plan has
+        That a dead one fails somebody says all, unless most of the others seem dead. If I am to
+        blame, or too many are, I am not the one to say: I blame nobody, and leave it to the others
+        to go on. But all may find so at once (everybody's link was dark for a moment, a machine
+        that runs them all was busy), and then nobody goes on. So where nobody has, though most of
+        the others have been heard of since, it was nobody's fault: the plan has
         failed, and it is for anybody to stand. Who is silent still is to blame.
         """
         if not self.failures:
             return
-        found = self.failures.explained()
+        dead = {peer for peer in self.failures.mine() if not self.alive(peer, now)}
+        found = self.failures.explained(frozenset() if self._most(dead) else dead)
         if self.me not in found and not self._too_many(found) and not self._passed_over():
             self._isolated_since = None
             believed, self.unfounded = self.blamed & found.keys(), set()

@@ -48,6 +48,12 @@ def test_two_who_fail_several_are_to_blame_and_not_those_who_say_so() -> None:
     assert known_to(A, *failures[:4]).explained().keys() == {D, E}  # two each: the named ones
 
 
+def test_that_the_silent_fail_others_says_nothing_of_these() -> None:
+    failures = known_to(A, (A, B), (A, C), (A, D))
+    assert failures.explained({B, C}).keys() == {D}
+    assert failures.explained({B}).keys() == {A}
+
+
 def test_when_all_fail_all_it_is_nearly_all() -> None:
     assert len(known_to(A, *permutations((A, B, C, D), 2)).explained()) == 3
 
