@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import simulated_swarm
+from simulated_swarm import RUN, simulated_swarm
 
 from gossip.presence import AT_ONCE, Presence
 from protocols import virtual_time
+from protocols.envelope import seal
 from protocols.identity import PeerId
 from protocols.memory import Link
 from protocols.messages import Announce
@@ -48,5 +50,31 @@ def test_what_is_known_already_is_not_verified_again(monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(presence, "learn", learn)
             await presence.ask(other.peer)
             assert 1 <= len(learnt) <= 3  # of eight: it says of itself what is new
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("later", "double"), [(1, True), (0, False), (-1, False)])
+def test_who_hears_its_own_key_from_a_later_start_tells(later: int, double: bool) -> None:
+    """Once it has heard two things that are new: one may be an echo of a life before."""
+
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            one, _ = swarm.members.values()
+            presence, told = one.swarm.presence, list[bool]()
+            presence.on_double = lambda: told.append(True)
+            status = replace(presence.status, incarnation=presence.status.incarnation + later)
+
+            def says(sequence: int) -> bytes:
+                return seal(
+                    one.identity, status, purpose="announce", run=RUN,
+                    expires=presence.wall() + 60.0, sequence=sequence,
+                )  # fmt: skip
+
+            for envelope in (says(7), says(7), says(6)):
+                presence.learn(envelope)
+            assert not told
+            presence.learn(says(8))
+            assert bool(told) is double
 
     virtual_time.run(main())
