@@ -234,11 +234,10 @@ class Chain:
                     note = passed(self.wiring.identity, self.wiring.run, message)
                     for leg in legs(peers):
                         self.sending.tell(of, leg, note)
-                case Work(plan):
-                    if of is self.round:
-                        if self.exchange.plan is None:
-                            self.planned_at = self.now()
-                        self.exchange.work(plan)
+                case Work(plan) if of is self.round:
+                    if self.exchange.plan is None:
+                        self.planned_at = self.now()
+                    self.exchange.work(plan)
                 case Commit(certificate):
                     self.wiring.spawn(self._commit(of, certificate))
                 case CatchUp(peers):
@@ -289,10 +288,9 @@ class Chain:
         await self.ledger.make_room(self.wiring.offload)
 
     def _time_round(self) -> None:
-        now = self.now()
-        if self._last_commit is not None:
-            gap = now - self._last_commit
-            self.round_s += (0.3 if self.round_s else 1.0) * (gap - self.round_s)
+        now, last = self.now(), self._last_commit
+        if last is not None:
+            self.round_s += (0.3 if self.round_s else 1.0) * (now - last - self.round_s)
         self._last_commit = now
 
     async def _announce_move(self) -> None:
