@@ -10,8 +10,10 @@ from exchange_kit import until
 from simulated_swarm import RUN, simulated_swarm
 
 from gossip.presence import AT_ONCE, Presence
+from node.assembly import until_doubled
 from protocols import virtual_time
 from protocols.envelope import seal
+from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.memory import Link
 from protocols.messages import Announce
@@ -76,5 +78,15 @@ def test_who_hears_its_own_key_from_a_later_start_tells(later: int, double: bool
             assert not told
             presence.learn(says(8))
             assert bool(told) is double
+            ends = asyncio.ensure_future(until_doubled(presence))  # as a node waits for it
+            await asyncio.sleep(0)
+            presence.learn(says(9))
+            await asyncio.wait([ends], timeout=1.0)
+            if double:
+                with pytest.raises(OperatorError, match="another node has started as") as caught:
+                    ends.result()
+                assert caught.value.code == "E108"
+            else:
+                assert ends.cancel()
 
     virtual_time.run(main())
