@@ -127,7 +127,7 @@ def render(state: dict[str, Any]) -> str:
             f"  val {number(training['validation_loss'])}"
             f"  {step['tokens_per_second']:,.0f} tokens/s"
         )
-    lines += _consensus(state) + _network(state) + _peers(state["peers"])
+    lines += _consensus(state) + _network(state) + _knobs(state) + _peers(state["peers"])
     for alarm in state["alarms"]:
         lines.append(
             f"{'ALARM' if alarm['level'] == 'critical' else 'alarm'}     {clean(alarm['what'])}"
@@ -171,6 +171,14 @@ def _network(state: dict[str, Any]) -> list[str]:
         + (f"  compressed {compression:.1f}x" if compression else "")
         + (f"  codec {clean(rounds['codec'])}" if rounds["codec"] else "")
         + f"  {state['node']['reachability']}".rstrip()
+    ]
+
+
+def _knobs(state: dict[str, Any]) -> list[str]:
+    """What was chosen from measurements, and why; what from stands in the state and the log."""
+    return [
+        f"knob      {clean(name)} {knob['value']}: {clean(knob['why'])}"
+        for name, knob in state["knobs"].items()
     ]
 
 
