@@ -108,6 +108,30 @@ def test_a_slow_island_holds_nobody_up_and_its_steps_count() -> None:
     assert going.points[-1].steps > 4 * 8 * (2 + 1 / 5) / 3
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("diloco", {}),
+        ("async", {}),
+        ("server", {"bound": 0}),
+        ("server", {"bound": 2}),
+        ("fedavg", {}),
+        ("gossip", {}),
+        ("gossip", {"pairs": "average"}),
+        ("push-sum", {}),
+    ],
+)
+def test_one_of_four_that_is_four_times_slower_contributes_all_it_learns(
+    mode: str, changes: dict[str, Any], dynamic: bool
+) -> None:
+    one = {"islands": 4, "stragglers": 1, "rounds": 8, "dynamic_steps": dynamic}
+    result = run(mode, **one, **changes)
+    # all but what was under way when the run ended: a round's steps at most
+    assert result.notes["unmerged_steps"] <= SMALL["inner_steps"]
+    assert result.loss < result.points[0].loss - 0.5
+
+
 def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
     open_, mean = (
         run("diloco", islands=5, attackers=1, attack=8.0, rule=rule) for rule in ("open", "mean")

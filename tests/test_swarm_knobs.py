@@ -55,14 +55,15 @@ def test_h_is_chosen_so_that_a_slow_link_exposes_little(
     one.start("start", *words)
     one.awaits(lambda: one.head() >= 0, "its first round alone")
     two.start("start", "--peers", one.where)
-    await_merged(one, two, 2)
 
     # an exchange of both was timed: H is not the least any more, in the same way on both
     def chosen(machine: Machine) -> dict[str, Any] | None:
         found = [k for k in knobs(machine, "inner_steps") if k["inputs"]["exchange_s"] > 0.3]
         return found[-1] if found and found[-1]["value"] > LEAST else None
 
-    told = {m.name: m.awaits(lambda m=m: chosen(m), "H follows from the link") for m in (one, two)}
+    told = {
+        m.name: m.awaits(lambda m=m: chosen(m), "H follows from the link", 200) for m in (one, two)
+    }
     for name, knob in told.items():
         inputs = knob["inputs"]
         wanted = inner_steps(
@@ -74,15 +75,15 @@ def test_h_is_chosen_so_that_a_slow_link_exposes_little(
             most=MOST,
         )
         assert inputs["wanted"] == wanted.inner_steps
-        assert knob["value"] == max(LEAST, inputs["wanted"], inputs["wanted_by_others"])
+        asked = max(LEAST, inputs["wanted"], inputs["wanted_by_others"])
+        assert knob["value"] == min(MOST, asked)
         record_property(name, json.dumps({"value": knob["value"], **inputs}))
     state = json.loads(one.api("/api/v1/state"))
     assert state["knobs"]["inner_steps"]["inputs"]["exchange_s"] > 0.3
 
     # and rounds of that length are what follows: the exchange takes a small part of them
-    settled = one.head() + 2
-    await_merged(one, two, 3)
-    late = [r for r in one.rounds() if r["round"] >= settled]
+    await_merged(one, two, 2)
+    late = one.rounds()[-2:]
     record_property("wait_s and compute_s", [(r["wait_s"], r["phases"]["compute"]) for r in late])
 
     # the operator's word counts for more

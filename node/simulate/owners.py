@@ -144,6 +144,7 @@ async def _own(
             work = torch.empty_like(owner.params)
             codec(one.codec).decode(body[8:].clone(), work)
             free = owner.arrive(client, work, weight)
+            world.nodes[client].merged = world.nodes[client].steps
             finished = owner.version >= one.rounds if share is not None else world.done
             if finished:
                 stop.set()

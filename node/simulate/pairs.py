@@ -105,7 +105,7 @@ class Pairs:
             return min(one.extra, extra_exchanges(distance, progress, one.disagreement))
 
         def applied(rounded: Rounded) -> None:
-            self._count(rounded)
+            self._count(node, rounded)
             islander.moved.set()
 
         roamer = Roamer(
@@ -125,8 +125,11 @@ class Pairs:
         work = present.live(others, roamer.run(), self._train(islander))
         islander.task = self.group.create_task(work)
 
-    def _count(self, rounded: Rounded) -> None:
-        self.met.update(one.met.outcome for one in rounded.exchanged)
+    def _count(self, node: Node, rounded: Rounded) -> None:
+        outcomes = [one.met.outcome for one in rounded.exchanged]
+        self.met.update(outcomes)
+        if set(outcomes) - {"alone", "lost"}:  # somebody has a letter with all that it has learnt
+            node.merged = node.steps
         if rounded.progress and rounded.spread.to_mean:
             size = len(self.world.start)
             self.ratios.append(rounded.spread.square / size / rounded.progress)

@@ -99,6 +99,8 @@ class Replica:
         self.node.learner.load(local)
         self.sent = self.base.clone()
         self.merged_mine = bool(mine)
+        if mine:  # it trains nothing while it waits
+            self.node.merged = self.node.steps
         self.place = Place(
             RUN, 0, outcome.round + 1, outcome_hash(outcome), self.digest(), outcome.work
         )
@@ -246,7 +248,6 @@ async def diloco(world: World) -> None:
         if churn is not None:
             churn.cancel()
         world.notes["rounds"] = max(r.place.round for _, r, _ in islands.running.values())
-        world.notes["contributed_steps"] = float(world.total_steps)
         for _, _, task in islands.running.values():
             task.cancel()
 

@@ -49,6 +49,7 @@ class Node:
     honest: bool
     world: World
     steps: int = 0
+    merged: int = 0  # of its steps, as far as they have reached others
     loss: float = 0.0
 
     def __post_init__(self) -> None:
@@ -251,6 +252,8 @@ async def live(world: World) -> Result:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
     world.observe()
+    if any(node.merged for node in world.nodes.values()):  # else all meet in lock-step
+        world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
     control = [node.sent(control=True) for node in world.nodes.values()]
     world.notes["control_bytes"] = sum(control) / max(1, len(control))
     for node in world.servers:
