@@ -129,7 +129,7 @@ def test_one_of_four_that_is_four_times_slower_contributes_all_it_learns(
     result = run(mode, **one, **changes)
     # all but what was under way when the run ended: a round's steps at most
     assert result.notes["unmerged_steps"] <= SMALL["inner_steps"]
-    assert result.loss < result.points[0].loss - 0.5
+    assert result.loss < result.points[0].loss - 0.2
 
 
 def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
