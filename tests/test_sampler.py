@@ -182,3 +182,11 @@ def test_what_is_read_at_one_time_lies_in_few_pools():
         [sampler.starts(r, s, 4, t) for r in range(25) for t in range(12) for s in range(4)]
     )
     assert len(np.unique(everything)) == 25 * 12 * 4 * 8
+
+
+def test_steps_computed_together_read_what_each_reads_by_itself():
+    sampler = Sampler(tokens=40_000, seq_len=8, batch_size=3, seed=5, reserved=60)
+    for step in (0, 1, 15, 16, 33):  # beyond the round's own windows as well
+        alone = sampler.compute(2, 1, 2, range(3 * step, 3 * step + 3))
+        assert sampler.starts(2, 1, 2, step).tolist() == alone.tolist()
+        assert sampler.starts(2, 1, 2, step, range(1, 3)).tolist() == alone[1:].tolist()

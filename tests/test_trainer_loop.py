@@ -147,6 +147,7 @@ def test_every_snapshot_gets_its_own_wait(tmp_path: Path) -> None:
 
     script = Bench(tmp_path, answer, wait_s=3.0).run(begin())
     assert script.waited == pytest.approx(2 * 3.0)
+    assert [a.waited_s for a in script.of(Applied)] == pytest.approx([0.0, 3.0, 3.0])
     assert [s.steps for s in script.of(Snapshot)] == [TARGET, TARGET + 1]  # taken while waiting
 
 

@@ -1,0 +1,39 @@
+"""What a rank's process gets from the one that starts it."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from node.rank_process import KEPT_MEMORY, rank_environment
+
+# blocks of 8 MiB, given back and taken again; page faults of each turn
+TURNS = """
+import resource
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [bytearray(8 << 20) for _ in range(5)]
+    del blocks
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_memory_that_a_step_gives_back_is_there_for_the_next_one() -> None:
+    def faults(environment: dict[str, str]) -> list[int]:
+        words = [sys.executable, "-S", "-c", TURNS]
+        done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        return [int(line) for line in done.stdout.split()]
+
+    plain = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    assert min(faults(plain)) > 40 * 256 // 2  # pages of 4 KiB; half of them were kept anyhow
+    assert max(faults(rank_environment(1))[1:]) < 100
+
+
+def test_what_the_operator_says_of_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert rank_environment(1)["GLIBC_TUNABLES"] == KEPT_MEMORY
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
+    assert rank_environment(1)["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=1"
