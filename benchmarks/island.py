@@ -199,10 +199,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
+    parser.add_argument("--turns", type=int, help="so many instead")
+    parser.add_argument("--seconds", type=float, help="of each system in a turn, instead")
     given = parser.parse_args()
     if not available():
         sys.exit("shaped links need Linux, root, and the commands ip and tc")
     scale = QUICK if given.quick else FULL
+    scale = Scale(given.seconds or scale.seconds, given.turns or scale.turns)
     runs: dict[str, list[list[Fact]]] = {
         "bare": [],
         "bare tuned": [],
@@ -227,7 +230,12 @@ def main() -> None:
                 runs["island 50 Mbit"].append(found)
             result = figures(runs)
             print(json.dumps(result), flush=True)
-            plain = {"machine": machine(), "quick": given.quick, "runs": _rounded(runs)}
+            plain = {
+                "machine": machine(),
+                "quick": given.quick,
+                "seconds": scale.seconds,
+                "runs": _rounded(runs),
+            }
             given.json.write_text(json.dumps(result | plain, indent=1) + "\n")
 
 
