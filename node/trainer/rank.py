@@ -89,7 +89,7 @@ def set_up_arithmetic(threads: int) -> None:
     """How this thread, and those that it starts, compute on the CPU.
 
     Numbers below 2^-126 count as zero: as attention sharpens, ever more of its weights and their
-    gradients become so small, and with them a step takes up to 1.8 times as long on x86. What the
+    gradients become so small, and with them a step takes a third longer and more on x86. What the
     daemon computes stays exact, since there all nodes have to get the same bits.
     """
     import torch
