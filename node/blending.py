@@ -39,7 +39,7 @@ class Blend:
         self.weight = 1.0  # of push-sum
 
     @property
-    def _chunks(self) -> list[Chunk]:
+    def _chunks(self) -> tuple[Chunk, ...]:
         return self.codec.chunks(0, len(self.base))
 
     @torch.no_grad()

@@ -196,9 +196,9 @@ def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None 
     random = torch.Generator().manual_seed(0)
     contexts, targets = batch_of(scenario, shards(scenario.islands)[-1], count, random)
     total = 0.0
-    for context, target in zip(
-        contexts.split(AT_ONCE // each), targets.split(AT_ONCE // each), strict=True
-    ):
+    size = AT_ONCE // each
+    pairs = zip(torch.split(contexts, size), torch.split(targets, size), strict=True)
+    for context, target in pairs:
         total += len(context) * loss_of(model, context, target).item()
     return total / count
 
