@@ -9,13 +9,14 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import Manifest
 from node.presets import PRESETS, preset
+from node.schedule import learning_rate
 from node.trainer.corpus import collect
 from node.trainer.data import TrainingData, open_tokens
 from node.trainer.engine import summed_loss
 from node.trainer.evaluate import evaluate, shard_tokens
 from node.trainer.layout import Layout
 from node.trainer.model import build, next_token_loss
-from node.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from node.trainer.optim import clip_gradients, make_optimizer, set_learning_rate
 
 SIZES = {
     "tiny": 1.1e5,
