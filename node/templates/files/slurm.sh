@@ -29,10 +29,11 @@ fi
 
 "${command[@]}" &
 node=$!
-trap 'kill -TERM "$node"' TERM INT
-# a signal ends `wait` before the node has ended
-status=0
-while kill -0 "$node" 2>/dev/null; do
+# a signal ends `wait` before the node has ended: wait once more
+again=yes
+trap 'again=yes; kill -TERM "$node" 2>/dev/null || true' TERM INT
+while [[ -n "$again" ]]; do
+  again=
   status=0
   wait "$node" || status=$?
 done
