@@ -125,25 +125,38 @@ class TransportStats:
         stats = self.peer(peer)
         stats.round_trip = _smooth(stats.round_trip, max(seconds, 0.0))
 
-    def measured_upload(self, peer: PeerId, count: int, seconds: float) -> None:
-        """A body of ``count`` bytes was taken by the peer."""
-        if count and seconds > 0:
+    def measured_upload(
+        self, peer: PeerId, count: int, seconds: float, *, linked: bool = True
+    ) -> None:
+        """A body of ``count`` bytes was taken by the peer.
+
+        Unless ``linked``, it stayed on this machine: how fast that was changes from one time to
+        the next, and says nothing of this node's link.
+        """
+        if linked and count and seconds > 0:
             self.upload.note(asyncio.get_running_loop().time(), seconds, count)
         if count >= LONG_BYTES and seconds > 0:
             stats = self.peer(peer)
             stats.upload = _smooth(stats.upload, count / seconds)
 
     def measured_download(
-        self, peer: PeerId, count: int, seconds: float, since_asked: float
+        self,
+        peer: PeerId,
+        count: int,
+        seconds: float,
+        since_asked: float,
+        *,
+        linked: bool = True,
     ) -> None:
         """A body of ``count`` bytes arrived from the peer, in so many seconds of being read.
 
         A short one may have lain here before anybody read it, so it counts as if it had taken all
         the time ``since_asked``: since its announcement came, or since it was asked for.
+        ``linked`` as above.
         """
         long = count >= LONG_BYTES
         took = seconds if long else since_asked
-        if count and took > 0:
+        if linked and count and took > 0:
             self.download.note(asyncio.get_running_loop().time(), took, count)
         if long and seconds > 0:
             stats = self.peer(peer)

@@ -93,7 +93,7 @@ class LaneClient:
             self._stats.received(peer, name, reply.length)
             self._check(reply, MAX_CALL_BYTES, link)
             seconds = clock() - began - sending.what.held
-            self._stats.measured_upload(peer, body.length, seconds)
+            self._stats.measured_upload(peer, body.length, seconds, linked=not link.unlimited)
             return reply.detail
 
     @asynccontextmanager
@@ -122,7 +122,9 @@ class LaneClient:
             yield body
             if body.left == 0:
                 link.reusable = True
-                self._stats.measured_download(peer, reply.length, body.took, clock() - asked)
+                self._stats.measured_download(
+                    peer, reply.length, body.took, clock() - asked, linked=not link.local
+                )
 
     def drop(self, peer: PeerId) -> int:
         """Cut every lane to ``peer``; the number of them."""

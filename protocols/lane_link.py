@@ -65,6 +65,16 @@ class Link:
         """Neither end has cut it, as far as we know."""
         return not self._aborted and not self.lost.done()
 
+    @property
+    def local(self) -> bool:
+        """Both ends are on this machine."""
+        return self.lane.local  # never changes, so any thread may ask
+
+    @property
+    def unlimited(self) -> bool:
+        """Neither a link nor a setting limits what it sends."""
+        return self._reactor.unlimited(self.lane)
+
     # --- the handshake ------------------------------------------------------------------------
 
     async def introduce(

@@ -130,7 +130,9 @@ class LaneServer:
             took = time.perf_counter() - started
             reply = Reply("", took, len(answer), answer)
             self._stats.requests_by_name[request.name] += 1
-            self._stats.measured_download(peer, request.length - body.left, body.took, took)
+            self._stats.measured_download(
+                peer, request.length - body.left, body.took, took, linked=not link.local
+            )
         await body.stop()
         self._stats.sent(peer, request.name, len(reply.detail))
         try:

@@ -167,9 +167,13 @@ class Reactor:
         """Ask what is due at ``when`` at the latest."""
         self._sweep_at = min(self._sweep_at, when)
 
+    def unlimited(self, one: Watched) -> bool:
+        """Whether neither a link nor a setting limits what it sends."""
+        return one.local and self._max_upload == math.inf
+
     def allow(self, one: Watched, want: int) -> int:
         """How many bytes ``one`` may send now; at 0 its turn comes later, by ``granted``."""
-        if not self.bucket.limited or (one.local and self._max_upload == math.inf):
+        if not self.bucket.limited or self.unlimited(one):
             return want
         if self._turn is one:
             self._turn = None

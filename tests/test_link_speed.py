@@ -19,6 +19,12 @@ from protocols.transport import Incoming
 
 
 @pytest.fixture
+def linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of this machine as if there were a link between them."""
+    monkeypatch.setattr("protocols.lane.same_machine", lambda sock: False)
+
+
+@pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     """To which bodies of 50 bytes are long ones."""
     monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 50)
@@ -55,7 +61,7 @@ def test_short_bodies_at_once_are_as_good_as_a_long_one(meter: Meter) -> None:
     assert meter.read() == 60
 
 
-async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link() -> None:
+async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link(linked: None) -> None:
     size = 20_000
     async with (
         HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
@@ -94,7 +100,7 @@ def test_a_slower_link_shows_at_once_and_a_faster_one_by_and_by(meter: Meter) ->
     assert meter.read() == pytest.approx(762.5)
 
 
-async def test_what_an_upload_limit_leaves_is_measured() -> None:
+async def test_what_an_upload_limit_leaves_is_measured(linked: None) -> None:
     rate, size = 4e6, 1_000_000
     async with (
         HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
@@ -118,6 +124,24 @@ async def test_what_an_upload_limit_leaves_is_measured() -> None:
         assert 0.75 * rate < sent < 1.3 * rate
         assert 0.75 * rate < received < 1.3 * rate
         assert (b.stats.peer(A.peer_id).upload or 0.0) < 0.6 * rate
+
+
+async def test_what_stays_on_a_machine_says_nothing_of_its_link() -> None:
+    size = 1_000_000
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
+        HttpTransport(B, limits=QUICK) as b,
+    ):
+        b.book.add(A.peer_id, address(a))
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            await body.into(BufferDrain(bytearray(size)))
+            return b""
+
+        a.on_push("take", take, max_length=size)
+        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(size)), timeout=5)
+        assert (b.stats.upload.read(), a.stats.download.read()) == (None, None)
+        assert b.stats.peer(A.peer_id).upload  # which the matrix of links shows
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest_rounds import OF_GRADIENTS
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.certificate import genesis
+from node.assembly import REPLICAS
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
 from node.replica import OuterReplica
@@ -96,11 +98,14 @@ def _shared_memory() -> Iterator[None]:
 
 def replica(name: str, **outer: Any) -> OuterReplica:
     codec = "top12" if name == "sparseloco" else "fp32"
+    mode = "allreduce" if name in OF_GRADIENTS else "diloco"
+    rounds = {} if name in OF_GRADIENTS else {"codec": codec}
     manifest = Manifest.model_validate(
-        {"outer": {"optimizer": name, **outer}, "rounds": {"codec": codec}}
+        {"mode": mode, "outer": {"optimizer": name, **outer}, "rounds": rounds}
     )
     vectors = SharedVectors.create(N)
-    made = OuterReplica(manifest, ME, vectors, RangeCodec(codec, N), inline, (ME, OTHER))
+    kind = REPLICAS.get(mode, OuterReplica)
+    made = kind(manifest, ME, vectors, RangeCodec(codec, N), inline, (ME, OTHER))
     _made.append((made, vectors))
     made.base.copy_(noise(7))
     return made

@@ -159,7 +159,7 @@ def cut_stage(model: ForeignDecoder, stage: int, stages: int) -> None:
     if stage > 0:
         probe = torch.linspace(-1.0, 1.0, 2 * model.width).view(1, 2, -1)
         with torch.no_grad():
-            through = base(inputs_embeds=probe, use_cache=False, return_dict=True)
+            through = base(inputs_embeds=probe.clone(), use_cache=False, return_dict=True)
         if not torch.equal(through.last_hidden_state, probe):
             kind = model.lm.config.model_type
             raise ValueError(f"--pp: {kind} does more to hidden states than its layers do")
