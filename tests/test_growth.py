@@ -50,8 +50,9 @@ def test_no_object_is_left_behind_by_a_round(fragments: int) -> None:
             before = await after(200)
             later = await after(1200)
             noted = 1000 * len(members) * fragments  # heads and states, for swarm.agree()
-            grown = {kind: n - before[kind] for kind, n in later.items() if n - before[kind] > 100}
-            assert grown.pop("builtins.tuple", 0) <= noted + 100
+            few = noted // 10  # weak references wait for their owner's next look
+            grown = {kind: n - before[kind] for kind, n in later.items() if n - before[kind] > few}
+            assert grown.pop("builtins.tuple", 0) <= noted + few
             assert grown == {}
 
     virtual_time.run(main())

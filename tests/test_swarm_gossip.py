@@ -36,9 +36,9 @@ def losses(island: Island) -> list[float]:
     return [e["validation_loss"] for e in rounds(island) if e["validation_loss"] is not None]
 
 
-def begin(root: Path, mode: str) -> list[Island]:
+def begin(root: Path, mode: str, count: int = ROUNDS) -> list[Island]:
     """Four islands of a run that the first has made."""
-    (root / "run.toml").write_text(RUN.format(mode=mode, rounds=ROUNDS), encoding="utf-8")
+    (root / "run.toml").write_text(RUN.format(mode=mode, rounds=count), encoding="utf-8")
     islands = [Island(name, root) for name in "abcd"]
     islands[0].start("--run", str(root / "run.toml"))
     until(lambda: rounds(islands[0]), START_S, "the first round", islands[0].tail)
@@ -52,7 +52,7 @@ def join(island: Island, first: Island, *arguments: str) -> None:
 def test_islands_in_pairs_learn_through_kill_join_and_leave(
     tmp_path: Path, record_property: Record
 ) -> None:
-    a, b, c, d = begin(tmp_path, "gossip")
+    a, b, c, d = begin(tmp_path, "gossip", 2 * ROUNDS)
     try:
         for island in (b, c, d):  # newcomers to a run under way
             join(island, a)

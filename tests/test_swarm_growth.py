@@ -1,0 +1,60 @@
+"""Several hundred rounds of real nodes: nothing that they hold grows, once they are warm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from swarm_kit import Island, Record, settings, until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
+
+ROUNDS, WARM = 400, 160
+RUN = settings(
+    inner_steps=1, total_rounds=10 * ROUNDS, min_grace_s=10, data__batch_size=1, data__seq_len=16,
+    model__d_model=16, model__n_layers=1, model__d_ff=32, model__max_seq_len=16,
+    evaluation__sequences=1,
+)  # fmt: skip
+SPARE = {"rss": 4 * 2**20, "fds": 4, "tasks": 6, "objects": 1500, "ledger": 0, "ledger_bytes": 0}
+
+
+class Watched(Island):
+    """An island that writes down what it holds."""
+
+    program = (str(Path(__file__).with_name("growth_island.py")),)
+
+    def measured(self) -> list[dict[str, Any]]:
+        file = self.dir / "growth.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+
+def test_nothing_grows_from_round_to_round(tmp_path: Path, record_property: Record) -> None:
+    islands = [Watched(f"island-{number}", tmp_path) for number in (1, 2, 3)]
+    try:
+        islands[0].start(*RUN)
+        joined = islands[0].await_up()
+        for island in islands[1:]:
+            island.start("--peers", joined)
+
+        def done() -> bool:
+            assert all(island.running for island in islands), [i.tail() for i in islands]
+            return all(i.measured() and i.measured()[-1]["round"] >= ROUNDS for i in islands)
+
+        until(done, 500, f"{ROUNDS} rounds", lambda: "\n".join(i.tail() for i in islands))
+    finally:
+        for island in islands:
+            island.kill()
+    for island in islands:
+        held = [m for m in island.measured() if WARM <= m["round"] <= ROUNDS]
+        third = len(held) // 3
+        grown = {
+            what: median(m[what] for m in held[-third:]) - median(m[what] for m in held[:third])
+            for what in SPARE
+        }
+        record_property(f"grown_{island.name}", grown)
+        record_property(f"rss_{island.name}", held[-1]["rss"])
+        assert {what: by for what, by in grown.items() if by > SPARE[what]} == {}, held
