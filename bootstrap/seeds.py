@@ -214,9 +214,18 @@ class PeerCache:
         return peers
 
     def remember(self, peers: Iterable[PeerAddress]) -> None:
-        """Put ``peers`` first and write the file; what no longer fits is forgotten."""
+        """Put ``peers`` first and write the file; what no longer fits is forgotten.
+
+        Where it cannot be written (a full disk) it stays as it was: nobody is to stop for that.
+        """
         newest = list(dict.fromkeys([*peers, *self.load()]))[: self._limit]
         data = json.dumps({"peers": [str(peer) for peer in newest]}, indent=1).encode()
+        try:
+            self._write(data)
+        except OSError as error:
+            logger.warning("the peer cache %s is not written: %s", self._path, error)
+
+    def _write(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=".peers-")
         try:

@@ -102,8 +102,9 @@ class Keeper:
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
+                code = f" ({error.code})" if isinstance(error, OperatorError) else ""
                 self.events.emit(
-                    CheckpointSkipped(round=self.replicas[0].place.round, reason=str(error))
+                    CheckpointSkipped(round=self.replicas[0].place.round, reason=f"{error}{code}")
                 )
             self._full = isinstance(error, DiskFullError)
             return False

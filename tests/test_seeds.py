@@ -169,8 +169,7 @@ def test_a_failed_write_leaves_the_old_cache(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        cache.remember([address(2)])
+    cache.remember([address(2)])  # and the node goes on
     assert cache.load() == [address(1)]
     assert [p.name for p in tmp_path.iterdir()] == ["peers.json"]
 
