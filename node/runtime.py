@@ -69,8 +69,12 @@ class Tasks:
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task; its exception ends the daemon."""
-        task = self.group.create_task(coroutine)
+        """Start a task; its exception ends the daemon. Raises RuntimeError once that has ended."""
+        try:
+            task = self.group.create_task(coroutine)
+        except RuntimeError:
+            coroutine.close()  # else it is said that it was never awaited
+            raise
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task

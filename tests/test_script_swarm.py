@@ -97,7 +97,7 @@ def test_ranks_on_two_hosts_that_share_no_disk_are_one_island(tmp_path: Path) ->
             "GLOO_SOCKET_IFNAME": "eth0",
             "ATOLL_DIR": str(state),
             "ATOLL_LISTEN": f"{net.address('host0')}:0",
-            "ATOLL_ROUNDS": "3",
+            "ATOLL_ROUNDS": "8",
             "ATOLL_CHECKPOINT_EVERY": "1",
         }
         hosts = [
