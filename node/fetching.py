@@ -84,6 +84,7 @@ class Fetcher:
             if isinstance(replica, OwnReplica):
                 replica.blend.weight = restored.weight
             await replica.settle(state)
+            replica.inherited = True
             self.lineages[index] = state.lineage if state else None
             at = end
         self.joined_under_way = bool(self.run.peers)

@@ -80,6 +80,8 @@ class OuterState:
 class OuterReplica:
     """Outer parameters and state of a fragment, and the place in the chain they belong to."""
 
+    whole = True  # a round merges every element
+
     def __init__(
         self,
         manifest: Manifest,
@@ -104,6 +106,8 @@ class OuterReplica:
         aligned = manifest.rounds.align
         self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
         self.merged_mine = False  # whether anything of ours was in the last round
+        # Local work and residual are a checkpoint's: who made it may have had them merged since.
+        self.inherited = False
         run = manifest.run_id
         self._place = Place(run, fragment, 0, genesis(run), b"", 0)
         self._roster = first_roster
@@ -184,15 +188,23 @@ class OuterReplica:
     async def apply(
         self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
     ) -> None:
-        """Take the outer step of a committed round and hand the result to the trainer."""
+        """Take the outer step of a committed round and hand the result to the trainer.
+
+        Where this node has sent work to the round before it was started again, all that its
+        checkpoint held of local work was in that: it is dropped, or it would count twice.
+        """
         outcome = certificate.outcome
         snapshot = await self._hold()
-        mine = self._merged_of_mine(outcome) if snapshot == outcome.round else []
+        merged = self._merged_of_mine(outcome)
+        mine = merged if snapshot == outcome.round else []
+        twice = self.inherited and self.whole and bool(merged) and not mine
         codec = self.codec.named(outcome.codec)
         rates = self._rates(outcome)
 
         def step() -> bytes:
-            if self.residual is not None and mine:
+            if self.residual is not None and twice:
+                self.residual.reset()
+            elif self.residual is not None and mine:
                 self.residual.settle(outcome, self.me, codec, self._progress)
             elif self.residual is not None:
                 self.residual.forget_round()
@@ -209,8 +221,9 @@ class OuterReplica:
 
         digest: bytes = await self.offload(step)
         self.merged_mine = bool(mine)
+        self.inherited = self.inherited and not merged
         if self.turning is not None:
-            self.turning.note(rates.share, mine=bool(mine))
+            self.turning.note(rates.share, mine=bool(mine) or twice)
         self.certificate = certificate
         self._place = Place(
             self._place.run,
@@ -222,15 +235,19 @@ class OuterReplica:
         )
         self._roster = outcome.next_roster
         if self.trainer is not None:
-            await self.trainer.resume(contributed=bool(mine), reset=False)
+            await self.trainer.resume(contributed=bool(mine), reset=twice)
 
     async def jump(self, vectors: Sequence[torch.Tensor], state: OuterState, *, keep: str) -> None:
         """Move to a downloaded state; ``vectors`` are as in :attr:`state`.
 
         ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
         last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
-        whole progress goes into the next contribution), ``"nothing"`` drops it.
+        whole progress goes into the next contribution), ``"nothing"`` drops it. What a checkpoint
+        held of local work is not kept ``"local"`` over rounds that it may have been merged in.
         """
+        if self.inherited and keep == "local" and state.place.round > self._place.round:
+            keep = "nothing"
+        self.inherited = self.inherited and state.place.round <= self._place.round
         await self._hold()
 
         def move() -> None:

@@ -19,6 +19,7 @@ from node.replica import OuterReplica
 class SparseReplica(OuterReplica):
     """As :class:`~node.replica.OuterReplica`; elements of rounds are the draw's coordinates."""
 
+    whole = False
     _drawn: tuple[int, torch.Tensor] = (-1, torch.empty(0))
 
     @property

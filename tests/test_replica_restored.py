@@ -1,0 +1,149 @@
+"""A replica that was read from a checkpoint: what its former life has had merged counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import Outer, Rounds
+from gossip.lineage import Lineage
+from gossip.validity import Place
+from node.replica import OuterReplica, OuterState
+from node.residual import Residual
+from node.trainer.shared import SharedVectors
+from protocols.codecs import RangeCodec
+from protocols.counts import Included, counts_of
+from protocols.identity import Identity, PeerId
+from protocols.messages import Certificate, Contributor, Outcome, PartResult
+
+SIZE = 3000
+ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2))
+
+
+def normal(seed: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+async def inline(job: Callable[[], Any]) -> Any:
+    return job()
+
+
+class Trainer:
+    """θ as the trainer has it, and what it does with an Apply."""
+
+    def __init__(self, replica: OuterReplica, theta: torch.Tensor) -> None:
+        self.replica, self.theta = replica, theta
+        self.snapshot: int | None = None
+        self.told: list[tuple[bool, bool]] = []
+
+    def take_snapshot(self) -> torch.Tensor:
+        """What it contributes to the round that is on: Δ."""
+        self.replica.sent.copy_(self.theta)
+        self.snapshot = self.replica.place.round
+        return self.replica.delta(0, SIZE, torch.empty(SIZE)).clone()
+
+    async def hold(self) -> int | None:
+        return self.snapshot
+
+    async def resume(self, *, contributed: bool, reset: bool) -> None:
+        base, sent = self.replica.base, self.replica.sent
+        self.theta = base.clone() if reset else base + (self.theta - sent)
+        self.snapshot = None
+        self.told.append((contributed, reset))
+
+
+@pytest.fixture
+def replica() -> Iterator[OuterReplica]:
+    manifest = Manifest(
+        rounds=Rounds(codec="fp32"),
+        outer=Outer(optimizer="sgd", lr=1.0, momentum=0.0),
+    )
+    vectors = SharedVectors.create(SIZE)
+    made = OuterReplica(manifest, ME, vectors, RangeCodec("fp32", SIZE - 100), inline, (ME, OTHER))
+    made.base.copy_(normal(1))
+    made.sent.copy_(made.base)
+    yield made
+    del made.base, made.sent
+    vectors.close()
+
+
+async def commit(replica: OuterReplica, mine: int, mean: torch.Tensor) -> None:
+    """A round with the first ``mine`` elements of my contribution."""
+    place = replica.place
+    counts = counts_of((Included(0, SIZE), *([Included(1, mine)] if mine else [])))
+    part = PartResult(0, place.round, 0, SIZE, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
+    contributors = (Contributor(OTHER, 1.0, 1, True), Contributor(ME, 1.0, 1, True))
+    outcome = Outcome(
+        0, place.round, place.previous, bytes(32), "fp32", contributors, (part,), (ME, OTHER), 2
+    )
+    certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ())
+    await replica.apply(certificate, {(0, SIZE): mean.clone().view(torch.uint8)})
+
+
+def restored(replica: OuterReplica) -> Trainer:
+    """A trainer that resumes from a checkpoint of this place with local work in it."""
+    trainer = Trainer(replica, replica.base - 0.1 * normal(7))
+    replica.trainer, replica.inherited = trainer, True
+    return trainer
+
+
+async def test_what_the_life_before_had_merged_is_not_sent_again(replica: OuterReplica) -> None:
+    trainer = restored(replica)
+    work = replica.base - trainer.theta  # in the checkpoint, and in what was sent after it
+    residual = replica.residual = Residual(SIZE, 0.9)
+    residual.values.copy_(normal(8))
+    await commit(replica, SIZE, 0.5 * work)
+    assert torch.equal(trainer.theta, replica.base)
+    assert trainer.told == [(False, True)]
+    assert not residual.values.any()  # was sent with it
+    assert not trainer.take_snapshot().any()
+
+
+async def test_what_it_has_not_had_merged_goes_with_the_next_round(replica: OuterReplica) -> None:
+    trainer = restored(replica)
+    work = replica.base - trainer.theta
+    await commit(replica, 0, 0.5 * normal(9))
+    torch.testing.assert_close(replica.base - trainer.theta, work)
+    torch.testing.assert_close(trainer.take_snapshot(), work)
+    await commit(replica, SIZE, 0.5 * work)  # in this life, so θ − sent is what is left
+    assert trainer.told == [(False, False), (True, False)]
+    torch.testing.assert_close(trainer.theta, replica.base)
+    assert not replica.inherited
+
+
+async def test_only_the_first_of_such_rounds_takes_local_work(replica: OuterReplica) -> None:
+    trainer = restored(replica)
+    await commit(replica, SIZE, 0.5 * normal(9))
+    since = 0.1 * normal(10)
+    trainer.theta -= since  # learnt in this life
+    await commit(replica, SIZE, 0.5 * normal(11))  # the life before was in this one as well
+    torch.testing.assert_close(replica.base - trainer.theta, since)
+
+
+async def test_a_trainer_that_was_only_started_again_keeps_what_it_learns(
+    replica: OuterReplica,
+) -> None:
+    trainer = restored(replica)
+    replica.inherited = False
+    work = replica.base - trainer.theta
+    await commit(replica, SIZE, 0.5 * normal(9))  # what the ranks before it had sent
+    torch.testing.assert_close(replica.base - trainer.theta, work)
+
+
+@pytest.mark.parametrize(("inherited", "to"), [(False, 3), (True, 3), (True, 0)])
+async def test_a_download_keeps_local_work_unless_it_may_be_in_what_was_missed(
+    replica: OuterReplica, inherited: bool, to: int
+) -> None:
+    trainer = restored(replica)
+    replica.inherited = inherited
+    work = replica.base - trainer.theta
+    place = Place(replica.place.run, 0, to, bytes([3]) * 32, b"", 9)
+    state = OuterState(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
+    await replica.jump([normal(20)], state, keep="local")
+    assert torch.equal(replica.base, normal(20))
+    kept = torch.zeros(SIZE) if inherited and to else work
+    torch.testing.assert_close(replica.base - trainer.theta, kept)
