@@ -55,11 +55,13 @@ async def serve(host: str, size: int) -> None:
             ports[kind] = port
         listener = socket.create_server((host, ports["raw"]))
         with listener:
-            raw = asyncio.create_task(asyncio.to_thread(_serve_raw, listener, target))
-            print("ready", flush=True)
-            await asyncio.to_thread(sys.stdin.read)
-            listener.shutdown(socket.SHUT_RDWR)
-            await raw
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.to_thread(_serve_raw, listener, target))
+                try:
+                    print("ready", flush=True)
+                    await asyncio.to_thread(sys.stdin.read)
+                finally:
+                    listener.shutdown(socket.SHUT_RDWR)
 
 
 def _serve_raw(listener: socket.socket, target: memoryview) -> None:

@@ -9,6 +9,7 @@ Records expire by wall clock, on machines whose clocks differ. hivemind wants th
 :data:`CLOCK_LIMIT`; :mod:`bootstrap.handshake` measures the offset and tells the operator.
 
 >>> dht = await Dht.start(transport, whereabouts, [seed], run_id)
+>>> spawn(dht.maintain())
 >>> dht.keep_announced()
 >>> peers = await dht.islands()
 >>> await dht.aclose()
@@ -66,7 +67,6 @@ class Dht:
         self._seeds: list[PeerId] = []
         self._announcing = False
         self._changed = asyncio.Event()
-        self._maintenance: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -79,7 +79,6 @@ class Dht:
         client_mode: bool = False,
         limit: RateLimit | None = None,
         clock: Callable[[], float] = time.time,
-        refresh: float = REFRESH,
     ) -> Dht:
         """Join the DHT through ``initial_peers``; with none of them answering, stand alone.
 
@@ -111,7 +110,6 @@ class Dht:
         node.protocol.storage = records.Storage()
         dht = cls(node, p2p, whereabouts, run_id, clock)
         await dht.join(initial_peers)
-        dht._maintenance = asyncio.create_task(dht._maintain(refresh))
         return dht
 
     async def join(self, peers: Iterable[PeerId]) -> int:
@@ -145,7 +143,8 @@ class Dht:
     def keep_announced(self) -> None:
         """Announce our address record, and again, freshly signed, at half its lifetime.
 
-        Call again after ``whereabouts.publish`` to announce a change at once.
+        :meth:`maintain` does it. Call again after ``whereabouts.publish`` to announce a change at
+        once.
         """
         self._announcing = True
         self._changed.set()
@@ -187,7 +186,11 @@ class Dht:
 
     # --- upkeep ---------------------------------------------------------------------------------
 
-    async def _maintain(self, refresh: float) -> None:
+    async def maintain(self, refresh: float = REFRESH) -> None:
+        """Keep the routing table alive, every ``refresh`` seconds, and our record announced.
+
+        Until cancelled, which has to come before :meth:`aclose`.
+        """
         next_announce = next_refresh = self._clock() + refresh
         while True:
             now = self._clock()
@@ -223,9 +226,5 @@ class Dht:
 
     async def aclose(self) -> None:
         """Leave: answer no more calls and end what runs. The transport stays open."""
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._maintenance
         await self._node.shutdown()
         await self._p2p.shutdown()

@@ -18,6 +18,7 @@ from gossip.buffers import Whole
 from gossip.certificate import check_certificate
 from gossip.receiving import pull_part
 from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
+from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import (
@@ -85,14 +86,10 @@ class CatchUp:
         """Ask for certificates. Raises TransportError or RemoteProtocolError."""
         here, _ = self.place()
         request = CertificateRequest(self.wiring.run, here.fragment, round_, count)
-        reply = await self.wiring.transport.call(
-            source,
-            "certificates",
-            request.encode(),
-            timeout=CALL_TIMEOUT_S,
-            max_reply=Certificates.MAX_BYTES,
+        transport = self.wiring.transport
+        found = await ask(
+            transport, source, "certificates", request, Certificates, timeout=CALL_TIMEOUT_S
         )
-        found: Certificates = Certificates.decode(reply)
         return found.certificates
 
     async def _follow(self, source: PeerId) -> Ending:

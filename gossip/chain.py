@@ -19,6 +19,7 @@ import torch
 
 from gossip.agreement import NONE
 from gossip.bodies import Wiring
+from gossip.common import Wired
 from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.forgetting import Forgetting
@@ -45,7 +46,7 @@ TICK_S = 0.005
 
 
 @dataclass
-class Chain:
+class Chain(Wired):
     """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
 
     ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
@@ -115,13 +116,6 @@ class Chain:
             self.wiring, self.presence, self.membership, patience_s, self._answered, rejected
         )
         self._open_round()
-
-    @property
-    def me(self) -> PeerId:
-        return self.wiring.identity.peer_id
-
-    def now(self) -> float:
-        return self.wiring.now()
 
     @property
     def codec(self) -> str | None:

@@ -19,11 +19,10 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 
 
-class Member:
-    """What follows from a node's presence alone, in swarms of both kinds."""
+class Wired:
+    """What follows from how a node is wired."""
 
     wiring: Wiring
-    presence: Presence
 
     @property
     def me(self) -> PeerId:
@@ -33,6 +32,12 @@ class Member:
     def now(self) -> float:
         """Monotonic seconds."""
         return self.wiring.now()
+
+
+class Member(Wired):
+    """What follows from a node's presence alone, in swarms of both kinds."""
+
+    presence: Presence
 
     @property
     def status(self) -> Announce:

@@ -20,6 +20,7 @@ from gossip.certificate import (
     handover_of,
     outcome_hash,
 )
+from protocols.asking import ask
 from protocols.errors import BadSignature, Malformed, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
@@ -145,14 +146,8 @@ async def prove(
     if claim[0] < 1:
         raise Stale("nothing comes before the first round")
     request = CertificateRequest(run, fragment, claim[0] - 1, 1)
-    shown: Certificates = Certificates.decode(
-        await transport.call(
-            peer,
-            "certificates",
-            request.encode(),
-            timeout=CALL_TIMEOUT_S,
-            max_reply=Certificates.MAX_BYTES,
-        )
+    shown = await ask(
+        transport, peer, "certificates", request, Certificates, timeout=CALL_TIMEOUT_S
     )
     if not shown.certificates:
         raise Stale("it does not show the certificate it stands on")
@@ -163,15 +158,10 @@ async def prove(
     lineage = Lineage(run, founders, fragment)
     first, total = 0, 1
     while first < total:
-        ask = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE, fragment)
-        reply = await transport.call(
-            peer,
-            "handovers",
-            ask.encode(),
-            timeout=CALL_TIMEOUT_S,
-            max_reply=Handovers.MAX_BYTES,
+        wanted_page = HandoverRequest(run, first, MAX_HANDOVERS_AT_ONCE, fragment)
+        page = await ask(
+            transport, peer, "handovers", wanted_page, Handovers, timeout=CALL_TIMEOUT_S
         )
-        page: Handovers = Handovers.decode(reply)
         first, total = first + len(page.handovers), page.total
         if not page.handovers and first < total:
             raise Malformed("fewer handovers than it says")

@@ -25,6 +25,7 @@ from gossip.membership import Liveness, Membership
 from gossip.rumours import EVERYBODY, FANOUT, PAUSE_S, Rumours
 from gossip.silence import Wakefulness
 from gossip.standing import fragments, with_places
+from protocols.asking import ask
 from protocols.envelope import Opened, check_times, open_envelope, seal
 from protocols.errors import (
     BadSignature,
@@ -281,14 +282,9 @@ class Presence:
         held = {island.envelope for island in self.membership.islands.values()}
         request = KnownRequest(b"".join(_name(envelope) for envelope in held))
         try:
-            reply = await self.wiring.transport.call(
-                peer,
-                "known",
-                request.encode(),
-                timeout=CALL_TIMEOUT_S,
-                max_reply=Known.MAX_BYTES,
-            )
-            for envelope in Known.decode(reply).announces:
+            transport = self.wiring.transport
+            known = await ask(transport, peer, "known", request, Known, timeout=CALL_TIMEOUT_S)
+            for envelope in known.announces:
                 if envelope in held:
                     continue  # nothing new: its signature need not be looked at once more
                 try:

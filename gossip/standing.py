@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gossip.validity import Place
+from protocols.identity import PeerId
 from protocols.messages import Announce, Standing
 
 _SAID = tuple(field.name for field in fields(Standing) if field.name != "active")
@@ -25,6 +26,24 @@ def fragments(announce: Announce) -> int:
 def progress(announce: Announce) -> int:
     """Rounds committed, of all fragments together: which of two announcements is the newer one."""
     return announce.round + sum(standing.round for standing in announce.others)
+
+
+def first_announcement(
+    peer: PeerId,
+    place: Place,
+    *,
+    version: str,
+    role: str = "island",
+    status: str = "active",
+    incarnation: int = 1,
+    addresses: tuple[str, ...] = (),
+    region: str = "",
+    **said: Any,
+) -> Announce:
+    """What a node says of itself that stands at ``place``; ``said``: further fields."""
+    return Announce(
+        peer, role, status, incarnation, addresses, version, region, **_where(place), **said
+    )
 
 
 def with_places(announce: Announce, places: Sequence[Place]) -> Announce:

@@ -21,6 +21,7 @@ from gossip.standing import fragments, progress, seen_from
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import own_standing, standing_after
+from protocols.asking import ask
 from protocols.errors import (
     OperatorError,
     ProtocolError,
@@ -142,17 +143,12 @@ class Arrival:
         found: dict[PeerId, Announce] = {}
         for peer in self.ask:
             try:
-                reply = await self.transport.call(
-                    peer,
-                    "known",
-                    KnownRequest().encode(),
-                    timeout=CALL_TIMEOUT_S,
-                    max_reply=Known.MAX_BYTES,
+                reply = await ask(
+                    self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
                 )
-                envelopes = Known.decode(reply).announces
             except (TransportError, ProtocolError):
                 continue
-            for envelope in envelopes:
+            for envelope in reply.announces:
                 with contextlib.suppress(ProtocolError):  # too old: others remain
                     announce = open_announce(envelope, self.run, self.wall()).message
                     if fragments(announce) != self.fragments:

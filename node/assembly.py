@@ -23,6 +23,7 @@ from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.promises import Record
 from gossip.roamer import Roamer
+from gossip.standing import first_announcement
 from node import __version__, clock
 from node.conductor import Conductor
 from node.eager_state import EagerReplica
@@ -275,9 +276,9 @@ def make_reports(
 def _first_announcement(
     node: Node, replica: OuterReplica, newcomer: bool, proof: bytes
 ) -> Announce:
-    place = replica.place
-    return Announce(
-        peer=replica.me,
+    return first_announcement(
+        replica.me,
+        replica.place,
         role=node.config.role,
         status="joining" if newcomer else "active",
         incarnation=int(node.daemon.started * 1000),
@@ -285,10 +286,6 @@ def _first_announcement(
         version=__version__,
         region=node.config.region,
         name=node.config.name,
-        round=place.round,
-        head=place.previous,
-        state=place.state,
-        work=place.work,
         upload=node.config.max_upload,  # until it is measured
         admission=proof,
     )

@@ -53,6 +53,7 @@ from node.trainer.settings import (
 )
 from node.trainer.shared import SharedVectors
 from protocols.errors import Malformed, OperatorError
+from protocols.tasks import Background
 from protocols.wire import decode_any
 
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
@@ -111,6 +112,7 @@ class Island:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._ranks: list[RankProcess | RemoteRank] = []
         self._writer: asyncio.StreamWriter | None = None
+        self._background = Background()  # outlives the daemon's group, to end the ranks with grace
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
         self._ready = False
@@ -146,10 +148,10 @@ class Island:
         self.vectors.clear()
         if self.crew is not None:
             self._gathering = True
-            self._supervisor = asyncio.create_task(self._run_with(self.crew))
+            self._supervisor = self._background.spawn(self._run_with(self.crew))
             return
         life = await self._launch(())
-        self._supervisor = asyncio.create_task(self._supervise(life))
+        self._supervisor = self._background.spawn(self._supervise(life))
 
     @property
     def grown(self) -> bool:

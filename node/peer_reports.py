@@ -92,15 +92,7 @@ class PeerReports(ABC):
         """The liveness of a peer has changed, or it did not deliver."""
         announce = self.swarm.membership.announcement(peer)
         if what == Liveness.ALIVE and announce is not None:
-            self.events.emit(
-                PeerJoined(
-                    peer=peer,
-                    name=announce.name,
-                    role=announce.role,
-                    region=announce.region,
-                    version=announce.version,
-                )
-            )
+            self.events.emit(PeerJoined.of(announce))
         elif what == Liveness.SUSPECT:
             self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
         elif what == "fault":

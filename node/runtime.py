@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
+from protocols.tasks import Tasks
 from protocols.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -59,30 +60,6 @@ def run(config: NodeConfig, manifest: Manifest | None, script: Script | None = N
     ``script``: the training script that has started it and trains in the place of ranks.
     """
     return asyncio.run(Daemon(config, manifest, script).main())
-
-
-@dataclass
-class Tasks:
-    """The tasks of the daemon, all in one group and cancelled together at the end."""
-
-    group: asyncio.TaskGroup
-    _running: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task; its exception ends the daemon. Raises RuntimeError once that has ended."""
-        try:
-            task = self.group.create_task(coroutine)
-        except RuntimeError:
-            coroutine.close()  # else it is said that it was never awaited
-            raise
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
-
-    def cancel(self) -> None:
-        """Cancel all that still run."""
-        for task in self._running:
-            task.cancel()
 
 
 class Daemon:
@@ -345,6 +322,7 @@ class Node:
             client_mode=self.outbound.needed,
         )
         stack.push_async_callback(dht.aclose)
+        self.tasks.spawn(dht.maintain())
         dht.keep_announced()
         return dht
 

@@ -10,7 +10,6 @@ orders the addresses of a peer by what happened when they were tried.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from protocols.errors import Malformed, OperatorError
 from protocols.identity import PeerId, public_key
 from protocols.messages import PeerRecord
+from protocols.tasks import Together
 
 MAX_HOST = 120  # so that HOST:PORT fits an Address on the wire
 MAX_FILE_BYTES = 1024 * 1024  # of an @file
@@ -278,7 +278,7 @@ class AddressBook:
         self._max_peers = max_peers
         self._max_per_peer = max_per_peer
         self._known: dict[PeerId, _Known] = {}  # least recently used first
-        self._resolving: dict[PeerId, asyncio.Future[None]] = {}
+        self._resolving: Together[PeerId, None] = Together()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -353,17 +353,8 @@ class AddressBook:
         """
         if self.resolver is None:
             return False
-        running = self._resolving.get(peer)
-        if running is not None:
-            await asyncio.shield(running)
-            return True
-        done = asyncio.get_running_loop().create_future()
-        self._resolving[peer] = done
-        try:
-            await self.resolver(peer)
-        finally:
-            del self._resolving[peer]
-            done.set_result(None)
+        resolver = self.resolver
+        await self._resolving.do(peer, lambda: resolver(peer))
         return True
 
     def _touch(self, peer: PeerId) -> _Known:

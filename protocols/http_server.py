@@ -38,6 +38,7 @@ from protocols.http_stats import TransportStats
 from protocols.identity import PeerId, public_key
 from protocols.lane_server import LaneServer
 from protocols.limits import Limits
+from protocols.tasks import Background
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class HttpServer:
         self._on_sent = on_sent
         self._listener = Listener(lanes, context, stats, limits, expected)
         self._serving: set[asyncio.Task[Any]] = set()
-        self._running: asyncio.Task[None] | None = None
+        self._accepting = Background()
         self._web: web.Server | None = None
 
     # --- connections --------------------------------------------------------------------------
@@ -76,9 +77,7 @@ class HttpServer:
     def start(self, listener: socket.socket) -> None:
         """Accept on a bound and listening socket, which from now on is ours to close."""
         self._web = web.Server(self._handle, handler_cancellation=True)
-        self._running = asyncio.get_running_loop().create_task(
-            self._listener.run(listener, self._web)
-        )
+        self._accepting.spawn(self._listener.run(listener, self._web))
 
     def adopt(self, sock: socket.socket, where: str) -> None:
         """Serve a connection that this node has dialled, to ``where``, because it was called."""
@@ -86,7 +85,7 @@ class HttpServer:
 
     async def aclose(self) -> None:
         """Stop accepting, give handlers a moment, cancel them, close every connection."""
-        if self._running is None or self._web is None:
+        if self._web is None:
             return
         self._web.pre_shutdown()
         await self._wait_for_handlers()
@@ -94,10 +93,9 @@ class HttpServer:
             task.cancel()
         await self._wait_for_handlers()
         self._listener.drop_all()
-        self._running.cancel()
-        await asyncio.wait([self._running])
+        await self._accepting.aclose()
         await self._web.shutdown(0.1)
-        self._running = None
+        self._web = None
 
     async def _wait_for_handlers(self) -> None:
         serving = self._serving | self._lanes.serving

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from protocols.errors import LocalProtocolError
+from protocols.tasks import beside
 from protocols.transport import CHUNK_BYTES, Buffer, Feed, Outgoing
 
 _AHEAD = 2  # chunks taken from a source before they can be sent
@@ -26,12 +27,10 @@ async def feeding(body: Outgoing | Feed) -> AsyncIterator[Feed]:
         yield body
         return
     feed = _ChunkFeed(body)
-    pump = asyncio.create_task(feed.pump())
     try:
-        yield feed
+        async with beside(feed.pump()):
+            yield feed
     finally:
-        pump.cancel()
-        await asyncio.wait([pump])
         close = getattr(body.chunks, "aclose", None)
         if close is not None:
             await close()

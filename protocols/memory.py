@@ -35,6 +35,7 @@ from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.memory_exchange import Exchange
 from protocols.memory_network import Link, MemoryNetwork, Node, TraceEvent
+from protocols.tasks import Background
 from protocols.transport import (
     MAX_CALL_BYTES,
     MAX_HEADER_BYTES,
@@ -63,7 +64,7 @@ class MemoryTransport:
         self._linked: dict[PeerId, Node] = {}  # open connections; a restart makes another Node
         # dicts, not sets: their order is the same in every run
         self.exchanges: dict[Exchange, None] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Background()
 
     @property
     def peer_id(self) -> PeerId:
@@ -121,7 +122,7 @@ class MemoryTransport:
             def connected() -> None:
                 exchange.expect(body.length)
                 exchange.request("push", header, partial(exchange.callee._serve_push, exchange))
-                exchange.pump = asyncio.create_task(exchange.push_body(outgoing(body)))
+                exchange.pump = self._tasks.spawn(exchange.push_body(outgoing(body)))
 
             exchange.connect(connected)
             try:
@@ -222,14 +223,8 @@ class MemoryTransport:
     def spawn(self, exchange: Exchange, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start the task that answers an exchange; it ends with this transport at the latest."""
         self.exchanges[exchange] = None
-        task = asyncio.create_task(serving)
-        self._tasks[task] = None
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.pop(task, None)
-            self.exchanges.pop(exchange, None)
-
-        task.add_done_callback(done)
+        task = self._tasks.spawn(serving)
+        task.add_done_callback(lambda _: self.exchanges.pop(exchange, None))
         return task
 
     def shut(self) -> None:
@@ -241,7 +236,7 @@ class MemoryTransport:
     async def aclose(self) -> None:
         """Refuse connections, break the open ones, wait for cancelled handlers to end."""
         self.shut()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.join()
 
 
 def _check_header(header: bytes) -> None:

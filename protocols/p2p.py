@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 import base58
 
+from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import RemoteCall, RemoteReply
@@ -194,14 +195,8 @@ class P2P:
             body=body,
         )
         with _upstream_errors(peer, name):
-            reply = RemoteReply.decode(
-                await self._transport.call(
-                    peer,
-                    "p2p",
-                    request.encode(),
-                    timeout=self._timeout,
-                    max_reply=RemoteReply.MAX_BYTES,
-                )
+            reply = await ask(
+                self._transport, peer, "p2p", request, RemoteReply, timeout=self._timeout
             )
             if reply.error:
                 raise RemoteRefused("handler", reply.error)

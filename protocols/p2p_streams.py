@@ -12,13 +12,15 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from protocols.asking import ask
 from protocols.errors import Malformed, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import RemoteReply, StreamStep
+from protocols.tasks import Background, beside
 from protocols.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ MAX_STREAMS_PER_PEER = 32
 
 T = TypeVar("T")
 Open = Callable[[PeerId, str, AsyncIterator[bytes]], AsyncIterator[bytes]]
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 async def asingle(items: AsyncIterable[T]) -> T:
@@ -47,7 +50,8 @@ async def asingle(items: AsyncIterable[T]) -> T:
 class _Served:
     """The handler's side of a stream: two queues and the task between them."""
 
-    def __init__(self, ended: Callable[[], object]) -> None:
+    def __init__(self, spawn: Spawn, ended: Callable[[], object]) -> None:
+        self._spawn = spawn
         self._inputs: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE)
         self._outputs: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
         self._error = ""
@@ -57,7 +61,7 @@ class _Served:
 
     def start(self, outputs: AsyncIterator[bytes]) -> None:
         """Run the handler, whose inputs are :meth:`read`."""
-        self.task = asyncio.create_task(self._run(outputs))
+        self.task = self._spawn(self._run(outputs))
         self.touch()
 
     def touch(self) -> None:
@@ -75,27 +79,21 @@ class _Served:
 
     async def put(self, item: bytes | None) -> None:
         """Hand an input item to the handler (None: the last has come); waits for room."""
-        putting = asyncio.ensure_future(self._inputs.put(item))
-        try:
-            # a handler that returned early never empties its queue
+        # a handler that returned early never empties its queue
+        async with beside(self._inputs.put(item)) as putting:
             await asyncio.wait({putting, self.task}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            putting.cancel()
 
     async def take(self) -> RemoteReply:
         """Output items that are ready, after waiting for the first at most `POLL` seconds."""
         bodies: list[bytes] = []
         size = 0
-        getting = asyncio.ensure_future(self._outputs.get())
-        try:
+        async with beside(self._outputs.get()) as getting:
             await asyncio.wait(
                 {getting, self.task}, timeout=POLL, return_when=asyncio.FIRST_COMPLETED
             )
             if getting.done():
                 bodies.append(getting.result())
                 size = len(bodies[0])
-        finally:
-            getting.cancel()
         while not self._outputs.empty() and size < BATCH_BYTES and len(bodies) < BATCH_ITEMS:
             bodies.append(self._outputs.get_nowait())
             size += len(bodies[-1])
@@ -130,6 +128,7 @@ class Streams:
         self._transport = transport
         self._open = open_
         self._served: dict[tuple[PeerId, bytes], _Served] = {}
+        self._handling = Background()
         transport.on_call("p2p-stream", self._serve, max_body=StreamStep.MAX_BYTES)
 
     async def call(
@@ -143,26 +142,24 @@ class Streams:
         stream = os.urandom(16)
         await self._step(peer, stream, "open", name)
         broken: list[Exception] = []  # what went wrong with the inputs
-        sender = asyncio.create_task(self._send(peer, stream, inputs, broken))
         done = False
         try:
-            while not done:
-                try:
-                    reply = await self._step(peer, stream, "next")
-                except RemoteRefused:
-                    done = True
-                    raise
-                finally:
-                    if broken:
-                        raise broken[0]
-                done = reply.done
-                for body in reply.bodies:
-                    yield body
-                if reply.error:
-                    raise RemoteRefused("handler", reply.error)
+            async with beside(self._send(peer, stream, inputs, broken)):
+                while not done:
+                    try:
+                        reply = await self._step(peer, stream, "next")
+                    except RemoteRefused:
+                        done = True
+                        raise
+                    finally:
+                        if broken:
+                            raise broken[0]
+                    done = reply.done
+                    for body in reply.bodies:
+                        yield body
+                    if reply.error:
+                        raise RemoteRefused("handler", reply.error)
         finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
             if not done:
                 with suppress(TransportError):  # the other end is gone, and the stream with it
                     await self._step(peer, stream, "cancel")
@@ -185,15 +182,9 @@ class Streams:
         self, peer: PeerId, stream: bytes, verb: str, name: str = "", bodies: tuple[bytes, ...] = ()
     ) -> RemoteReply:
         step = StreamStep(stream=stream, verb=verb, handler=name, bodies=bodies)
-        reply = await self._transport.call(
-            peer,
-            "p2p-stream",
-            step.encode(),
-            timeout=STEP_TIMEOUT,
-            max_reply=RemoteReply.MAX_BYTES,
+        return await ask(
+            self._transport, peer, "p2p-stream", step, RemoteReply, timeout=STEP_TIMEOUT
         )
-        decoded: RemoteReply = RemoteReply.decode(reply)
-        return decoded
 
     async def _serve(self, caller: PeerId, body: bytes) -> bytes:
         step: StreamStep = StreamStep.decode(body)
@@ -223,17 +214,17 @@ class Streams:
         mine = sum(1 for peer, _ in self._served if peer == caller)
         if key in self._served or len(self._served) >= MAX_STREAMS or mine >= MAX_STREAMS_PER_PEER:
             raise RemoteRefused("busy", "too many streams")
-        served = _Served(functools.partial(self._served.pop, key, None))
+        ended = functools.partial(self._served.pop, key, None)
+        served = _Served(self._handling.spawn, ended)
         outputs = self._open(caller, name, served.read())  # refuses what has no handler
         self._served[key] = served
         served.start(outputs)
 
     async def aclose(self) -> None:
         """Cancel every stream served here and wait for the handlers to end."""
-        streams = list(self._served.values())
-        for served in streams:
+        for served in list(self._served.values()):
             served.cancel()
-        await asyncio.gather(*[served.task for served in streams], return_exceptions=True)
+        await self._handling.join()
 
 
 _OPEN = RemoteReply(error="", record=b"", bodies=(), done=False).encode()

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 from protocols import envelope
 from protocols.addresses import AddressBook
+from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.messages import Found, PeerRecord, Where
+from protocols.tasks import Together
 from protocols.transport import Transport
 
 PURPOSE = "record"
@@ -65,7 +67,7 @@ class Whereabouts:
         self._own: Known | None = None
         self._known: OrderedDict[PeerId, Known] = OrderedDict()
         self._mentions: OrderedDict[PeerId, OrderedDict[PeerId, None]] = OrderedDict()
-        self._asking: dict[PeerId, asyncio.Task[Known | None]] = {}
+        self._asking: Together[PeerId, Known | None] = Together()
         self._book = book
         if book is not None:
             book.resolver = self._resolve
@@ -178,12 +180,7 @@ class Whereabouts:
 
         Askers of one id share one round of questions.
         """
-        task = self._asking.get(peer)
-        if task is None:
-            task = asyncio.create_task(self._ask(peer))
-            self._asking[peer] = task
-            task.add_done_callback(lambda _: self._asking.pop(peer, None))
-        return await asyncio.shield(task)
+        return await self._asking.do(peer, lambda: self._ask(peer))
 
     async def _resolve(self, peer: PeerId) -> None:
         await self.ask(peer)  # what is learned goes to the book
@@ -192,14 +189,14 @@ class Whereabouts:
         before = self.sequence(peer)
         # only those whose own address is at hand: else two unknown peers could wait for each other
         informants = [p for p in reversed(self._mentions.get(peer, ())) if self.get(p) is not None]
-        question = Where((peer,)).encode()
+        question = Where((peer,))
 
         async def one(informant: PeerId) -> Known | None:
             try:
-                reply = await self._transport.call(
-                    informant, "where", question, timeout=ASK_TIMEOUT, max_reply=Found.MAX_BYTES
+                found = await ask(
+                    self._transport, informant, "where", question, Found, timeout=ASK_TIMEOUT
                 )
-                for data in Found.decode(reply).records:
+                for data in found.records:
                     known = self.learn(data, expected=peer)
                     if known.sequence > before:
                         return known
@@ -213,10 +210,3 @@ class Whereabouts:
     async def _answer(self, peer: PeerId, body: bytes) -> bytes:
         wanted = (self.get(asked) for asked in Where.decode(body).peers)
         return Found(tuple(known.data for known in wanted if known is not None)).encode()
-
-    async def aclose(self) -> None:
-        """Drop questions that are under way."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,6 +40,7 @@ from protocols.codecs import RangeCodec
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Plan
+from protocols.tasks import Tasks
 
 Role = Literal["member", "owner", "leader"]
 Stage = Literal["before sending", "in the middle of sending", "after merging", "before certifying"]
@@ -260,10 +261,7 @@ class Member:
         self.transport = Meddling(inner)
         moved = asyncio.Event()
         async with inner, asyncio.TaskGroup() as group:
-
-            def spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-                return group.create_task(coroutine)
-
+            spawn = Tasks(group).spawn
             wiring = Wiring(
                 self.transport, identity, RUN, codec, spawn, asyncio.to_thread, loop.time
             )

@@ -20,6 +20,7 @@ from gossip.certificate import (
     sign_result,
     sign_vote,
 )
+from gossip.standing import first_announcement
 from gossip.validity import Place, Shape
 from protocols.counts import pack_counts
 from protocols.identity import Identity, PeerId
@@ -147,18 +148,10 @@ def decided(identities: Sequence[Identity], place: Place = PLACE) -> Certificate
 
 def announce_of(peer: PeerId, place: Place = PLACE, **changes: Any) -> Announce:
     """An active island at ``place``, ready with 100 tokens."""
-    announce = Announce(
-        peer=peer,
-        role="island",
-        status="active",
-        incarnation=1,
-        addresses=(),
+    announce = first_announcement(
+        peer,
+        place,
         version="0",
-        region="",
-        round=place.round,
-        head=place.previous,
-        state=place.state,
-        work=place.work,
         ready=True,
         tokens=100,
         steps=10,

@@ -22,12 +22,13 @@ from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.roamer import Roamer, Rounded
 from gossip.sketch import sketch
+from gossip.standing import first_announcement
 from gossip.wandering import Habits
 from node.blending import Blend
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Announce
+from protocols.tasks import Tasks
 
 RUN = b"r" * 32
 
@@ -117,34 +118,16 @@ class Islands:
         state.place = replace(state.place, round=round_)
         state.blend.weight = weight
         loop = asyncio.get_running_loop()
-        holder: list[asyncio.TaskGroup] = []
-
-        def spawn(coroutine: Any) -> asyncio.Task[None]:
-            try:
-                return holder[0].create_task(coroutine)
-            except RuntimeError:  # killed in this moment
-                coroutine.close()
-                raise
+        group = asyncio.TaskGroup()
+        spawn = Tasks(group).spawn
 
         async def offload(work: Callable[[], Any]) -> Any:
             await asyncio.sleep(0)
             return work()
 
         wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
-        place = state.place
-        announce = Announce(
-            peer=peer,
-            role="island",
-            status="active",
-            incarnation=int(loop.time() * 1000) + 1,
-            addresses=(),
-            version="0",
-            region="",
-            round=place.round,
-            head=place.previous,
-            state=place.state,
-            work=place.work,
-        )
+        incarnation = int(loop.time() * 1000) + 1
+        announce = first_announcement(peer, state.place, version="0", incarnation=incarnation)
         presence = Presence(
             wiring,
             Membership(peer),
@@ -173,8 +156,7 @@ class Islands:
         )
 
         async def live() -> None:
-            async with asyncio.TaskGroup() as group:
-                holder.append(group)
+            async with group:
                 for other in self.living():
                     if other.peer != peer:
                         presence.learn(other.roamer.presence.envelope())

@@ -22,6 +22,7 @@ from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Certificate, PartResult, Plan, Prepare
+from tests.gossip_kit import announce_of
 
 RUN = b"r" * 32
 SIZE = 256 * 1024
@@ -159,33 +160,14 @@ class World:
         return Place(RUN, 0, len(peer.chain), head, state, last.work)
 
     def announce(self, peer: Peer) -> Announce:
-        place = self.place(peer)
-        return Announce(
+        return announce_of(
             peer.identity.peer_id,
-            peer.role,
-            peer.status,
-            peer.incarnation,
-            (),
-            "0",
-            "",
-            place.round,
-            place.previous,
-            place.state,
-            place.work,
-            peer.ready,
-            100,
-            10,
-            100.0,
-            0.2,
-            100.0,
-            10.0,
-            1e7,
-            1e7,
-            2.0,
-            0.0,
-            0,
-            0,
-            b"",
+            self.place(peer),
+            role=peer.role,
+            status=peer.status,
+            incarnation=peer.incarnation,
+            ready=peer.ready,
+            eta=0.2,
         )
 
     def open(self, peer: Peer) -> None:

@@ -26,10 +26,12 @@ from gossip.mixing import MEAN, Mix
 from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.promises import Record
+from gossip.standing import first_announcement
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Announce, Certificate
+from protocols.messages import Certificate
+from protocols.tasks import Tasks
 
 RUN = b"r" * 32
 
@@ -172,10 +174,8 @@ class SimulatedSwarm:
         )
         self.incarnations[peer] = self.incarnations.get(peer, 0) + 1
         loop = asyncio.get_running_loop()
-        member_group: list[asyncio.TaskGroup] = []
-
-        def spawn(coroutine: Any) -> asyncio.Task[None]:
-            return member_group[0].create_task(coroutine)
+        group = asyncio.TaskGroup()
+        spawn = Tasks(group).spawn
 
         async def offload(work: Callable[[], Any]) -> Any:
             await asyncio.sleep(0)
@@ -183,33 +183,18 @@ class SimulatedSwarm:
 
         wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
         membership = Membership(peer, self.patience)
-        place = replicas[0].place
-        announce = Announce(
+        announce = first_announcement(
             peer,
-            "island",
-            status,
-            self.incarnations[peer],
-            (),
-            "0",
-            self.regions.get(peer, ""),
-            place.round,
-            place.previous,
-            place.state,
-            place.work,
-            False,
-            0,
-            0,
-            0.0,
-            0.5,
-            100.0,
-            10.0,
-            upload or 0.0,
-            upload or 0.0,
-            0.0,
-            0.0,
-            0,
-            0,
-            b"",
+            replicas[0].place,
+            version="0",
+            status=status,
+            incarnation=self.incarnations[peer],
+            region=self.regions.get(peer, ""),
+            eta=0.5,
+            tokens_per_second=100.0,
+            steps_per_second=10.0,
+            upload=upload or 0.0,
+            download=upload or 0.0,
         )
         rejected: list[tuple[PeerId, str]] = []
         behind: list[str] = []
@@ -253,8 +238,7 @@ class SimulatedSwarm:
         swarm = Swarm(chains)
 
         async def live() -> None:
-            async with asyncio.TaskGroup() as group:
-                member_group.append(group)
+            async with group:
                 for other in self.living():
                     if other.peer != peer:
                         swarm.presence.learn(self.envelope(other))

@@ -25,6 +25,7 @@ from typing import Any
 from node.demo import IslandProcess
 from node.interrupts import EXIT_INTERRUPTED
 from node.status import fetch
+from protocols.asking import ask
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, CertificateRequest, Certificates
@@ -307,14 +308,9 @@ class Stranger:
         found: list[Certificate] = []
         while True:
             request = CertificateRequest(run_id, 0, first + len(found), AT_ONCE)
-            reply = await self._transport.call(
-                PeerId(peer),
-                "certificates",
-                request.encode(),
-                timeout=10.0,
-                max_reply=Certificates.MAX_BYTES,
+            part = await ask(
+                self._transport, PeerId(peer), "certificates", request, Certificates, timeout=10.0
             )
-            part: Certificates = Certificates.decode(reply)
             found += part.certificates
             if len(part.certificates) < AT_ONCE:
                 return found

@@ -217,9 +217,14 @@ async def test_the_resolver_runs_once_for_all_who_wait() -> None:
     assert not await AddressBook().resolve(PEER)
 
 
-async def test_a_cancelled_resolution_frees_those_who_wait() -> None:
+async def test_after_a_cancelled_resolution_the_next_who_waits_asks() -> None:
+    asked: list[PeerId] = []
+
     async def resolver(peer: PeerId) -> None:
-        await asyncio.Event().wait()
+        asked.append(peer)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        book.add(peer, "found:1")
 
     book = AddressBook(resolver=resolver)
     first = asyncio.ensure_future(book.resolve(PEER))
@@ -228,3 +233,5 @@ async def test_a_cancelled_resolution_frees_those_who_wait() -> None:
     await asyncio.sleep(0)
     first.cancel()
     assert await asyncio.wait_for(second, 5)
+    assert book.addresses(PEER) == ["found:1"]
+    assert asked == [PEER, PEER]

@@ -21,6 +21,7 @@ from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import PeerRecord
 from protocols.p2p import bindings
+from protocols.tasks import Background, beside
 from protocols.whereabouts import Whereabouts
 
 RUN = bytes(range(32))
@@ -38,14 +39,16 @@ class Swarm:
         self.dhts: list[Dht] = []
         self.whereabouts: list[Whereabouts] = []
         self.transports: list[MemoryTransport] = []
+        self.upkeep = Background()
 
-    async def add(self, run: bytes = RUN, **options: Any) -> Dht:
+    async def add(self, run: bytes = RUN, refresh: float = 60.0, **options: Any) -> Dht:
         who = identity(len(self.dhts) + 1)
         transport = self.network.join(who.peer_id)
         whereabouts = Whereabouts(transport, who)
         whereabouts.publish([f"192.0.2.{len(self.dhts) + 1}:4390"])
         seeds = [self.transports[0].peer_id] if self.transports else []
         dht = await Dht.start(transport, whereabouts, seeds, run, **options)
+        self.upkeep.spawn(dht.maintain(refresh))
         self.dhts.append(dht)
         self.whereabouts.append(whereabouts)
         self.transports.append(transport)
@@ -65,6 +68,7 @@ class Swarm:
 async def swarm() -> AsyncIterator[Swarm]:
     swarm = Swarm()
     yield swarm
+    await swarm.upkeep.aclose()
     for dht in swarm.dhts:
         await dht.aclose()
 
@@ -262,7 +266,6 @@ async def test_from_a_seeds_address_to_the_list_of_islands_over_http() -> None:
             assert transport.listening is not None
             address = PeerAddress(*transport.listening, who.peer_id)
             whereabouts = Whereabouts(transport, who, transport.book)
-            stack.push_async_callback(whereabouts.aclose)
             whereabouts.publish([address.hostport])
             run = RUN if not seeds else b""
             known: list[PeerId] = []
@@ -273,6 +276,7 @@ async def test_from_a_seeds_address_to_the_list_of_islands_over_http() -> None:
             Gate(transport, whereabouts, software="0.1.0", run=lambda: run)
             dht = await Dht.start(transport, whereabouts, known, run)
             stack.push_async_callback(dht.aclose)
+            await stack.enter_async_context(beside(dht.maintain()))
             dht.keep_announced()
             return dht, address
 

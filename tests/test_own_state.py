@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from bootstrap.manifest import Manifest, SignedManifest
 from bootstrap.state import state_digest
+from gossip.standing import first_announcement
 from node.arrival import Arrived, Target
 from node.checkpoint import CheckpointStore, Facts
 from node.fetching import Fetcher
@@ -63,18 +65,8 @@ class Elsewhere:
     async def look(self) -> list[Announce]:
         place = own_standing(MANIFEST.run_id, ME.peer_id, self.round).place
         return [
-            Announce(
-                peer=DONOR.peer_id,
-                role="island",
-                status="active",
-                incarnation=1,
-                addresses=(),
-                version="0",
-                region="",
-                round=self.round,
-                head=place.previous,
-                state=state_digest([self.base])[0],
-                work=0,
+            first_announcement(
+                DONOR.peer_id, replace(place, state=state_digest([self.base])[0]), version="0"
             )
         ]
 

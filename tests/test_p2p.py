@@ -495,7 +495,6 @@ class HttpResident:
 
     async def stop(self) -> None:
         await self.p2p.shutdown()
-        await self.whereabouts.aclose()
         await self.transport.aclose()
 
 

@@ -27,6 +27,7 @@ from bootstrap.state.digest import (
     count_chunks,
     root,
 )
+from protocols.asking import ask
 from protocols.bodies import read_into
 from protocols.errors import (
     BadSignature,
@@ -231,15 +232,10 @@ class _Fetch:
                     streams.create_task(self._stream(peer, source))
 
     async def _ask(self, peer: PeerId) -> StateOffer:
-        reply = await self.transport.call(
-            peer,
-            "state",
-            StateRequest(self.run, self.work.round, self.fragment).encode(),
-            timeout=self.offer_timeout,
-            max_reply=StateOffer.MAX_BYTES,
+        request = StateRequest(self.run, self.work.round, self.fragment)
+        return await ask(
+            self.transport, peer, "state", request, StateOffer, timeout=self.offer_timeout
         )
-        offer: StateOffer = StateOffer.decode(reply)
-        return offer
 
     async def _stream(self, peer: PeerId, source: Served) -> None:
         buffer = memoryview(bytearray(self.work.chunk))

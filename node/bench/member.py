@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from gossip.hooks import Hooks
 from gossip.membership import Membership
 from gossip.planning import Rules
 from gossip.presence import Presence
+from gossip.standing import first_announcement
 from gossip.validity import Place
 from node import __version__
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes
@@ -38,6 +39,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import TransportError
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Certificate
+from protocols.tasks import Tasks
 
 TOKENS = 1000  # that each contribution claims to stand for
 MEET_EVERY_S = 0.1
@@ -220,28 +222,21 @@ class Member:
 
         with pool:
             async with transport, asyncio.TaskGroup() as group:
-                tasks: set[asyncio.Task[None]] = set()
-
-                def spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-                    task = group.create_task(coroutine)
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-                    return task
-
-                now = asyncio.get_running_loop().time
-                wiring = Wiring(transport, self.identity, settings.run, codec, spawn, offload, now)
+                tasks, now = Tasks(group), asyncio.get_running_loop().time
+                wiring = Wiring(
+                    transport, self.identity, settings.run, codec, tasks.spawn, offload, now
+                )
                 idle = resident_bytes()
                 replica = Noise(self.identity.peer_id, settings, codec, watch, offload)
                 try:
                     presence = self._presence(wiring, replica, transport)
                     replica.meet(await self._meet(wiring, presence))
                     chain = self._chain(wiring, replica, presence, watch)
-                    spawn(Swarm((chain,)).run())
+                    tasks.spawn(Swarm((chain,)).run())
                     await self._rounds(chain, replica, transport, idle)
                     await self._leave(presence)
                 finally:
-                    for task in tasks:
-                        task.cancel()
+                    tasks.cancel()
 
     # --- meeting ---------------------------------------------------------------------------------
 
@@ -382,16 +377,11 @@ class Member:
 
 
 def _first_announcement(me: PeerId, address: str, place: Place, region: str) -> Announce:
-    return Announce(
-        peer=me,
-        role="island",
-        status="active",
+    return first_announcement(
+        me,
+        place,
         incarnation=int(time.time() * 1000),
         addresses=(address,),
         version=__version__,
         region=region,
-        round=place.round,
-        head=place.previous,
-        state=place.state,
-        work=place.work,
     )

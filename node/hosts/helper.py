@@ -48,6 +48,7 @@ from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.errors import OperatorError
+from protocols.tasks import first
 
 RETRY_S = 1.0  # between tries to reach host 0
 TELL_S = 15.0  # between lines about that
@@ -88,16 +89,7 @@ class Helper:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._stopped.set)
-            serving = asyncio.ensure_future(self._serve())
-            stopping = asyncio.ensure_future(self._stopped.wait())
-            try:
-                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopping.cancel()
-                serving.cancel()
-                await asyncio.wait((serving, stopping))
-            if not serving.cancelled():
-                serving.result()
+            await first(self._serve(), self._stopped.wait())
         return 0
 
     async def _serve(self) -> None:
@@ -186,20 +178,19 @@ class Helper:
     async def _follow(self, link: Link) -> bool:
         """Do what host 0 says; true at its farewell. Raises LinkLostError, OperatorError."""
         self.say(f"host {self.meeting.host} of an island: {self.ranks} ranks, host 0 is there")
-        reading = asyncio.ensure_future(self._obey(link))
-        watching = asyncio.ensure_future(link.watch())
+        farewell: bool | None = False
+        failed: Exception | None = None
         try:
             async with asyncio.TaskGroup() as self._waiting:
                 try:
-                    done, _ = await asyncio.wait(
-                        (reading, watching), return_when=asyncio.FIRST_COMPLETED
-                    )
-                finally:  # nothing starts a rank after this
-                    for task in (reading, watching):
-                        task.cancel()
-                    await asyncio.wait((reading, watching))
+                    farewell = await first(self._obey(link), link.watch())
+                except (LinkLostError, OperatorError) as error:
+                    failed = error  # raised below: a group would wrap it
+                finally:
                     self._kill()
-            return bool(next(iter(done)).result())
+            if failed is not None:
+                raise failed
+            return bool(farewell)
         finally:
             self._kill()
             if not link.lost:

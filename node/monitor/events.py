@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from protocols.errors import OperatorError
+from protocols.messages import Announce
 
 MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
 MAX_ITEMS = 1024  # of any list or mapping inside an event
@@ -181,6 +182,17 @@ class PeerJoined(Event):
     role: str = "island"
     region: str = ""
     version: str = ""
+
+    @classmethod
+    def of(cls, said: Announce) -> PeerJoined:
+        """As it announces itself."""
+        return cls(
+            peer=said.peer,
+            name=said.name,
+            role=said.role,
+            region=said.region,
+            version=said.version,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
 from node.monitor.views import NodeView, PeerView, RunView
 from protocols.addresses import PeerAddress
+from protocols.asking import ask
 from protocols.errors import (
     OperatorError,
     RemoteProtocolError,
@@ -181,20 +182,15 @@ class Observer:
 
     async def _ask_one(self, peer: PeerId) -> None:
         try:
-            reply = await self.transport.call(
-                peer,
-                "known",
-                KnownRequest().encode(),
-                timeout=CALL_TIMEOUT_S,
-                max_reply=Known.MAX_BYTES,
+            reply = await ask(
+                self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
             )
-            announces = Known.decode(reply).announces
         except (TransportError, RemoteProtocolError):
             self._failed[peer] = time.monotonic()  # for us: what it announces still reaches us
             return
         self._answered = time.monotonic()
         self.membership.on_contact(peer, self._answered)
-        self._learn(announces)
+        self._learn(reply.announces)
 
     def _learn(self, envelopes: Sequence[bytes]) -> None:
         now = time.monotonic()
@@ -224,16 +220,7 @@ class Observer:
         for peer, island in list(self.membership.islands.items()):
             alive = self.membership.liveness(peer, now) is Liveness.ALIVE
             if alive and not self._seen.get(peer):
-                said = island.announce
-                self.log.emit(
-                    PeerJoined(
-                        peer=peer,
-                        name=said.name,
-                        role=said.role,
-                        region=said.region,
-                        version=said.version,
-                    )
-                )
+                self.log.emit(PeerJoined.of(island.announce))
             elif not alive and self._seen.get(peer):
                 self.log.emit(PeerLeft(peer=peer, reason="silent, or left"))
             self._seen[peer] = alive

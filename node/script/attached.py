@@ -42,7 +42,7 @@ class Attached(Island):
     async def start(self) -> None:
         """Begin to listen; the script may have said long ago that it is ready."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.script.channel)
-        self._supervisor = asyncio.create_task(self._follow(reader))
+        self._supervisor = self._background.spawn(self._follow(reader))
         manifest = self.settings.manifest
         await self.send(Terms(manifest.label, manifest.rounds.overlap_steps, self.settings.wait_s))
 

@@ -10,10 +10,11 @@ from typing import Any
 from gossip.bodies import Wiring
 from gossip.membership import Membership, Patience
 from gossip.presence import Presence
+from gossip.standing import first_announcement
 from gossip.validity import Place
 from node.simulate.world import Node
 from protocols.codecs import RangeCodec
-from protocols.messages import Announce
+from protocols.tasks import Tasks
 
 RUN = b"simulation" + bytes(22)
 EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
@@ -34,20 +35,19 @@ class Present:
     def __post_init__(self) -> None:
         node, loop, place = self.node, asyncio.get_running_loop(), self.place()
         self.wiring = Wiring(
-            node.transport, node.identity, RUN, self.codec, self._spawn, offload, loop.time
+            node.transport,
+            node.identity,
+            RUN,
+            self.codec,
+            Tasks(self._group).spawn,
+            offload,
+            loop.time,
         )
-        announce = Announce(
-            peer=node.me,
-            role="island",
-            status="joining" if self.joining else "active",
-            incarnation=1,
-            addresses=(),
+        announce = first_announcement(
+            node.me,
+            place,
             version="0",
-            region="",
-            round=place.round,
-            head=place.previous,
-            state=place.state,
-            work=place.work,
+            status="joining" if self.joining else "active",
             upload=node.world.scenario.bandwidth,
             download=node.world.scenario.bandwidth,
         )
@@ -58,9 +58,6 @@ class Present:
             lambda: [self.place()],
             wall=lambda: EPOCH_S + loop.time(),
         )
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._group.create_task(coroutine)
 
     async def live(self, others: Iterable[Presence], *work: Coroutine[Any, Any, None]) -> None:
         """Learn who is there, and do the work until cancelled, or until all of it has ended."""

@@ -25,6 +25,7 @@ from node.simulate.scenario import Scenario
 from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.tasks import beside
 
 BODIES = (
     "mail",
@@ -245,12 +246,8 @@ async def live(world: World) -> Result:
     from node.simulate.modes import MODES
 
     began = time.perf_counter()
-    watcher = asyncio.create_task(world.watch())
-    try:
+    async with beside(world.watch()):
         await MODES[world.scenario.mode](world)
-    finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
     world.observe()
     if any(node.merged for node in world.nodes.values()):  # else all meet in lock-step
         world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())

@@ -1,0 +1,32 @@
+"""Calls whose body and reply are messages."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from protocols.identity import PeerId
+from protocols.transport import Transport
+from protocols.wire import Message
+
+M = TypeVar("M", bound=Message)
+
+
+async def ask(
+    transport: Transport,
+    peer: PeerId,
+    name: str,
+    request: Message,
+    reply: type[M],
+    *,
+    timeout: float,
+) -> M:
+    """Send ``request`` and return the reply, no longer than its class allows.
+
+    Raises what :meth:`Transport.call` raises, and :class:`~protocols.errors.Malformed` for a reply
+    that is something else.
+    """
+    data = await transport.call(
+        peer, name, request.encode(), timeout=timeout, max_reply=reply.MAX_BYTES
+    )
+    decoded: M = reply.decode(data)
+    return decoded

@@ -1,0 +1,134 @@
+"""Who owns a task. This module alone calls ``asyncio.create_task``; ruff refuses it elsewhere.
+
+What runs beside a block belongs to the block: to its :class:`asyncio.TaskGroup` (:class:`Tasks`
+where callbacks start tasks in it), or to :func:`beside` or :func:`first`, which raise errors as
+they are rather than in groups. What an object runs from the call that opens it to the call that
+closes it fits into no block; it belongs to the object, which holds a :class:`Background`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass
+class Tasks:
+    """What is spawned in a group from anywhere, and can be cancelled together."""
+
+    group: asyncio.TaskGroup
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task; its exception ends the group. Raises RuntimeError once that has ended."""
+        try:
+            task = self.group.create_task(coroutine)
+        except RuntimeError:
+            coroutine.close()  # else it is said that it was never awaited
+            raise
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all that still run."""
+        for task in self._running:
+            task.cancel()
+
+
+class Background:
+    """The tasks of an object that is opened and closed: closing it ends them.
+
+    An error belongs to whoever awaits the task; where nobody does, asyncio logs it.
+    """
+
+    def __init__(self) -> None:
+        # a dict, not a set: the order is the same in every run
+        self._running: dict[asyncio.Task[Any], None] = {}
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task."""
+        task = asyncio.create_task(coroutine)
+        self._running[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._running[task]
+
+    async def join(self) -> None:
+        """Wait until all have ended by themselves."""
+        while self._running:
+            await asyncio.wait(list(self._running))
+
+    async def aclose(self) -> None:
+        """Cancel all and wait for their ends."""
+        for task in list(self._running):
+            task.cancel()
+        await self.join()
+
+
+@asynccontextmanager
+async def beside(coroutine: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run something while the block runs, at whose end it is cancelled and awaited.
+
+    If it has failed, that is raised there, unless the block itself has failed.
+    """
+    task = asyncio.create_task(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+
+
+async def first(*coroutines: Coroutine[Any, Any, T]) -> T:
+    """What the first of them to end returns or raises; the others are cancelled and awaited."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = next(task for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return ended.result()
+
+
+class Together(Generic[K, T]):
+    """Work that several want at the same time is done once for all of them.
+
+    The first who comes does it, in its own task. Should that be cancelled, the next of those who
+    wait does it again.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[K, asyncio.Future[T]] = {}
+
+    async def do(self, key: K, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work()``, or somebody else's under the same key, returns or raises."""
+        while (theirs := self._under_way.get(key)) is not None:
+            await asyncio.wait([theirs])
+            if not theirs.cancelled():
+                return theirs.result()
+        mine = self._under_way[key] = asyncio.get_running_loop().create_future()
+        try:
+            result = await work()
+        except Exception as error:
+            mine.set_exception(error)
+            mine.exception()  # else asyncio says that nobody has seen it, where nobody waits
+            raise
+        else:
+            mine.set_result(result)
+            return result
+        finally:
+            del self._under_way[key]
+            mine.cancel()  # has no effect once it is done

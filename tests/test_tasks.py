@@ -1,0 +1,180 @@
+"""Who owns a task: what ends when, and where errors come out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protocols.tasks import Background, Tasks, Together, beside, first
+
+FOREVER = 3600.0
+
+
+class Broken(Exception):
+    pass
+
+
+class Work:
+    """Something that runs until it is told to end, and notes how it ended."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.ended = ""
+
+    async def run(self) -> str:
+        try:
+            await asyncio.wait_for(self.go.wait(), FOREVER)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # it takes a moment to clean up
+            self.ended = "cancelled"
+            raise
+        self.ended = "done"
+        return "result"
+
+
+async def fail() -> None:
+    raise Broken
+
+
+async def test_what_runs_beside_a_block_ends_with_it() -> None:
+    work = Work()
+    async with beside(work.run()) as task:
+        await asyncio.sleep(0)
+        assert not task.done()
+    assert work.ended == "cancelled"
+
+
+async def test_the_error_of_what_runs_beside_a_block_comes_out_as_it_is() -> None:
+    with pytest.raises(Broken):
+        async with beside(fail()):
+            await asyncio.sleep(0)
+    with pytest.raises(Broken):  # also where the block had no time to see it
+        async with beside(fail()) as task:
+            await asyncio.wait([task])
+
+
+async def test_a_blocks_own_error_comes_first() -> None:
+    work = Work()
+
+    async def block() -> None:
+        async with beside(work.run()):
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await block()
+    assert work.ended == "cancelled"
+
+
+async def test_a_block_that_is_cancelled_takes_what_runs_beside_it_along() -> None:
+    work = Work()
+
+    async def block() -> None:
+        async with beside(work.run()):
+            await asyncio.sleep(FOREVER)
+
+    task = asyncio.create_task(block())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.ended == "cancelled"
+
+
+async def test_the_first_to_end_says_how_and_the_others_are_cancelled() -> None:
+    quick, slow = Work(), Work()
+    quick.go.set()
+    assert await first(slow.run(), quick.run()) == "result"
+    assert (quick.ended, slow.ended) == ("done", "cancelled")
+    slow = Work()
+    with pytest.raises(Broken):
+        await first(slow.run(), fail())
+    assert slow.ended == "cancelled"
+
+
+async def test_who_waits_for_the_first_may_be_cancelled() -> None:
+    works = [Work(), Work()]
+    task = asyncio.create_task(first(*(work.run() for work in works)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [work.ended for work in works] == ["cancelled"] * 2
+
+
+async def test_the_background_ends_when_it_is_closed() -> None:
+    background, works = Background(), [Work(), Work()]
+    tasks = [background.spawn(work.run()) for work in works]
+    await asyncio.sleep(0)
+    works[0].go.set()
+    assert await tasks[0] == "result"
+    await background.aclose()
+    assert [work.ended for work in works] == ["done", "cancelled"]
+    await background.aclose()  # once more does no harm
+
+
+async def test_the_background_may_be_waited_for() -> None:
+    background, work = Background(), Work()
+
+    async def begins_more() -> None:
+        background.spawn(work.run())
+
+    background.spawn(begins_more())
+    asyncio.get_running_loop().call_soon(work.go.set)
+    await asyncio.wait_for(background.join(), 5)
+    assert work.ended == "done"
+
+
+async def test_nothing_is_spawned_in_a_group_that_has_ended() -> None:
+    async with asyncio.TaskGroup() as group:
+        tasks = Tasks(group)
+        work = Work()
+        tasks.spawn(work.run())  # type: ignore[arg-type]  # its result is of no interest
+        await asyncio.sleep(0)
+        tasks.cancel()
+    assert work.ended == "cancelled"
+    with pytest.raises(RuntimeError):  # and no warning of a coroutine that nobody awaited
+        tasks.spawn(fail())
+
+
+async def test_work_that_several_want_is_done_once() -> None:
+    together: Together[str, int] = Together()
+    begun: list[str] = []
+    go = asyncio.Event()
+
+    async def work(key: str) -> int:
+        begun.append(key)
+        await go.wait()
+        return len(begun)
+
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(together.do(key, lambda k=key: work(k))) for key in "aaba"]
+        await asyncio.sleep(0)
+        go.set()
+    assert [task.result() for task in asking] == [2] * 4
+    assert begun == ["a", "b"]
+    assert await together.do("a", lambda: work("a")) == 3  # nothing is kept
+
+
+async def test_if_who_does_it_is_cancelled_the_next_does_it() -> None:
+    together: Together[str, str] = Together()
+    works = [Work(), Work()]
+    turns = iter(works)
+    tasks = [asyncio.create_task(together.do("key", lambda: next(turns).run())) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    works[1].go.set()
+    assert await asyncio.wait_for(asyncio.gather(*tasks[1:]), 5) == ["result"] * 2
+    assert tasks[0].cancelled()
+    assert [work.ended for work in works] == ["cancelled", "done"]
+
+
+async def test_an_error_is_everybodys() -> None:
+    together: Together[str, None] = Together()
+    outcomes = await asyncio.gather(
+        *(together.do("key", fail) for _ in range(3)), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [Broken] * 3
