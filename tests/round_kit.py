@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from blake3 import blake3
+from gossip_kit import announce_of
 
 from gossip import round as rounds
 from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
@@ -22,7 +23,6 @@ from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Certificate, PartResult, Plan, Prepare
-from tests.gossip_kit import announce_of
 
 RUN = b"r" * 32
 SIZE = 256 * 1024
