@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,14 +19,6 @@ BLOCK = {"int8": 256, "int4": 64, "int2": 64, "int1": 64, "top12": 4096, "top3":
 FINE = ("fp32", "bf16", "fp16", "int8", "int4")  # each element is near what it was
 COARSE = ("int2", "int1", "top12", "top3")  # each block is nearer than zero would be
 KEPT = {"top12": 512, "top3": 128}  # of 4096
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def normal(count: int, seed: int = 0, scale: float = 1e-3) -> Tensor:

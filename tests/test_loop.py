@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +12,6 @@ from torch.nn.utils import parameters_to_vector
 from diloco.loop import CONTEXT, Island, Settings, batch_of, new_model, texts, train
 
 SMALL = Settings(islands=2, inner_steps=10, rounds=4, batch=32)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_it_learns_and_repeats_itself_exactly() -> None:

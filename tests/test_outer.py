@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,14 +10,6 @@ from torch import Tensor
 from diloco.outer import OuterState, init, outer_rates, update
 
 N = 300_007
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def vectors(count: int = N) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,14 +30,6 @@ NAMES = sorted(RULES)
 ME, OTHER = (Identity.from_seed(bytes([i]) * 32).peer_id for i in (1, 2))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def noise(seed: int, size: int = N) -> Tensor:
     """With zeros and subnormals among it."""
     found = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 1e-2
