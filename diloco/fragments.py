@@ -27,14 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_FRAGMENTS = 24
 BLEND = 0.5  # α
 DELAY_SHARE = 4  # τ is at most H over this: later, a result tells of a model that is gone
-
-
-def default_count(layers: int) -> int:
-    """P for a model of so many layers: a fragment of less than one layer gains nothing."""
-    return max(1, min(MOST_FRAGMENTS, layers))
 
 
 def assign(layers: Sequence[int | None], sizes: Sequence[int], count: int) -> list[int]:
@@ -110,14 +104,6 @@ class Schedule:
     def turn(self, fragment: int, step: int) -> int:
         """How often a fragment was sent up to and with inner step ``step``: its round's number."""
         return max(0, (step - self.offset(fragment)) // self.inner_steps + 1)
-
-    def in_flight(self) -> int:
-        """The most fragments that are on their way at a time."""
-        span = max(1, self.delay)
-        moments = range(self.inner_steps + 1, 2 * self.inner_steps + 1)
-        return max(
-            sum(len(self.sent(step)) for step in range(now - span + 1, now + 1)) for now in moments
-        )
 
 
 def delay_for(transfer_s: float, step_s: float, inner_steps: int) -> int:

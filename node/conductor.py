@@ -210,11 +210,6 @@ class Conductor:
             await guesses.make()
         return saved
 
-    async def begin_if_due(self) -> None:
-        """Begin training as soon as the trainer is up and this island is in office."""
-        if self.ready is not None and not self._begun:
-            await self._begin()
-
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""
         if self.pace.steps_per_second <= 0:

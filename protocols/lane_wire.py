@@ -57,7 +57,7 @@ class Request:
 
     @classmethod
     def decode(cls, data: bytes | bytearray) -> Request:
-        """Raises :class:`Malformed`; the lengths have been checked by :func:`request_rest`."""
+        """Raises :class:`Malformed`; the lengths have been checked by :func:`request_frame`."""
         verb, name_length, _, length = _REQUEST.unpack_from(data)
         at = _REQUEST.size
         try:

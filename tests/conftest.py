@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import sys
 import tempfile
+import threading
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contract_kit import NETWORKS, SOON, Net
@@ -49,6 +54,69 @@ def remembered_signatures() -> Iterator[None]:
 def identities() -> Callable[[int], list[Identity]]:
     """``identities(n)``: n identities, the same in every run."""
     return lambda n: [Identity.from_seed(i.to_bytes(32, "big")) for i in range(1, n + 1)]
+
+
+@pytest.fixture
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands of this process use a state directory of the test's own, and no other settings."""
+    for name in os.environ:
+        if name.startswith("ATOLL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def command(
+    own_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """``command(*arguments)`` as the console script would: (exit status, stdout, stderr)."""
+    from node import outermost
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        status = outermost.run(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(
+    command: Callable[..., tuple[int, str, str]], own_directory: Path
+) -> Callable[..., tuple[str, list[dict[str, Any]]]]:
+    """``refused(code, *arguments)``: run the command, which must fail so; its text and events."""
+    from node.errors import TABLE
+
+    def call(code: str, *arguments: object) -> tuple[str, list[dict[str, Any]]]:
+        before = threading.active_count()
+        status, _, text = command(*arguments)
+        assert status == TABLE[code].exit_code, text
+        assert re.fullmatch(rf"error {code}: .+\n  why: (.|\n)+\n  fix: .+\n", text), text
+        assert "Traceback" not in text
+        assert threading.active_count() <= before
+        log = own_directory / "events.jsonl"
+        assert not list(own_directory.glob("logs/crash-*"))
+        lines = log.read_text().splitlines() if log.exists() else []
+        return text, [json.loads(line) for line in lines]
+
+    return call
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """A stand-in for the daemon that records what it is started with: settings, manifest."""
+    started: list[tuple[Any, Any]] = []
+
+    def run(config: Any, manifest: Any) -> int:
+        started.append((config, manifest))
+        return 0
+
+    module = types.ModuleType("node.runtime")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "node.runtime", module)
+    return started
 
 
 @pytest.fixture(params=NETWORKS)

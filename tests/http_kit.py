@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from protocols.bodies import read_into
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
-from protocols.transport import Buffer
+from protocols.transport import Buffer, Incoming
 
 A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 QUICK = Limits(grace=0.1)
@@ -39,6 +40,13 @@ async def two(limits: Limits = QUICK) -> AsyncIterator[tuple[HttpTransport, Http
 
 async def echo(peer: PeerId, body: bytes) -> bytes:
     return body
+
+
+async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+    """Read all of it and say how much it was."""
+    target = bytearray(body.length)
+    await read_into(body, target)
+    return str(len(target)).encode()
 
 
 @asynccontextmanager

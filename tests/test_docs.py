@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ PLACEHOLDERS = {
     "NAME": "systemd",
     "DIR": "folder",
 }
-PATH = re.compile(
-    r"(?:protocols|diloco|gossip|bootstrap|node|tests|docs|benchmarks)/[A-Za-z0-9_./-]*"
-)
+FOLDERS = ("protocols", "diloco", "gossip", "bootstrap", "node", "tests", "docs", "benchmarks")
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/(?:[A-Za-z0-9_./-]*[A-Za-z0-9_/])?")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+ROLE = re.compile(r":(?:mod|class|func|meth|data|attr|exc|obj):`~?([\w.]+)`")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -107,12 +109,41 @@ def test_every_relative_link_resolves(page: Path) -> None:
 
 @every_page
 def test_every_file_named_exists(page: Path) -> None:
-    if page.name == "errors.md":
-        return  # written from the table in node.errors
-    for span in spans(page.read_text()):
-        name = span.partition("::")[0]
-        if PATH.fullmatch(name):
-            assert (ROOT / name).exists(), name
+    """In prose, in commands and in links, whether as a path or as the module of ``python -m``."""
+    text = page.read_text()
+    for name in PATH.findall(text):
+        assert (ROOT / name).exists() or (page.parent / name).exists(), name
+    for name in re.findall(rf"-m ((?:{'|'.join(FOLDERS)})[.\w]*\w)", text):
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+def in_source(name: str) -> bool:
+    """Whether a dotted name of ours leads to a module, and what follows stands in that."""
+    words = name.split(".")
+    for count in range(len(words), 0, -1):
+        path = ROOT.joinpath(*words[:count])
+        for source in (path.with_suffix(".py"), path / "__init__.py"):
+            if source.exists():
+                return words_in(source) >= set(words[count:])
+    return False
+
+
+@cache
+def words_in(path: Path) -> set[str]:
+    """All words of a file but for those in references."""
+    return set(re.findall(r"\w+", ROLE.sub("", path.read_text())))
+
+
+def test_every_name_that_docstrings_refer_to_is_there() -> None:
+    everything = set().union(*map(words_in, SOURCES))
+    references = [(path, name) for path in SOURCES for name in ROLE.findall(path.read_text())]
+    assert len(references) > 500
+    for path, name in references:
+        if name.partition(".")[0] in FOLDERS and "." in name:
+            assert in_source(name), (path, name)
+        else:
+            assert set(re.findall(r"\w+", name)) <= everything, (path, name)
 
 
 @every_page

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco import outer
-from diloco.fragments import Schedule, assign, blend, default_count, delay_for, ranges
+from diloco.fragments import Schedule, assign, blend, delay_for, ranges
 
 schedules = st.integers(1, 60).flatmap(
     lambda h: st.builds(
@@ -50,12 +50,6 @@ def test_one_fragment_without_delay_is_diloco() -> None:
     assert [step for step in range(61) if one.due(step)] == [20, 40, 60]
 
 
-def test_how_many_are_in_flight() -> None:
-    assert Schedule(24, 24, 2).in_flight() == 2
-    assert Schedule(24, 4, 2).in_flight() == 1
-    assert Schedule(20, 20, 5).in_flight() == 5
-
-
 def test_late_results_and_too_many_fragments_are_refused() -> None:
     with pytest.raises(ValueError, match="quarter"):
         Schedule(20, 4, 6)
@@ -88,9 +82,6 @@ def test_ranges_of_all_fragments_cut_the_vector(sizes: list[int], data: st.DataO
 def test_more_fragments_than_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         assign([0, 1], [1, 1], 3)
-    assert default_count(2) == 2
-    assert default_count(0) == 1
-    assert default_count(80) == 24
 
 
 def test_the_delay_covers_the_transfer_up_to_a_quarter() -> None:

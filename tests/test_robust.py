@@ -1,10 +1,9 @@
-"""Robust merging: weights from the Gram matrix, merges by element, attackers on all of them."""
+"""Robust merging: weights from the Gram matrix, and attackers on them."""
 
 from __future__ import annotations
 
 import math
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +12,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from robust_kit import ATTACKS, N, attacked, cosine, gram, honest
 from torch import Tensor
 
-from diloco import merge, robust
+from diloco import robust
 
 Rule = Callable[[Tensor, Sequence[float]], list[float]]
 RULES: list[Rule] = [
@@ -25,30 +25,12 @@ RULES: list[Rule] = [
     robust.open_rule,
 ]
 ITERATED = RULES[:2]
-N = 20_000
-
-
-def gram(inputs: Tensor) -> Tensor:
-    wide = inputs.double()
-    product: Tensor = wide @ wide.T
-    return product
-
-
-def honest(count: int, size: int = N, *, seed: int = 0, noise: float = 1.0) -> Tensor:
-    """Pseudo-gradients with something in common: float64 [count, size]."""
-    random = torch.Generator().manual_seed(seed)
-    common = torch.randn(size, generator=random, dtype=torch.float64)
-    return common + noise * torch.randn(count, size, generator=random, dtype=torch.float64)
 
 
 def merged(rule: Rule, inputs: Tensor, weights: Sequence[float] | None = None) -> Tensor:
     found = rule(gram(inputs), weights or [1.0] * len(inputs))
     result: Tensor = torch.tensor(found, dtype=torch.float64) @ inputs
     return result
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return (a @ b / (a.norm() * b.norm())).item()
 
 
 # --- equal to the algorithms on whole vectors -----------------------------------------------------
@@ -279,37 +261,6 @@ def test_huge_and_tiny_inputs(rule: Rule) -> None:
 # --- attackers ------------------------------------------------------------------------------------
 
 
-def attacked(
-    name: str, count: int = 8, liars: int = 2, noise: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Inputs of which the last ``liars`` lie, and the mean of the honest ones."""
-    inputs = honest(count, noise=noise)
-    good = inputs[: count - liars]
-    mean, deviation = good.mean(0), good.std(0)
-    lies = {
-        "turned": -3 * inputs[count - liars :],
-        "loud": 1000 * inputs[count - liars :],
-        "turned and loud": -1000 * inputs[count - liars :],
-        "absurd": -1e15 * inputs[count - liars :],
-        "inner product manipulation": -0.5 * mean,  # 1903.03936: just enough to turn a mean
-        "a little is enough": mean - 1.0 * deviation,  # 1902.06156: within what is usual
-        "silent": 0 * mean,
-    }
-    inputs[count - liars :] = lies[name]
-    return inputs, mean
-
-
-ATTACKS = (
-    "turned",
-    "loud",
-    "turned and loud",
-    "absurd",
-    "inner product manipulation",
-    "a little is enough",
-    "silent",
-)
-
-
 @pytest.mark.parametrize("rule", [*ITERATED, robust.open_rule])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_two_of_eight_lie(rule: Rule, attack: str) -> None:
@@ -354,111 +305,3 @@ def test_a_lie_told_in_one_part_only_is_judged_with_the_rest(liars: int) -> None
     inputs[8 - liars :, : N // 8] *= -1000
     found = robust.geometric_median(gram(inputs), [1.0] * 8)
     assert max(found[8 - liars :]) < 0.01 * min(found[: 8 - liars])
-
-
-# --- element by element ---------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=60)
-@given(count=st.integers(1, 9), size=st.integers(1, 50), seed=st.integers(0, 2**32))
-def test_coordinate_median_of_equal_votes(count: int, size: int, seed: int) -> None:
-    values = honest(count, size, seed=seed).float()
-    want = values.double().quantile(0.5, dim=0)
-    got = robust.coordinate_median(values, [3.0] * count)
-    assert torch.allclose(got.double(), want, rtol=1e-6, atol=1e-6)
-
-
-@settings(deadline=None, max_examples=60)
-@given(weights=st.lists(st.integers(1, 4), min_size=1, max_size=6), seed=st.integers(0, 2**32))
-def test_coordinate_median_of_votes_that_differ(weights: list[int], seed: int) -> None:
-    """An input with a vote of n counts like n inputs with a vote each."""
-    values = honest(len(weights), 20, seed=seed).float()
-    votes = [round(2 * min(weight, statistics.median(weights))) for weight in weights]
-    repeated = values.repeat_interleave(torch.tensor(votes), dim=0)
-    got = robust.coordinate_median(values, [float(weight) for weight in weights])
-    want = repeated.double().quantile(0.5, dim=0)
-    assert torch.allclose(got.double(), want, rtol=1e-6, atol=1e-6)
-
-
-def test_trimmed_mean_of_equal_votes_leaves_out_both_ends() -> None:
-    values = honest(8, 100).float()
-    want = values.double().sort(dim=0).values[2:6].mean(0)
-    got = robust.trimmed_mean(values, [1.0] * 8)
-    assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-6)
-
-
-def test_trimmed_mean_counts_the_one_on_the_edge_in_part() -> None:
-    values = torch.tensor([[1.0], [2.0], [9.0]])
-    # a quarter of three is three quarters of one: 1/4 of the first, the second, 1/4 of the third
-    want = (0.25 * 1 + 2 + 0.25 * 9) / 1.5
-    assert robust.trimmed_mean(values, [1.0] * 3).item() == pytest.approx(want)
-
-
-def test_trimming_nothing_is_the_mean() -> None:
-    values = honest(5, 100).float()
-    got = robust.trimmed_mean(values, [1.0] * 5, trim=0.0)
-    assert torch.allclose(got, values.mean(0), atol=1e-6)
-
-
-@pytest.mark.parametrize("count", [*range(1, 18), 33, 64])
-def test_columns_are_sorted_and_know_where_they_come_from(count: int) -> None:
-    values = honest(count, 300).float().round()  # many are equal
-    ordered, origins = robust._sorted_columns(values)
-    assert torch.equal(ordered, values.sort(dim=0).values)
-    assert torch.equal(values.gather(0, origins), ordered)
-    assert torch.equal(origins.sort(dim=0).values[:, 0], torch.arange(count))
-
-
-ELEMENTWISE = [robust.coordinate_median, robust.trimmed_mean]
-
-
-@pytest.mark.parametrize("rule", ELEMENTWISE)
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_two_of_eight_lie_element_by_element(
-    rule: Callable[[Tensor, Sequence[float]], Tensor], attack: str
-) -> None:
-    inputs, mean = attacked(attack)
-    result = rule(inputs.float(), [1.0] * 8).double()
-    assert cosine(result, mean) >= 0.9
-    assert result.norm() / mean.norm() < 1.4
-
-
-@pytest.mark.parametrize("rule", ELEMENTWISE)
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_few_inputs_element_by_element(
-    rule: Callable[[Tensor, Sequence[float]], Tensor], count: int
-) -> None:
-    values = honest(1, 50).float().expand(count, 50)
-    assert torch.allclose(rule(values, [1.0] * count), values[0], rtol=1e-5)
-    assert not rule(values, [0.0] * count).any()
-
-
-@pytest.mark.parametrize("rule", ELEMENTWISE)
-def test_who_has_no_vote_is_not_read(
-    rule: Callable[[Tensor, Sequence[float]], Tensor],
-) -> None:
-    values = honest(3, 50).float()
-    values[1] = math.nan
-    expected = rule(values[[0, 2]], [1.0, 2.0])
-    assert torch.equal(rule(values, [1.0, 0.0, 2.0]), expected)
-
-
-def test_values_near_the_end_of_floats_do_not_overflow() -> None:
-    values = torch.full((4, 3), 3e38)
-    assert torch.equal(robust.coordinate_median(values, [1.0] * 4), values[0])
-    assert robust.trimmed_mean(values, [1.0] * 4).isfinite().all()
-
-
-def test_what_is_no_merge() -> None:
-    with pytest.raises(ValueError, match="trim"):
-        robust.trimmed_mean(torch.zeros(2, 2), [1.0, 1.0], trim=0.5)
-    with pytest.raises(ValueError, match="2 inputs with 3"):
-        robust.coordinate_median(torch.zeros(2, 2), [1.0] * 3)
-
-
-def test_norm_clip_is_the_clipped_mean_of_the_merge_module() -> None:
-    inputs = honest(6)
-    inputs[2] *= 30
-    norms = inputs.norm(dim=1).tolist()
-    found = robust.norm_clip(gram(inputs), [5.0] * 6)
-    assert found == pytest.approx(merge.clipped_shares([5.0] * 6, norms))

@@ -10,7 +10,7 @@ import sys
 import promql_parser
 import pytest
 import yaml
-from test_api import Kit
+from api_kit import Kit
 
 from node import outermost
 from node.config import resolve

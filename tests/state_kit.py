@@ -1,0 +1,85 @@
+"""Servers of one state, and somebody who wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bootstrap.state import (
+    Download,
+    StateServer,
+    download_state,
+    state_digest,
+)
+from protocols import virtual_time
+from protocols.identity import Identity
+from protocols.memory import Link, MemoryNetwork, MemoryTransport
+
+RUN = bytes(range(32))
+N = 500_003  # elements; 4 MB of state in 62 chunks, one of which spans both vectors
+ROUND = 7
+
+
+def vectors(seed: int = 0, count: int = N) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, generator=generator), torch.randn(count, generator=generator)
+
+
+async def inline(work: Callable[[], Any]) -> Any:
+    await asyncio.sleep(0)
+    return work()
+
+
+@asynccontextmanager
+async def free() -> AsyncIterator[None]:
+    yield
+
+
+class Bench:
+    """Servers of one state, and somebody who wants it."""
+
+    def __init__(self, identities: list[Identity], uploads: list[float], **options: Any) -> None:
+        self.network = MemoryNetwork(link=Link(latency=0.01))
+        self.base, self.momentum = vectors()
+        self.digest, _ = state_digest([self.base, self.momentum])
+        self.round = ROUND
+        self.me = self.network.join(identities[0].peer_id)
+        self.transports: list[MemoryTransport] = []
+        self.servers: list[StateServer] = []
+        for identity, upload in zip(identities[1:], uploads, strict=False):
+            transport = self.network.join(identity.peer_id, upload=upload)
+            self.transports.append(transport)
+            self.servers.append(
+                StateServer(transport, RUN, self.current, still=free, offload=inline, **options)
+            )
+        self.peers = [transport.peer_id for transport in self.transports]
+        self.got = torch.full((N,), float("nan")), torch.full((N,), float("nan"))
+
+    def current(self, fragment: int) -> tuple[int, list[Tensor]]:
+        return self.round, [self.base, self.momentum]
+
+    async def download(self, **options: Any) -> Download:
+        arguments = {"stall_timeout": 2.0, "offer_timeout": 5.0, "offload": inline} | options
+        return await download_state(
+            self.me, self.peers, RUN, ROUND, self.digest, self.got, **arguments
+        )
+
+    def check(self) -> None:
+        assert torch.equal(self.got[0], self.base)
+        assert torch.equal(self.got[1], self.momentum)
+
+
+Identities = Callable[[int], list[Identity]]
+
+
+def run(identities: Identities, uploads: list[float], scenario: Any, **options: Any) -> None:
+    async def main() -> None:
+        bench = Bench(identities(len(uploads) + 1), uploads, **options)
+        await scenario(bench)
+
+    virtual_time.run(main())

@@ -1,0 +1,169 @@
+"""What operators get wrong on this machine, by the real command: settings, ports, files."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from badinput_kit import CREATOR, OTHER, RUN, START
+
+from bootstrap.manifest import Model, SignedManifest
+from node.checkpoint import CheckpointStore, Facts
+from node.outer_files import OuterFiles, write_outer
+from node.statedir import StateDir
+
+pytestmark = pytest.mark.usefixtures("own_directory")
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[inner]\nlearning_rate = 1\n", "inner.learning_rate: unknown key"),
+        ("[model]\nn_layer = 3\n", "did you mean model.n_layers?"),
+        ("[model]\nd_model = 65\n", "no multiple of n_heads"),
+        (
+            "[rounds]\ncodec = 'int3'\n",
+            "rounds.codec = 'int3': must be 'fp32', 'bf16', 'fp16', 'int8'",
+        ),
+        ("model = [\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_run_file(refused, tmp_path, text, said):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    assert said in refused("E204", "start", "--run", file)[0]
+
+
+def test_a_wrong_key_of_the_settings_file(refused, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "node.toml").write_text('peer = "a:1"\n')
+    text, _ = refused("E204", "start")
+    assert "did you mean peers?" in text
+    assert "node.toml" in text
+
+
+def test_a_wrong_environment_variable(refused, monkeypatch):
+    monkeypatch.setenv("ATOLL_PEER", "a:1")
+    assert "did you mean ATOLL_PEERS?" in refused("E204", "start")[0]
+
+
+def test_a_wrong_change_of_a_preset(refused):
+    assert "did you mean inner.eps?" in refused("E204", "start", "--set", "inner.epsi=1")[0]
+
+
+# --- this machine -----------------------------------------------------------------------------
+
+
+def test_a_port_in_use(refused):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text, _ = refused("E303", "start", "--listen", f"127.0.0.1:{port}")
+        assert f"process {os.getpid()} listens there" in text
+        free = re.search(r"--listen 127\.0\.0\.1:(\d+)", text)
+        assert free is not None
+        with socket.create_server(("127.0.0.1", int(free[1]))):
+            pass  # it is free indeed
+        text, _ = refused("E303", "start", "--listen", "127.0.0.1:0", "--api", f"127.0.0.1:{port}")
+        assert "--api 127.0.0.1:" in text
+
+
+def test_an_address_that_is_not_this_machines(refused):
+    text, _ = refused("E102", "start", "--listen", "203.0.113.7:4390")
+    assert "cannot listen on '203.0.113.7:4390'" in text
+
+
+def test_two_nodes_in_one_directory(refused, tmp_path):
+    first = StateDir(tmp_path / "state")
+    first.lock()
+    (tmp_path / "state" / "events.jsonl").write_text("")
+    text, events = refused("E105", *START)
+    first.unlock()
+    assert f"process {os.getpid()}" in text
+    assert not events  # the other's log is not written into
+
+
+def test_a_directory_that_cannot_be(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in refused("E105", *START, "--dir", tmp_path / "file" / "x")[0]
+
+
+@pytest.mark.parametrize("damage", ["garbage", "open to others"])
+def test_a_key_that_is_none(refused, tmp_path, damage):
+    key = tmp_path / "key.pem"
+    if damage == "garbage":
+        key.write_text("-----BEGIN NOTHING-----\n")
+        key.chmod(0o600)
+    else:
+        OTHER.save(key)
+        key.chmod(0o644)
+    before = key.read_bytes()
+    text, _ = refused("E104", *START, "--identity", key)
+    assert str(key) in text
+    assert key.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty folder", "binary", "too short"])
+def test_a_corpus_that_is_none(refused, tmp_path, kind):
+    text_file = tmp_path / "text"
+    if kind == "empty folder":
+        text_file.mkdir()
+    elif kind == "binary":
+        text_file.write_bytes(bytes(range(256)) * 100)
+    elif kind == "too short":
+        text_file.write_text("Hello.")
+    text, _ = refused("E601", *START, "--data", text_file)
+    assert str(text_file) in text or kind == "too short"
+
+
+def test_no_cuda_device(refused):
+    if torch.cuda.is_available():
+        devices = torch.cuda.device_count()
+        arguments: tuple[object, ...] = ("--nproc", devices + 1)
+    else:
+        arguments = ()
+    text, _ = refused("E403", *START, "--device", "cuda", *arguments)
+    assert "--device cpu" in text
+
+
+# --- checkpoints ------------------------------------------------------------------------------
+
+
+def checkpoint(directory: Path, round_: int) -> Path:
+    """A checkpoint without a trainer's part, as after ``round_`` rounds."""
+    vector = torch.zeros(100)
+    manifest = RUN.model_copy(update={"model": Model(n_layers=1)})
+    signed = SignedManifest.create(manifest, CREATOR)
+    store = CheckpointStore(directory / "checkpoints", keep=5)
+    with store.draft() as draft:
+        write_outer(draft, OuterFiles(vector, {"v": vector}, signed))
+        facts = Facts(run=signed.run_id.hex(), round=round_, step=1, tokens=1)
+        return store.commit(draft, facts).path
+
+
+def test_every_checkpoint_is_damaged(refused, tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    flipped, cut = checkpoint(state, 1) / "outer.safetensors", checkpoint(state, 2)
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 1
+    flipped.write_bytes(data)
+    index = cut / "checkpoint.json"
+    index.write_bytes(index.read_bytes()[:40])
+    before = {p: p.read_bytes() for p in state.rglob("*") if p.is_file()}
+    text, events = refused("E404", *START, "--resume")
+    told = [e for e in events if e["kind"] == "problem"]
+    assert [e["code"] for e in told] == ["E404", "E404"]
+    assert "ckpt-00000002" in text
+    for path, content in before.items():
+        assert path.read_bytes() == content  # damaged as they are, they are not thrown away
+
+
+def test_nothing_to_resume(refused):
+    text, _ = refused("E404", *START, "--resume")
+    assert "no checkpoint" in text

@@ -1,0 +1,80 @@
+"""The manifest and the evaluation shard, asked of one peer after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from state_kit import Identities
+
+from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.state import (
+    BlobServer,
+    fetch_blob,
+    fetch_manifest,
+)
+from protocols import virtual_time
+from protocols.errors import (
+    BadSignature,
+    RemoteRefused,
+    TransportError,
+    Unreachable,
+)
+from protocols.identity import PeerId
+from protocols.memory import MemoryNetwork
+from protocols.messages import ManifestRequest
+
+
+def blob_bench(identities: Identities) -> tuple[MemoryNetwork, Any, list[PeerId], SignedManifest]:
+    me, one, two = identities(3)
+    network = MemoryNetwork()
+    signed = SignedManifest.create(Manifest(), one)
+    mine, peers = network.join(me.peer_id), []
+    for identity in (one, two):
+        transport = network.join(identity.peer_id)
+        BlobServer(transport, signed.run_id, manifest=signed.data, blobs=[b"shard" * 100_000])
+        peers.append(transport.peer_id)
+    return network, mine, peers, signed
+
+
+def test_blobs_and_the_manifest_arrive(identities: Identities) -> None:
+    async def main() -> None:
+        _, mine, peers, signed = blob_bench(identities)
+        blob = b"shard" * 100_000
+        digest = blake3(blob).digest()
+        assert await fetch_blob(mine, peers, signed.run_id, digest, max_bytes=10**6) == blob
+        assert (await fetch_manifest(mine, peers, signed.run_id)).manifest == signed.manifest
+        with pytest.raises(RemoteRefused, match="gone"):
+            await fetch_blob(mine, peers, signed.run_id, bytes(32), max_bytes=10**6)
+        with pytest.raises(RemoteRefused, match="protocol"):
+            await fetch_blob(mine, peers, bytes(32), digest, max_bytes=10**6)
+        with pytest.raises(RemoteRefused, match="protocol"):
+            await fetch_manifest(mine, peers, bytes(32))
+        with pytest.raises(TransportError):  # more than I am ready to take
+            await fetch_blob(mine, peers, signed.run_id, digest, max_bytes=1000)
+        with pytest.raises(Unreachable):
+            await fetch_blob(mine, [], signed.run_id, digest, max_bytes=1000)
+        assert len(ManifestRequest(signed.run_id).encode()) < 64
+
+    virtual_time.run(main())
+
+
+def test_the_next_peer_is_asked_when_one_lies_or_is_down(identities: Identities) -> None:
+    async def main() -> None:
+        network, mine, peers, signed = blob_bench(identities)
+        blob = b"shard" * 100_000
+        digest = blake3(blob).digest()
+
+        def tamper(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+            return bytes(len(data)) if sender == peers[0] and len(data) > 100 else data
+
+        network.tamper = tamper
+        assert await fetch_blob(mine, peers, signed.run_id, digest, max_bytes=10**6) == blob
+        assert (await fetch_manifest(mine, peers, signed.run_id)).data == signed.data
+        with pytest.raises(BadSignature, match="another hash"):
+            await fetch_blob(mine, peers[:1], signed.run_id, digest, max_bytes=10**6)
+        network.kill(peers[0])
+        assert await fetch_blob(mine, peers, signed.run_id, digest, max_bytes=10**6) == blob
+
+    virtual_time.run(main())

@@ -1,0 +1,214 @@
+"""What the commands do: start, keygen, status, config, export."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from bootstrap.manifest import Manifest, SignedManifest
+from node.checkpoint import CheckpointStore, Facts
+from node.commands.running import manifest_for
+from node.config import resolve
+from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from protocols.errors import OperatorError
+from protocols.identity import Identity
+
+pytestmark = pytest.mark.usefixtures("own_directory")
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def test_start_hands_over_checked_settings(command, runtime):
+    status, _, _ = command("start", "--peers", "a:1,b:2", "--peers", "c:3", "--rounds", "3")
+    assert status == 0
+    [(config, manifest)] = runtime
+    assert config.peers == ("a:1", "b:2", "c:3")
+    assert config.rounds == 3
+    assert config.source("peers") == "--peers"
+    assert manifest is None
+
+
+def test_start_alone_creates_the_default_run(command, runtime):
+    command("start")
+    assert runtime[0][1] == Manifest()
+    assert runtime[0][0].is_default("listen")
+
+
+def test_start_with_a_run_file(command, runtime, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("name = 'mine'\n[model]\nn_layers = 2\n")
+    command("start", "--run", path)
+    assert runtime[0][1].name == "mine"
+    path.write_text("[model]\nn_layer = 2\n")
+    status, _, err = command("start", "--run", path)
+    assert status == 2
+    assert "did you mean model.n_layers?" in err
+
+
+def test_start_with_a_preset(command, runtime, tmp_path):
+    command("start", "--preset", "small", "--set", "inner.lr=1e-4")
+    assert runtime[0][1].name == "small-docs"
+    assert runtime[0][1].inner.lr == 1e-4
+    for wrong, told in (
+        (("--preset", "huge"), "choose one of tiny"),
+        (("--set", "inner.lrr=1"), "did you mean inner.lr?"),
+        (("--set", "inner.lr=-1"), "inner.lr = '-1': must be more than 0"),
+        (("--set", "inner.lr"), "inner.lr"),
+        (("--preset", "tiny", "--run", tmp_path / "x.toml"), "excludes"),
+    ):
+        status, _, err = command("start", *wrong)
+        assert status == 2, wrong
+        assert err.startswith("error E204"), wrong
+        assert told in err, wrong
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--peers", ""),
+        ("--peers", " , "),
+        ("--peers",),
+        ("--peers", "--resume"),
+        ("--peers", "--listen", "127.0.0.1:0"),
+        ("--peers=",),
+    ],
+)
+def test_peers_without_an_address_creates_no_run(command, runtime, given):
+    status, _, err = command("start", *given)
+    assert status == 2
+    assert "error E102: --peers names nobody" in err
+    assert not runtime
+
+
+def test_an_empty_variable_is_no_list_of_peers(command, runtime, monkeypatch):
+    monkeypatch.setenv("ATOLL_PEERS", "")
+    assert command("start")[0] == 2
+    assert not runtime
+
+
+def test_the_exit_status_of_the_daemon_is_ours(command, runtime):
+    sys.modules["node.runtime"].run = lambda config, manifest: 3
+    assert command("start")[0] == 3
+
+
+def test_a_seed_brings_no_run(command, runtime):
+    command("bootstrap", "--listen", "127.0.0.1:0")
+    [(config, manifest)] = runtime
+    assert config.role == "seed"
+    assert manifest is None
+
+
+def test_which_manifest():
+    def of(**flags):
+        return manifest_for(resolve(flags, {}))
+
+    assert of(peers=["a:1"]) is None
+    assert of(resume=True) is None
+    assert of(role="seed") is None
+    assert of() == Manifest()
+    with pytest.raises(OperatorError, match="observer"):
+        of(role="observer")
+
+
+def test_demo_gets_its_arguments(command, monkeypatch):
+    module = types.ModuleType("node.demo")
+    seen = []
+    module.main = lambda **arguments: seen.append(arguments) or 0
+    monkeypatch.setitem(sys.modules, "node.demo", module)
+    assert command("demo", "--seconds", 5, "--islands", 2, "--seed", 7, "--json")[0] == 0
+    assert seen == [{"seconds": 5, "islands": 2, "seed": 7, "as_json": True}]
+
+
+def test_keygen_never_overwrites(command, tmp_path):
+    path = tmp_path / "deep" / "key.pem"
+    status, out, _ = command("keygen", "--out", path)
+    assert status == 0
+    assert Identity.load(path).peer_id == out.strip()
+    before = path.read_bytes()
+    status, _, err = command("keygen", "--out", path)
+    assert status == 2
+    assert err.startswith("error E104")
+    assert path.read_bytes() == before
+
+
+def test_keygen_writes_to_the_state_directory(command, tmp_path):
+    command("keygen")
+    assert (tmp_path / "state" / "identity.pem").stat().st_mode & 0o777 == 0o600
+    status, _, err = command("keygen", "--out", tmp_path / "state" / "identity.pem" / "x")
+    assert (status, err[:10]) == (2, "error E104")
+
+
+def test_status_without_a_daemon(command):
+    status, _, err = command("status")
+    assert status == 1
+    assert err.startswith("error E106: no node runs with the state directory")
+
+
+def test_config_show_names_sources_and_hides_secrets(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATOLL_REGION", "alps")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text("seed = 3\n")
+    shown = ("config", "show", "--threads", "2", "--invitation", "hunter2", "--run", run_file)
+    status, out, _ = command(*shown)
+    assert status == 0
+    assert "threads = 2  # --threads" in out
+    assert 'region = "alps"  # ATOLL_REGION' in out
+    assert 'listen = "0.0.0.0:4390"  # default' in out
+    assert "seed = 3\n" in out
+    assert "hunter2" not in out
+    plain = json.loads(command(*shown, "--json")[1])
+    assert plain["settings"]["threads"] == {"value": 2, "source": "--threads"}
+    assert plain["run"]["id"] == Manifest(seed=3).run_id.hex()
+    assert "hunter2" not in json.dumps(plain)
+
+
+# --- checkpoints and export -------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A state directory with one checkpoint of a model that is a ramp."""
+    import torch
+
+    from node.trainer.layout import Layout
+
+    manifest = Manifest()
+    size = Layout.of_config(manifest.model).size
+    signed = SignedManifest.create(manifest, Identity.from_seed(bytes(32)))
+    outer = OuterFiles(torch.arange(size) / size, {"v": torch.zeros(size)}, signed)
+    store = CheckpointStore(tmp_path / "state" / "checkpoints")
+    with store.draft() as draft:
+        write_outer(draft, outer)
+        facts = Facts(run=manifest.run_id.hex(), round=3, step=30, tokens=300)
+        return outer, store.commit(draft, facts).path
+
+
+def test_outer_files_round_trip(checkpoint, tmp_path):
+    outer, path = checkpoint
+    for source in (path, tmp_path / "state"):
+        back = read_checkpoint(source)
+        assert back.base.equal(outer.base)
+        assert back.vectors["v"].equal(outer.vectors["v"])
+        assert back.signed == outer.signed
+
+
+def test_export(command, checkpoint, tmp_path):
+    status, out, _ = command(
+        "export", "--to", "hf", tmp_path / "model", "--from", tmp_path / "state"
+    )
+    assert status == 0
+    assert out.strip() == str(tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").exists()
+    assert command("export", tmp_path / "model", "--from", checkpoint[1])[2].startswith(
+        "error E602"
+    )
+
+
+def test_export_of_what_is_not_there(command, checkpoint, tmp_path):
+    assert command("export", tmp_path / "m", "--from", tmp_path)[2].startswith("error E404")
+    assert command("export", "--to", "gguf", tmp_path / "m", "--from", tmp_path)[0] == 2
+    path = checkpoint[1] / "outer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert command("export", tmp_path / "m", "--from", checkpoint[1])[2].startswith("error E404")
+    assert not (tmp_path / "m").exists()

@@ -1,0 +1,257 @@
+"""The doctor between peers: whom it reaches, clocks, translators, relays, what a link carries."""
+
+import socket
+
+import pytest
+from doctor_kit import config
+
+from bootstrap.handshake import Gate, shared_token
+from bootstrap.probe import BYTES_A_MINUTE, MAX_BYTES, ProbeServer, probe
+from node.doctor import machine, nat
+from node.doctor.network import network
+from protocols.errors import RemoteRefused
+from protocols.http import HttpTransport
+from protocols.identity import Identity
+from protocols.memory_network import Link, MemoryNetwork
+from protocols.virtual_time import run as run_virtually
+from protocols.whereabouts import Whereabouts
+
+pytestmark = pytest.mark.usefixtures("own_directory")
+
+# --- peers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def seed():
+    """``await seed(…)``: a node as far as a doctor can see one; returns its join address."""
+    opened = []
+
+    async def start(admits=None, **options):
+        transport = HttpTransport(Identity.generate(), listen="127.0.0.1:0")
+        await transport.start()
+        opened.append(transport)
+        whereabouts = Whereabouts(transport, transport.identity, transport.book)
+        whereabouts.publish([f"127.0.0.1:{transport.listening[1]}"])
+        more = {"admits": admits} if admits else {}
+        Gate(
+            transport,
+            whereabouts,
+            software="0.1.0",
+            run=lambda: b"r" * 32,
+            observed=transport.observed,
+            **more,
+            **options,
+        )
+        ProbeServer(transport)
+        return f"127.0.0.1:{transport.listening[1]}/{transport.peer_id}"
+
+    yield start
+    for transport in opened:
+        await transport.aclose()
+
+
+def by_name(findings):
+    return {one.name: one for one in findings}
+
+
+async def test_a_peer_in_order(tmp_path, seed):
+    found = by_name(await network(config(tmp_path, peers=[await seed()])))
+    assert {name: one.status for name, one in found.items()} == dict.fromkeys(
+        ("peer", "run", "clock", "reach", "nat", "speed"), "ok"
+    )
+    assert "dialled back" in found["reach"].found
+    assert "own address 127.0.0.1" in found["nat"].found
+    assert "Mbit/s up" in found["speed"].found
+
+
+async def test_a_peer_that_cannot_dial_back(tmp_path, seed):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=nobody)))
+    assert found["reach"].status == "fail"
+    assert "E302" in found["reach"].found
+    assert "--public-addr" in found["reach"].found
+    assert "refused" in found["reach"].why
+
+
+async def test_a_node_that_nobody_can_dial_is_told_its_relay(tmp_path, seed, monkeypatch):
+    async def nobody(transport, peer):
+        return "no answer in time (5 s)"
+
+    monkeypatch.setattr("node.doctor.network.unreachable", nobody)
+    peer = await seed()
+    found = by_name(await network(config(tmp_path, peers=[peer])))
+    assert found["reach"].status == "warn"
+    assert f"outbound only: will use relay {peer.partition('/')[0]}" in found["reach"].found
+    assert "E302" in found["reach"].why
+    only = by_name(await network(config(tmp_path, peers=[peer], require_reachable=True)))
+    assert only["reach"].status == "fail"
+    assert "--require-reachable" in only["reach"].found
+
+
+async def test_peers_that_would_not_relay(tmp_path, seed, monkeypatch):
+    async def nobody(transport, peer):
+        return "no answer in time (5 s)"
+
+    monkeypatch.setattr("node.doctor.network.unreachable", nobody)
+    monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 0)
+    found = by_name(await network(config(tmp_path, peers=[await seed()])))
+    assert found["reach"].status == "fail"
+    assert "none of them would relay" in found["reach"].found
+
+
+# --- NAT ------------------------------------------------------------------------------------------
+
+
+async def test_two_peers_say_as_what_they_see_one_port(seed):
+    peers = [(await seed()).partition("/")[0] for _ in range(2)]
+    found = await nat.mapping(peers)
+    assert found.seen == (f"127.0.0.1:{found.local_port}",) * 2
+    assert nat.mapping_finding(found).status == "ok"
+    assert "keeps ports" in nat.mapping_finding(found).found
+
+
+async def test_a_peer_that_does_not_say_is_left_out(seed):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+    found = await nat.mapping([gone, (await seed()).partition("/")[0]])
+    assert len(found.seen) == 1
+    assert "cannot be told" in nat.mapping_finding(found).found
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "told"),
+    [
+        (("203.0.113.1:7000", "203.0.113.1:7000"), "ok", "port 4000 becomes 7000"),
+        (("203.0.113.1:4000", "203.0.113.1:4000"), "ok", "keeps ports"),
+        (("203.0.113.1:7000", "203.0.113.1:7001"), "warn", "endpoint-dependent"),
+        (("203.0.113.1:7000", "203.0.113.2:7000"), "warn", "endpoint-dependent"),
+        (("203.0.113.1:7000",), "ok", "1 of the two peers"),
+        ((), "ok", "0 of the two peers"),
+    ],
+)
+def test_kinds_of_mapping(seen, status, told):
+    found = nat.mapping_finding(nat.Mapping(4000, seen))
+    assert found.status == status
+    assert told in found.found
+
+
+async def test_a_public_address_tried_from_inside(seed):
+    where = (await seed()).partition("/")[0]
+    assert (await nat.hairpin(where)).status == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+    found = await nat.hairpin(gone)
+    assert (found.status, found.name) == ("warn", "hairpin")
+    assert "--peers" in found.fix
+
+
+async def test_behind_a_translator_the_mapping_is_a_finding(tmp_path, seed, monkeypatch):
+    """Peers see another address: what kind of NAT that is, and its address from inside."""
+    monkeypatch.setattr("node.doctor.network.outward_address", lambda towards: "10.9.9.9")
+    peers = [await seed(), await seed()]
+    found = by_name(await network(config(tmp_path, peers=peers)))
+    assert "NAT with one outer address" in found["nat"].found
+    assert found["mapping"].found.startswith("endpoint-independent")
+    assert found["hairpin"].status == "ok"  # on loopback the outer address is this machine's
+
+
+async def test_a_peer_that_is_not_there_beside_one_that_is(tmp_path, seed):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    alone = await network(config(tmp_path, peers=[nobody]))
+    assert [(one.status, one.found[:4]) for one in alone] == [("fail", "E101")]
+    both = await network(config(tmp_path, peers=[nobody, await seed()]))
+    assert [one.status for one in both if one.name == "peer"] == ["warn", "ok"]
+
+
+async def test_a_clock_that_is_off(tmp_path, seed):
+    import time
+
+    found = by_name(
+        await network(config(tmp_path, peers=[await seed(clock=lambda: time.time() + 60)]))
+    )
+    assert found["clock"].status == "fail"
+    assert "behind the median of 1 peers" in found["clock"].why
+
+
+async def test_an_invitation_that_is_wanted(tmp_path, seed):
+    peer = await seed(admits=shared_token("open sesame"))
+    found = by_name(await network(config(tmp_path, peers=[peer])))
+    assert "E203" in found["greeting"].found
+    found = by_name(await network(config(tmp_path, peers=[peer], invitation="open sesame")))
+    assert found["reach"].status == "ok"
+
+
+async def test_the_port_of_a_node_that_runs_is_left_alone(tmp_path, seed):
+    from node.statedir import StateDir
+
+    home = StateDir(tmp_path / "state")
+    home.lock()
+    try:
+        found = by_name(await network(config(tmp_path, peers=[await seed()])))
+        assert "not tested: process" in found["reach"].found
+        assert [one.found for one in await machine.ports(config(tmp_path))] != []
+        assert "has them" in (await machine.ports(config(tmp_path)))[0].found
+    finally:
+        home.unlock()
+    assert home.holder() is None
+
+
+async def test_without_peers_it_says_so(tmp_path):
+    assert [one.status for one in await network(config(tmp_path))] == ["warn"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "begins", "translated"),
+    [
+        ([], "cannot be told", False),
+        ([("203.0.113.7:52011", "203.0.113.7")], "none", False),
+        ([("[::ffff:203.0.113.7]:5", "203.0.113.7")], "none", False),
+        (
+            [("203.0.113.7:1", "192.168.1.4"), ("203.0.113.7:2", "192.168.1.4")],
+            "NAT with one",
+            True,
+        ),
+        ([("203.0.113.7:1", "10.0.0.4"), ("203.0.113.8:2", "10.0.0.4")], "NAT with several", True),
+        ([("203.0.113.7:1", "100.66.0.4")], "carrier-grade", True),
+    ],
+)
+def test_what_is_said_of_a_nat(seen, begins, translated):
+    found = nat.describe(seen)
+    text, does = found.text, found.translated
+    assert text.startswith(begins)
+    assert does is translated
+
+
+# --- the probe ----------------------------------------------------------------------------------
+
+
+async def _pull(transport, peer):
+    """Have ``peer`` send the largest body it gives; its bytes."""
+    header = MAX_BYTES.to_bytes(8, "little")
+    count = 0
+    async with transport.pull(peer, "probe", header, max_length=MAX_BYTES, timeout=5) as incoming:
+        async for piece in incoming:
+            count += len(piece)
+    return count
+
+
+def test_a_probe_measures_a_link_and_is_bounded():
+    async def main():
+        net = MemoryNetwork(seed=1, upload=2e6)
+        one, other = (net.join(Identity.generate().peer_id) for _ in range(2))
+        ProbeServer(other)
+        speeds = await probe(one, other.peer_id)
+        assert speeds.upload == pytest.approx(2e6, rel=0.25)
+        assert speeds.download == pytest.approx(2e6, rel=0.25)
+        fast = MemoryNetwork(seed=1, link=Link(latency=0.0))
+        one, other = (fast.join(Identity.generate().peer_id) for _ in range(2))
+        ProbeServer(other)
+        for _ in range(BYTES_A_MINUTE // MAX_BYTES):
+            assert await _pull(one, other.peer_id) == MAX_BYTES
+        with pytest.raises(RemoteRefused) as refused:
+            await _pull(one, other.peer_id)
+        assert refused.value.code == "busy"
+
+    run_virtually(main())

@@ -1,0 +1,194 @@
+"""Lanes that are kept for the next transfer, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+from http_kit import QUICK, A, B, C, address, fake, take, two, wait_for
+
+from protocols.bodies import BufferFeed, read_into
+from protocols.errors import IdentityMismatch, RemoteRefused, Unreachable, Why
+from protocols.http import HttpTransport
+from protocols.identity import PeerId
+from protocols.limits import Limits
+from protocols.transport import Feed, Incoming
+
+
+async def test_a_lane_is_used_again_and_again() -> None:
+    async with two() as (a, b):
+        a.on_push("take", take, max_length=1_000_000)
+
+        async def give(peer: PeerId, header: bytes) -> Feed:
+            return BufferFeed(bytes(500_000))
+
+        a.on_pull("give", give)
+        for _ in range(20):
+            assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
+            async with b.pull(A.peer_id, "give", b"", max_length=500_000, timeout=5) as incoming:
+                await read_into(incoming, bytearray(500_000))
+        assert a.stats.connections == 1
+
+
+async def test_a_refused_body_that_was_sent_leaves_the_lane_whole() -> None:
+    async with two() as (a, b):
+        a.on_push("take", take, max_length=100)
+        for _ in range(5):
+            with pytest.raises(RemoteRefused) as error:
+                await b.push(A.peer_id, "take", b"", BufferFeed(bytes(101)), timeout=5)
+            assert error.value.code == "too_large"
+            assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(99)), timeout=5) == b"99"
+        assert a.stats.connections == 1
+        assert a.stats.refused_requests == 5
+
+
+async def test_transfers_at_one_time_have_lanes_of_their_own_up_to_a_bound() -> None:
+    async with two(Limits(grace=0.1, per_peer=3)) as (a, b):
+        gate, running, most = asyncio.Event(), 0, 0
+
+        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await gate.wait()
+            running -= 1
+            return await take(peer, header, body)
+
+        a.on_push("hold", hold, max_length=10)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(b.push(A.peer_id, "hold", b"", BufferFeed(bytes(10)), timeout=20))
+            await wait_for(lambda: running == 3)
+            gate.set()
+        assert most == 3
+        assert a.stats.connections == 3
+
+
+async def test_idle_lanes_end() -> None:
+    limits = Limits(grace=0.1, idle_client=0.2)
+    async with two(limits) as (a, b):
+        a.on_push("take", take, max_length=10)
+        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+        assert b._lanes is not None
+        assert b._lanes.drop(A.peer_id) == 1
+        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+        await wait_for(lambda: b.drop(A.peer_id) == 0)
+        assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
+    assert "atoll-lanes" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_a_restarted_peer_is_found_again() -> None:
+    async with two() as (a, b):
+        where = address(a)
+        a.on_push("take", take, max_length=10)
+        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+        await a.aclose()
+        lanes = b._lanes
+        assert lanes is not None
+        await wait_for(lambda: not lanes._places)  # the idle lane has been told
+        async with HttpTransport(A, listen=where, limits=QUICK) as again:
+            again.on_push("take", take, max_length=10)
+            assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
+
+
+@pytest.mark.parametrize("dropper", ["sender", "receiver"])
+async def test_dropping_a_peer_cuts_its_lanes(dropper: str) -> None:
+    async with two() as (a, b):
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return b""
+
+        a.on_push("hold", hold, max_length=10**9)
+        feed = BufferFeed(bytes(50_000_000))
+        push = asyncio.ensure_future(b.push(A.peer_id, "hold", b"", feed, timeout=20))
+        await asyncio.wait_for(begun.wait(), 5)
+        assert (b.drop(A.peer_id) if dropper == "sender" else a.drop(B.peer_id)) == 1
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(push, 5)
+        await asyncio.wait_for(ended.wait(), 5)
+
+
+@pytest.mark.parametrize("length", [0, 10, 50_000_000])
+async def test_a_handler_ends_when_its_caller_leaves_before_the_body_is_read(length: int) -> None:
+    async with two() as (a, b):
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return b""
+
+        a.on_push("hold", hold, max_length=10**9)
+        feed = BufferFeed(bytes(length))
+        push = asyncio.ensure_future(b.push(A.peer_id, "hold", b"", feed, timeout=20))
+        await asyncio.wait_for(begun.wait(), 5)
+        push.cancel()
+        await asyncio.wait([push])
+        await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_strangers_are_refused_on_lanes_too() -> None:
+    async with two() as (a, b):
+        a.on_push("take", take, max_length=10)
+        a.admit(lambda peer, name: False)
+        with pytest.raises(RemoteRefused) as error:
+            await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+        assert error.value.code == "stranger"
+
+
+async def test_another_peer_at_the_address_is_a_mismatch() -> None:
+    for secure in (True, False):
+        async with (
+            HttpTransport(A, listen="127.0.0.1:0", limits=QUICK, tls=secure) as a,
+            HttpTransport(B, limits=QUICK, tls=secure) as b,
+        ):
+            a.on_push("take", take, max_length=10)
+            b.book.add(C.peer_id, address(a))
+            with pytest.raises(IdentityMismatch) as error:
+                await b.push(C.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+            assert error.value.got == A.peer_id
+
+
+async def test_reasons_are_told_apart() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await reader.read()
+
+    async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+    async with (
+        HttpTransport(B, limits=Limits(grace=0.1, connect=0.5)) as b,
+        fake(silent, None) as mute,
+        fake(ssh, None) as ssh_server,
+        fake(closes, None) as closing,
+    ):
+        for where, why in [
+            ("no-such-host.invalid:4390", Why.DNS),
+            (nobody, Why.REFUSED),
+            (mute, Why.TIMEOUT),
+            (ssh_server, Why.NOT_ATOLL),
+            (closing, Why.RESET),
+        ]:
+            b.book.forget(A.peer_id)
+            b.book.add(A.peer_id, where)
+            with pytest.raises(Unreachable) as error:
+                await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+            assert error.value.why is why, (where, error.value)

@@ -1,0 +1,65 @@
+"""The last resort of the command: a defect is told and logged, never shown as a traceback."""
+
+import sys
+
+import pytest
+
+from protocols.errors import OperatorError
+
+pytestmark = pytest.mark.usefixtures("own_directory")
+
+
+def _raising(error):
+    def raise_it(config, manifest):
+        raise error
+
+    sys.modules["node.runtime"].run = raise_it
+
+
+def test_a_defect_is_e999_with_a_log(command, runtime, tmp_path):
+    _raising(ZeroDivisionError("oops"))
+    status, _, err = command("start", "--dir", tmp_path / "other")
+    assert status == 70
+    assert err.startswith("error E999")
+    assert "Traceback" not in err
+    [log] = (tmp_path / "other" / "logs").iterdir()
+    assert str(log) in err
+    assert "ZeroDivisionError: oops" in log.read_text()
+    assert "Traceback" in log.read_text()
+
+
+def test_a_log_goes_elsewhere_where_the_directory_is_broken(
+    command, runtime, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    _raising(ZeroDivisionError("oops"))
+    _, _, err = command("start", f"--dir={tmp_path / 'file'}")
+    [log] = (tmp_path / "temporary").iterdir()
+    assert str(log) in err
+
+
+def test_ctrl_c_is_130(command, runtime):
+    _raising(KeyboardInterrupt())
+    status, _, err = command("start")
+    assert status == 130
+    assert "Traceback" not in err
+
+
+def test_errors_of_a_task_group_are_told_once_each(command, runtime):
+    one = OperatorError("E501", "no peers", "w", "f", exit_code=5)
+    same = OperatorError("E501", "no peers", "w", "f")
+    other = OperatorError("E405", "trainer died", "w", "f")
+    _raising(ExceptionGroup("tasks", [one, ExceptionGroup("inner", [same, other])]))
+    status, _, err = command("start")
+    assert status == 5
+    assert err.count("error E501") == 1
+    assert err.count("error E405") == 1
+
+
+def test_a_defect_beside_an_operators_error_tells_both(command, runtime):
+    _raising(ExceptionGroup("tasks", [OperatorError("E501", "a", "b", "c"), ValueError("x")]))
+    status, _, err = command("start")
+    assert status == 70
+    assert err.index("error E501") < err.index("error E999")

@@ -1,0 +1,132 @@
+"""The side that serves the state: copies that are few, bounded, and in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from state_kit import ROUND, RUN, Bench, Identities, N, run
+
+from bootstrap.state import (
+    StateServer,
+    chunk_size,
+)
+from protocols import virtual_time
+from protocols.errors import (
+    RemoteRefused,
+)
+from protocols.identity import Identity
+from protocols.messages import ChunkRequest, StateOffer, StateRequest
+
+
+async def ask(bench: Bench, server: int = 0, round_: int = ROUND) -> StateOffer:
+    reply = await bench.me.call(
+        bench.peers[server], "state", StateRequest(RUN, round_).encode(), timeout=5.0
+    )
+    offer: StateOffer = StateOffer.decode(reply)
+    return offer
+
+
+async def chunk_of(bench: Bench, index: int, round_: int = ROUND, run_id: bytes = RUN) -> bytes:
+    header = ChunkRequest(run_id, round_, index).encode()
+    async with bench.me.pull(
+        bench.peers[0], "chunk", header, max_length=8 * N, timeout=5.0
+    ) as incoming:
+        return b"".join([bytes(piece) async for piece in incoming])
+
+
+def test_training_goes_on_while_the_copy_is_served(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        before = bench.base.clone()
+        offer = await ask(bench)
+        bench.base += 1
+        bench.round += 1
+        size = offer.chunk
+        assert await chunk_of(bench, 1) == before.numpy().tobytes()[size : 2 * size]
+        assert (await ask(bench)).digest == offer.digest  # still pinned, though it is past
+        with pytest.raises(RemoteRefused, match="gone"):
+            await ask(bench, round_=ROUND - 1)
+
+    run(identities, [2e6], scenario)
+
+
+def test_no_outer_step_is_applied_while_the_copy_is_taken(identities: Identities) -> None:
+    async def main() -> None:
+        bench = Bench(identities(1), [])
+        held: list[str] = []
+
+        @asynccontextmanager
+        async def still() -> AsyncIterator[None]:
+            held.append("still")
+            yield
+            held.append("free")
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            held.append("work")
+            return work()
+
+        transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
+        StateServer(transport, RUN, bench.current, still=still, offload=offload)
+        bench.peers = [transport.peer_id]
+        offers = await asyncio.gather(*(ask(bench) for _ in range(5)))
+        assert held == ["still", "work", "free", "work"]  # one copy for all five; hashed after
+        assert {offer.digest for offer in offers} == {bench.digest}
+
+    virtual_time.run(main())
+
+
+def test_copies_are_few_and_given_up_when_idle(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        server = bench.servers[0]
+        await ask(bench)
+        bench.round += 1
+        await ask(bench, round_=ROUND + 1)
+        bench.round += 1
+        with pytest.raises(RemoteRefused, match="busy"):
+            await ask(bench, round_=ROUND + 2)
+        await asyncio.sleep(12)
+        await chunk_of(bench, 0)  # keeps the first one
+        await ask(bench, round_=ROUND + 2)
+        assert server.pinned == [ROUND, ROUND + 2]
+        for _ in range(10):
+            await asyncio.sleep(20)
+            await chunk_of(bench, 0)
+        assert server.pinned == [ROUND]
+        await asyncio.sleep(61)
+        assert server.pinned == []
+        with pytest.raises(RemoteRefused, match="gone"):
+            await chunk_of(bench, 0)
+
+    run(identities, [1e9], scenario)
+
+
+def test_close_gives_all_up(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        await ask(bench)
+        bench.servers[0].close()
+        assert bench.servers[0].pinned == []
+
+    run(identities, [1e9], scenario)
+
+
+def test_requests_beyond_the_state_or_of_another_run_are_refused(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        await ask(bench)
+        last = len((await ask(bench)).hashes) // 32
+        assert len(await chunk_of(bench, last - 1)) == 8 * N % chunk_size(8 * N)
+        refused: list[Awaitable[Any]] = [
+            chunk_of(bench, last),
+            chunk_of(bench, 2**62),
+            chunk_of(bench, 0, run_id=bytes(32)),
+            bench.me.call(
+                bench.peers[0], "state", StateRequest(bytes(32), ROUND).encode(), timeout=5
+            ),
+        ]
+        for request in refused:
+            with pytest.raises(RemoteRefused, match="protocol"):
+                await request
+
+    run(identities, [1e9], scenario)

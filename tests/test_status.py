@@ -1,0 +1,154 @@
+"""The API's listener, and `node status`, which finds it through the state directory."""
+
+import asyncio
+import os
+import socket
+from dataclasses import replace
+
+import aiohttp
+import pytest
+from api_kit import KEY, PEER
+
+from node import status
+from node.monitor.api import ApiServer, make_app
+from node.monitor.history import History
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+
+# --- the listener and `node status` -----------------------------------------------------------
+
+
+@pytest.fixture
+async def server(kit):
+    server = ApiServer(make_app(kit.state, kit.log, History()), "127.0.0.1:0", may_move=False)
+    await server.start()
+    yield server
+    await server.aclose()
+
+
+async def test_a_port_in_use_is_e303_or_moved(kit, server):
+    with pytest.raises(OperatorError) as caught:
+        await ApiServer(
+            make_app(kit.state, kit.log, History()), server.address, may_move=False
+        ).start()
+    assert caught.value.code == "E303"
+    assert f"process {os.getpid()} listens" in caught.value.why
+    assert "--api 127.0.0.1:" in caught.value.fix
+    other = ApiServer(make_app(kit.state, kit.log, History()), server.address, may_move=True)
+    try:
+        assert await other.start() != server.address
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{other.address}/metrics") as answer,
+        ):
+            assert answer.status == 200
+    finally:
+        await other.aclose()
+
+
+async def test_a_host_that_is_not_ours(kit):
+    server = ApiServer(make_app(kit.state, kit.log, History()), "nowhere.invalid:0", may_move=False)
+    with pytest.raises(OperatorError) as caught:
+        await server.start()
+    assert caught.value.code == "E102"
+
+
+async def test_status_finds_the_daemon(tmp_path, kit, server):
+    kit.live()
+    directory = StateDir(tmp_path)
+    directory.lock()
+    directory.publish_api(server.address)
+    assert directory.api_file.stat().st_mode & 0o077 == 0
+    state = await asyncio.to_thread(status.fetch, tmp_path)
+    text = status.render(state)
+    for expected in (
+        "alps  island  active  up 1m  cpu",
+        "run       tiny-docs-8c41  round 4/100  ETA 2m",
+        "step 40  loss 2.50  val 2.45  14,021 tokens/s",
+        "consensus 0.500 -> 0.100  2/3 merged  3 agree bit for bit",
+        "compressed 8.0x  codec int4",
+        "20 ms",
+        "health    ok",
+        f"join      node start --peers a:1/{PEER}",
+    ):
+        assert expected in text
+    assert "\x1b" not in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    directory.withdraw_api()
+    directory.unlock()
+    with pytest.raises(OperatorError) as caught:
+        status.fetch(tmp_path)
+    assert caught.value.code == "E106"
+
+
+async def test_status_of_a_fresh_node_renders(kit):
+    assert "it is starting" in status.render(kit.state.snapshot())
+
+
+def test_the_join_line_says_that_an_invitation_is_needed(kit):
+    kit.state.node = replace(kit.state.node, invitation_needed=True)
+    assert f"--peers a:1/{PEER} --invitation" in status.render(kit.state.snapshot())
+
+
+async def test_status_with_a_key(tmp_path, kit):
+    server = ApiServer(
+        make_app(kit.state, kit.log, History(), key=KEY), "127.0.0.1:0", may_move=False
+    )
+    await server.start()
+    try:
+        with pytest.raises(OperatorError, match="key"):
+            await asyncio.to_thread(status.fetch, tmp_path, api=server.address)
+        state = await asyncio.to_thread(status.fetch, tmp_path, api=server.address, key=KEY)
+        assert state["node"]["name"] == "alps"
+    finally:
+        await server.aclose()
+
+
+def test_status_when_nobody_listens(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(OperatorError) as caught:
+            status.fetch(tmp_path, api=f"127.0.0.1:{port}")
+    assert caught.value.code == "E106"
+    assert "refused" in caught.value.why
+
+
+async def test_status_of_something_else(tmp_path):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(OperatorError, match="not an Atoll node"):
+            await asyncio.to_thread(status.fetch, tmp_path, api=f"{host}:{port}")
+
+
+# --- the state directory ----------------------------------------------------------------------
+
+
+def test_one_daemon_a_directory(tmp_path):
+    first, second = StateDir(tmp_path / "s"), StateDir(tmp_path / "s")
+    first.lock()
+    with pytest.raises(OperatorError, match="in use") as caught:
+        second.lock()
+    assert caught.value.code == "E105"
+    first.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OperatorError) as caught:
+        StateDir(tmp_path / "file" / "s").lock()
+    assert caught.value.code == "E105"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 1}', '{"address":"a:1","pid":"x"}'])
+def test_a_damaged_api_file_is_as_good_as_none(tmp_path, text):
+    (tmp_path / "api.json").write_text(text)
+    assert StateDir(tmp_path).find_api() is None
