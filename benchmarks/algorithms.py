@@ -52,9 +52,9 @@ SPARSE: dict[str, Any] = PLAIN | {"outer": "sparseloco", "feedback": 0.95}
 # inner learning rates are tuned for these three, 4 islands and the first seed; the best one is
 # taken by all rows of the family
 FAMILIES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
-    "gradients": (DP, (8e-3, 1.2e-2, 1.6e-2, 2.4e-2, 3.2e-2, 4.8e-2)),
+    "gradients": (DP, (8e-3, 1.2e-2, 1.6e-2, 2.4e-2, 3.2e-2, 4.8e-2, 6.4e-2)),
     "AdamW": (DILOCO, (4e-3, 8e-3, 1.2e-2, 1.6e-2)),
-    "Muon": (MUON, (1e-3, 2e-3, 4e-3, 8e-3)),
+    "Muon": (MUON, (4e-3, 8e-3, 1.6e-2, 3.2e-2)),
 }
 
 

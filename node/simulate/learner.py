@@ -15,6 +15,7 @@ from bootstrap.manifest import Model
 from diloco import loop
 from node.simulate.scenario import Scenario
 from node.trainer.model import build
+from node.trainer.muon import Muon
 
 # predicted bytes of the held-out text; with 8192, two runs that differ in rounding alone ended up
 # to 1 % apart with "llama"
@@ -23,7 +24,6 @@ AT_ONCE = 8192  # of them
 TEXT_BYTES = 400_000  # of each island, where there is so much
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
-MUON_LR = 6.0  # of "bytes", times AdamW's, for matrices (their step is orthogonal)
 MAX_WIDE = 8  # d_ff comes in multiples of it
 
 
@@ -109,8 +109,7 @@ class Learner:
     def __init__(self, scenario: Scenario, number: int, shard: int) -> None:
         self.scenario = scenario
         self.model = new_model(scenario)
-        self.optimizers = _optimizers(self.model, scenario)
-        self.rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
+        self.optimizer = _optimizer(self.model, scenario)
         self.text = shards(scenario.islands)[shard]
         self.random = torch.Generator().manual_seed(scenario.seed * 100_003 + number)
 
@@ -134,12 +133,9 @@ class Learner:
         """One step with the gradient that is there, when ``share`` of the run (0 to 1) is done."""
         if self.scenario.model == "llama":
             nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        factor = rate_factor(self.scenario, share)
-        groups = [group for one in self.optimizers for group in one.param_groups]
-        for group, rate in zip(groups, self.rates, strict=True):
-            group["lr"] = rate * factor
-        for optimizer in self.optimizers:
-            optimizer.step()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.scenario.inner_lr * rate_factor(self.scenario, share)
+        self.optimizer.step()
 
     def train(self, steps: int, share: float) -> float:
         """So many inner steps, from ``share`` of the run on; the mean loss on the way."""
@@ -203,26 +199,18 @@ def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None 
     return total / count
 
 
-def _optimizers(model: nn.Module, scenario: Scenario) -> list[torch.optim.Optimizer]:
+def _optimizer(model: nn.Module, scenario: Scenario) -> torch.optim.Optimizer:
     own = list(model.parameters())
     decay = 0.01 if scenario.model == "bytes" else 0.1
     betas = (0.9, 0.999) if scenario.model == "bytes" else (0.9, 0.95)
 
-    def adamw(some: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            some, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True
-        )
-
     if scenario.inner == "adamw":
-        return [adamw(own)]
+        return torch.optim.AdamW(
+            own, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True
+        )
     # the input table and the last layer are AdamW's, as Muon's author advises
     matrices = [p for p in own if p.ndim == 2]
     hidden = matrices[1:-1] if scenario.model == "bytes" else matrices[1:]  # tied: the same
     others = [p for p in own if all(p is not one for one in hidden)]
-    if scenario.model == "bytes":
-        muon = torch.optim.Muon(hidden, lr=scenario.inner_lr * MUON_LR, weight_decay=0.0)
-    else:  # steps of AdamW's size, as in node/trainer/muon.py
-        muon = torch.optim.Muon(
-            hidden, lr=scenario.inner_lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-        )
-    return [muon, adamw(others)]
+    groups = [{"params": others, "muon": False}, {"params": hidden, "muon": True}]
+    return Muon(groups, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True)

@@ -6,6 +6,7 @@ Over matrices that are cut among ranks as well as whole ones.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class Muon(torch.optim.AdamW):
     """Muon for the groups that say so, AdamW for the others, with one learning rate for both.
 
     Momentum with Nesterov's look ahead, made orthogonal, and scaled to the size of AdamW's steps.
-    A matrix that is cut is put together for
-    that on every rank; of stacked experts each rank takes those it has.
+    A matrix that is cut is put together for that on every rank; of stacked experts each rank takes
+    those it has.
     """
 
     @torch.no_grad()
@@ -53,11 +54,27 @@ class Muon(torch.optim.AdamW):
         finally:
             self.param_groups = groups
         for group in groups:
-            for parameter in group["params"] if group["muon"] else ():
-                if parameter.grad is not None:
-                    self._step(parameter, group["lr"], group["weight_decay"])
+            if group["muon"]:
+                self._step([p for p in group["params"] if p.grad is not None], group)
 
-    def _step(self, parameter: Tensor, lr: float, weight_decay: float) -> None:
+    def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        lr, alike = group["lr"], defaultdict[torch.Size, list[tuple[Tensor, Tensor]]](list)
+        for parameter in parameters:
+            ahead = self._ahead(parameter)
+            local(parameter).mul_(1 - lr * group["weight_decay"])
+            if isinstance(parameter, DTensor) and not _whole_matrices(parameter):
+                whole = orthogonalised(_pieces(ahead, parameter).full_tensor())
+                _move(parameter, part_like(whole, parameter), lr)
+            else:
+                alike[ahead.shape].append((parameter, ahead))
+        # small matrices of one shape go through the iteration together: a sixth of the calls
+        for pairs in alike.values():
+            found = orthogonalised(torch.stack([ahead for _, ahead in pairs]))
+            for (parameter, _), one in zip(pairs, found, strict=True):
+                _move(parameter, one, lr)
+
+    def _ahead(self, parameter: Tensor) -> Tensor:
+        """Nesterov's look ahead of this rank's piece, with the new gradient in the momentum."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
@@ -66,21 +83,25 @@ class Muon(torch.optim.AdamW):
         state["step"] += 1
         momentum = local(state["exp_avg"])
         momentum.lerp_(local(gradient), 1 - MOMENTUM)
-        ahead = local(gradient).lerp(momentum, MOMENTUM)
-        if isinstance(parameter, DTensor) and not _whole_matrices(parameter):
-            pieces = DTensor.from_local(
-                ahead,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-            found = part_like(orthogonalised(pieces.full_tensor()), parameter)
-        else:
-            found = orthogonalised(ahead)
-        scale = ADAM_SIZE * math.sqrt(max(parameter.shape[-2:]))
-        local(parameter).mul_(1 - lr * weight_decay).add_(found, alpha=-lr * scale)
+        return local(gradient).lerp(momentum, MOMENTUM)
+
+
+def _move(parameter: Tensor, direction: Tensor, lr: float) -> None:
+    """``direction`` is of this rank's piece; the scale follows from the whole matrix."""
+    scale = ADAM_SIZE * math.sqrt(max(parameter.shape[-2:]))
+    local(parameter).add_(direction, alpha=-lr * scale)
+
+
+def _pieces(piece: Tensor, parameter: DTensor) -> DTensor:
+    """A rank's piece as a tensor that is cut like the parameter."""
+    return DTensor.from_local(
+        piece,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _whole_matrices(parameter: DTensor) -> bool:
