@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.output import write
 from gossip.bodies import Wiring
 from gossip.certificate import genesis
 from gossip.exchange import Exchange
@@ -61,11 +60,10 @@ class Member:
     exchange: Exchange = field(init=False)
 
     def __post_init__(self) -> None:
-        async def offload(work: Callable[[], Any]) -> Any:
-            return work()
-
         clock = asyncio.get_running_loop().time
-        wiring = Wiring(self.transport, self.identity, RUN, self.codec, self.spawn, offload, clock)
+        wiring = Wiring(
+            self.transport, self.identity, RUN, self.codec, self.spawn, virtual_time.inline, clock
+        )
         self.exchange = Exchange(wiring, PLACE, self.shape, self, self)
         for name in ("slice", "merged", "sum"):
             self._answer_push(name, getattr(self.exchange, f"on_{name}"))
@@ -228,11 +226,7 @@ def main() -> None:
             took = round(time.perf_counter() - began, 1)
             rows.append({"way": name, "elements": size, **row, "simulated_in_s": took})
             sys.stderr.write(f"{rows[-1]}\n")
-    text = json.dumps({"codec": options.codec, "sites": options.sites, "rows": rows}, indent=1)
-    if options.json == "-":
-        sys.stdout.write(text + "\n")
-    else:
-        Path(options.json).write_text(text + "\n")
+    write({"codec": options.codec, "sites": options.sites, "rows": rows}, options.json)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.output import write
 from gossip.grouping import Grouping
 from gossip.membership import Patience
 from protocols import virtual_time
@@ -88,11 +88,7 @@ def main() -> None:
     for count in options.members:
         rows.append(virtual_time.run(measure(count, options.rounds)))
         sys.stderr.write(f"{rows[-1]}\n")
-    text = json.dumps({"rounds": options.rounds, "rows": rows}, indent=1)
-    if options.json == "-":
-        sys.stdout.write(text + "\n")
-    else:
-        Path(options.json).write_text(text + "\n")
+    write({"rounds": options.rounds, "rows": rows}, options.json)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from node.statedir import StateDir
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
-from protocols.tasks import Tasks
+from protocols.tasks import Tasks, offload_to
 from protocols.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 tasks = Tasks(group)
                 try:
-                    node = Node(
-                        self, events, identity, new_key, transport, tasks, _offload_to(pool)
-                    )
+                    node = Node(self, events, identity, new_key, transport, tasks, offload_to(pool))
                     await node.live(stack)
                 finally:
                     tasks.cancel()
@@ -157,17 +155,6 @@ class Daemon:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal, number.name)
-
-
-def _offload_to(
-    pool: ThreadPoolExecutor,
-) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
-    """Run heavy work beside the event loop."""
-
-    async def offload(work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-    return offload
 
 
 class Node:

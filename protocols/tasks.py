@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+def offload_to(pool: Executor) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+    """What runs heavy work in ``pool``, beside the event loop."""
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    return offload
 
 
 @dataclass

@@ -90,6 +90,12 @@ class _JumpingSelector(selectors.SelectSelector):
         return []
 
 
+async def inline(work: Callable[[], _T]) -> _T:
+    """Do ``work`` here and now, where a node would offload it to a thread."""
+    await asyncio.sleep(0)  # as with a thread, others may come first
+    return work()
+
+
 def run(main: Coroutine[Any, Any, _T], *, start: float = 0.0) -> _T:
     """Run ``main`` to its end on a fresh :class:`VirtualLoop`, like :func:`asyncio.run`.
 

@@ -182,10 +182,6 @@ async def world(
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=upload, download=1e7)
     loop = asyncio.get_running_loop()
 
-    async def offload(work: Callable[[], Any]) -> Any:
-        await asyncio.sleep(0)
-        return work()
-
     async with asyncio.TaskGroup() as group:
         peers = []
         for number, identity in enumerate(members[:count]):
@@ -196,7 +192,7 @@ async def world(
                 RUN,
                 codec,
                 group.create_task,
-                offload,
+                virtual_time.inline,
                 loop.time,
             )
             values = torch.randn(shape.size, generator=generator)

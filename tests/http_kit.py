@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from protocols.transport import Buffer, Incoming
 
 A, B, C = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 QUICK = Limits(grace=0.1)
+Connection = AbstractAsyncContextManager[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -64,6 +68,69 @@ async def fake(serve: Serve, context: ssl.SSLContext | None) -> AsyncIterator[st
     server = await asyncio.start_server(quiet, "127.0.0.1", 0, ssl=context)
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that says nothing."""
+    await reader.read()
+
+
+async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that speaks first, and something else."""
+    writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+    await reader.read()
+
+
+async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that hangs up at the first byte."""
+    await reader.read(1)
+
+
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+async def throw(connection: Connection, data: bytes) -> None:
+    """Send bytes and take what comes back, until the other end has had enough."""
+    async with connection as (reader, writer), asyncio.timeout(10):
+        writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(10_000):
+                pass
+
+
+async def undisturbed(
+    a: HttpTransport, b: HttpTransport, *trouble: Coroutine[Any, Any, None]
+) -> None:
+    """Calls of ``b`` are answered by ``a`` as long as there is trouble."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in trouble]
+        while not all(task.done() for task in tasks):
+            assert await b.call(a.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+class Hold:
+    """A handler that begins and does not end by itself; ``whole``: it reads the body before."""
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+        self.whole = whole
+
+    async def push(self, peer: PeerId, header: bytes, body: Incoming) -> bytes:
+        if self.whole:
+            await read_into(body, bytearray(body.length))
+        return await self.call(peer, header)
+
+    async def call(self, peer: PeerId, body: bytes) -> bytes:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        return b""
 
 
 async def request(reader: asyncio.StreamReader) -> bytes:

@@ -29,6 +29,7 @@ from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
 from protocols.tasks import Tasks
+from protocols.virtual_time import inline
 
 RUN = b"r" * 32
 
@@ -121,11 +122,7 @@ class Islands:
         group = asyncio.TaskGroup()
         spawn = Tasks(group).spawn
 
-        async def offload(work: Callable[[], Any]) -> Any:
-            await asyncio.sleep(0)
-            return work()
-
-        wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
+        wiring = Wiring(transport, identity, RUN, self.codec, spawn, inline, loop.time)
         incarnation = int(loop.time() * 1000) + 1
         announce = first_announcement(peer, state.place, version="0", incarnation=incarnation)
         presence = Presence(

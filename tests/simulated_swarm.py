@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
@@ -32,6 +31,7 @@ from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
 from protocols.messages import Certificate
 from protocols.tasks import Tasks
+from protocols.virtual_time import inline
 
 RUN = b"r" * 32
 
@@ -177,11 +177,7 @@ class SimulatedSwarm:
         group = asyncio.TaskGroup()
         spawn = Tasks(group).spawn
 
-        async def offload(work: Callable[[], Any]) -> Any:
-            await asyncio.sleep(0)
-            return work()
-
-        wiring = Wiring(transport, identity, RUN, self.codec, spawn, offload, loop.time)
+        wiring = Wiring(transport, identity, RUN, self.codec, spawn, inline, loop.time)
         membership = Membership(peer, self.patience)
         announce = first_announcement(
             peer,

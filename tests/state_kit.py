@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from bootstrap.state import (
 from protocols import virtual_time
 from protocols.identity import Identity
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
+from protocols.virtual_time import inline
 
 RUN = bytes(range(32))
 N = 500_003  # elements; 4 MB of state in 62 chunks, one of which spans both vectors
@@ -28,11 +28,6 @@ ROUND = 7
 def vectors(seed: int = 0, count: int = N) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, generator=generator), torch.randn(count, generator=generator)
-
-
-async def inline(work: Callable[[], Any]) -> Any:
-    await asyncio.sleep(0)
-    return work()
 
 
 @asynccontextmanager

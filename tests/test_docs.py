@@ -28,6 +28,7 @@ PLACEHOLDERS = {
 FOLDERS = ("protocols", "diloco", "gossip", "bootstrap", "node", "tests", "docs", "benchmarks")
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/(?:[A-Za-z0-9_./-]*[A-Za-z0-9_/])?")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+TITLE = re.compile(r"^\*\*((?:[^*\n]|\n(?!\n))+)\*\*", re.MULTILINE)  # of an experiment
 ROLE = re.compile(r":(?:mod|class|func|meth|data|attr|exc|obj):`~?([\w.]+)`")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -163,6 +164,19 @@ def test_symbols_named_beside_their_file_are_in_it() -> None:
         source = (ROOT / path).read_text()
         assert re.search(rf"\b{name}\b", source), (path, name)
         assert not owner or f"class {owner}" in source, (path, owner)
+
+
+def test_experiments_are_found_by_topic() -> None:
+    """The table names entries that are there, and all of days that are over."""
+    text = (ROOT / "docs" / "experiments.md").read_text()
+    _, table, *days = re.split(r"^## ", text, flags=re.MULTILINE)
+    listed = re.findall(r"\*([^*|]+)\*", table)
+    entries = [
+        {" ".join(title.split()).rstrip(".") for title in TITLE.findall(day)} for day in days
+    ]
+    assert len(listed) == len(set(listed))
+    assert set(listed) <= set().union(*entries)
+    assert set().union(*entries[1:]) <= set(listed)
 
 
 def test_the_run_file_of_the_readme_is_a_manifest(tmp_path: Path) -> None:

@@ -9,7 +9,24 @@ import ssl
 from collections.abc import AsyncIterator
 
 import pytest
-from http_kit import QUICK, A, B, C, address, answer, echo, fake, request, two, wait_for
+from http_kit import (
+    QUICK,
+    A,
+    B,
+    C,
+    Hold,
+    address,
+    answer,
+    closes,
+    echo,
+    fake,
+    nobody,
+    request,
+    silent,
+    ssh,
+    two,
+    wait_for,
+)
 
 from protocols import tls
 from protocols.errors import (
@@ -29,20 +46,10 @@ from protocols.transport import Buffer, Outgoing
 
 
 async def test_reasons_are_told_apart() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-
-    async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        await reader.read()
-
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
-
-    async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
 
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -57,9 +64,6 @@ async def test_reasons_are_told_apart() -> None:
     foreign = tls.server_context(A)
     foreign.sslobject_class = ssl.SSLObject
     foreign.verify_mode = ssl.CERT_NONE
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{unused.getsockname()[1]}"
     async with (
         HttpTransport(B, limits=Limits(grace=0.1, connect=1.0)) as b,
         fake(silent, None) as mute,
@@ -71,7 +75,7 @@ async def test_reasons_are_told_apart() -> None:
     ):
         for where, why in [
             ("no-such-host.invalid:4390", Why.DNS),
-            (nobody, Why.REFUSED),
+            (nobody(), Why.REFUSED),
             (mute, Why.TIMEOUT),
             (ssh_server, Why.NOT_ATOLL),
             (web_server, Why.NOT_ATOLL),
@@ -226,34 +230,24 @@ async def test_a_fresh_connection_that_breaks_is_not_retried() -> None:
 
 async def test_dropping_a_peer_cuts_both_directions() -> None:
     async with two() as (a, b):
-        begun = asyncio.Event()
-        ended = asyncio.Event()
-
-        async def wait(peer: PeerId, body: bytes) -> bytes:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            return b""
-
-        a.on_call("wait", wait)
+        hold = Hold()
+        a.on_call("wait", hold.call)
         for dropper in (a, b):
-            begun.clear()
-            ended.clear()
+            hold.begun.clear()
+            hold.ended.clear()
             await b.call(A.peer_id, "echo", b"", timeout=5)  # so that the link is not fresh
             call = asyncio.ensure_future(b.call(A.peer_id, "wait", b"", timeout=9))
-            await asyncio.wait_for(begun.wait(), 5)
+            await asyncio.wait_for(hold.begun.wait(), 5)
             if dropper is b:
                 assert b.drop(A.peer_id) == 1
                 with pytest.raises(Unreachable):
                     await asyncio.wait_for(call, 5)
             else:
                 assert a.drop(B.peer_id) == 1
-                await asyncio.wait_for(ended.wait(), 5)
+                await asyncio.wait_for(hold.ended.wait(), 5)
                 call.cancel()
                 await asyncio.wait([call])
-            await asyncio.wait_for(ended.wait(), 5)
+            await asyncio.wait_for(hold.ended.wait(), 5)
         assert a.drop(C.peer_id) == 0
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
 

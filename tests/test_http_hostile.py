@@ -13,13 +13,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from http_kit import A, B, C, address, answer, echo, fake, request, two, wait_for
+from http_kit import (
+    A,
+    B,
+    C,
+    address,
+    answer,
+    echo,
+    fake,
+    request,
+    throw,
+    two,
+    undisturbed,
+    wait_for,
+)
 
 from protocols import tls
 from protocols.errors import IdentityMismatch, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
+from protocols.tasks import beside
 
 STRICT = Limits(grace=0.1, handshake=1.0, stall=0.5, min_rate=2000.0, per_ip=20)
 
@@ -91,19 +105,7 @@ async def test_garbage_is_counted_and_nobody_else_notices() -> None:
             b"",
         ]
 
-        async def throw(data: bytes) -> None:
-            async with raw(a, None) as (reader, writer), asyncio.timeout(5):
-                writer.write(data)
-                try:
-                    while await reader.read(10_000):
-                        pass
-                except ConnectionError:
-                    pass
-
-        async with asyncio.TaskGroup() as group:
-            throwers = [group.create_task(throw(data)) for data in garbage]
-            while not all(task.done() for task in throwers):
-                assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        await undisturbed(a, b, *(throw(raw(a, None), data) for data in garbage))
         assert a.stats.garbage_connections == len(garbage)
         assert a.stats.refused_handshakes == 0
         assert a.stats.connections == 1
@@ -288,10 +290,8 @@ async def test_a_slow_or_silent_sender_is_cut(pause: float) -> None:
                     writer.write(b"x")
                     await asyncio.sleep(pause)
 
-            dripping = asyncio.ensure_future(drip())
-            head = await reader.readuntil(b"\r\n\r\n")
-            dripping.cancel()
-            await asyncio.wait([dripping])
+            async with beside(drip()):
+                head = await reader.readuntil(b"\r\n\r\n")
         assert b" 408 " in head
         assert takes.runs == 0
         assert a.stats.stalled_bodies == 1

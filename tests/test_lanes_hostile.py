@@ -8,16 +8,17 @@ import ssl
 from collections.abc import AsyncIterator
 
 import pytest
-from http_kit import A, B, C, two, wait_for
+from http_kit import A, B, C, Hold, throw, two, undisturbed, wait_for
 from lane_kit import STRICT, Takes, bare, lane, push, reply
 
-from protocols.bodies import BufferFeed, read_into
+from protocols.bodies import BufferFeed
 from protocols.errors import TransferStalled, Unreachable
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
 from protocols.lane_wire import PREAMBLE, PULL, PUSH, Request, claim
 from protocols.limits import Limits
-from protocols.transport import Buffer, Incoming, Outgoing
+from protocols.tasks import beside
+from protocols.transport import Buffer, Outgoing
 
 # --- strangers at the port ----------------------------------------------------------------------
 
@@ -35,19 +36,7 @@ async def test_garbage_is_counted_and_nobody_else_notices() -> None:
             PREAMBLE[True] + push("push", 10, bytes(10)),
         ]
 
-        async def throw(data: bytes) -> None:
-            async with bare(a) as (reader, writer):
-                writer.write(data)
-                try:
-                    while await reader.read(10_000):
-                        pass
-                except ConnectionError:
-                    pass
-
-        async with asyncio.TaskGroup() as group:
-            throwers = [group.create_task(throw(data)) for data in garbage]
-            while not all(task.done() for task in throwers):
-                assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+        await undisturbed(a, b, *(throw(bare(a), data) for data in garbage))
         assert a.stats.garbage_connections == len(garbage)
         assert takes.runs == 0
         assert await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5) == b"ok"
@@ -190,14 +179,10 @@ async def test_a_slow_or_silent_sender_is_cut(pause: float, name: str) -> None:
                     writer.write(b"x")
                     await asyncio.sleep(pause)
 
-            dripping = asyncio.ensure_future(drip())
-            try:
+            async with beside(drip()):
                 assert (await reply(reader)).code == "stalled"
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                     await reader.readexactly(1)  # and the rest is not waited for
-            finally:
-                dripping.cancel()
-                await asyncio.wait([dripping])
         assert [type(error) for error in takes.errors] == [TransferStalled]
         assert a.stats.stalled_bodies == 1
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
@@ -216,23 +201,13 @@ async def test_a_refusal_reaches_who_is_still_sending() -> None:
 
 async def test_who_sends_on_after_his_body_is_cut() -> None:
     async with two(STRICT) as (a, b):
-        begun, ended = asyncio.Event(), asyncio.Event()
-
-        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
-            await read_into(body, bytearray(body.length))
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            return b""
-
-        a.on_push("hold", hold, max_length=100)
+        hold = Hold(whole=True)
+        a.on_push("hold", hold.push, max_length=100)
         async with lane(a) as (_, writer):
             writer.write(push("hold", 10, bytes(10)))
-            await begun.wait()
+            await hold.begun.wait()
             writer.write(b"more")
-            await ended.wait()
+            await hold.ended.wait()
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
 
 

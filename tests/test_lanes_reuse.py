@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 
 import pytest
-from http_kit import QUICK, A, B, C, address, fake, take, two, wait_for
+from http_kit import (
+    QUICK,
+    A,
+    B,
+    C,
+    Hold,
+    address,
+    closes,
+    fake,
+    nobody,
+    silent,
+    ssh,
+    take,
+    two,
+    wait_for,
+)
 
 from protocols.bodies import BufferFeed, read_into
 from protocols.errors import IdentityMismatch, RemoteRefused, Unreachable, Why
@@ -96,46 +110,28 @@ async def test_a_restarted_peer_is_found_again() -> None:
 @pytest.mark.parametrize("dropper", ["sender", "receiver"])
 async def test_dropping_a_peer_cuts_its_lanes(dropper: str) -> None:
     async with two() as (a, b):
-        begun, ended = asyncio.Event(), asyncio.Event()
-
-        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            return b""
-
-        a.on_push("hold", hold, max_length=10**9)
+        hold = Hold()
+        a.on_push("hold", hold.push, max_length=10**9)
         feed = BufferFeed(bytes(50_000_000))
         push = asyncio.ensure_future(b.push(A.peer_id, "hold", b"", feed, timeout=20))
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(hold.begun.wait(), 5)
         assert (b.drop(A.peer_id) if dropper == "sender" else a.drop(B.peer_id)) == 1
         with pytest.raises(Unreachable):
             await asyncio.wait_for(push, 5)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(hold.ended.wait(), 5)
 
 
 @pytest.mark.parametrize("length", [0, 10, 50_000_000])
 async def test_a_handler_ends_when_its_caller_leaves_before_the_body_is_read(length: int) -> None:
     async with two() as (a, b):
-        begun, ended = asyncio.Event(), asyncio.Event()
-
-        async def hold(peer: PeerId, header: bytes, body: Incoming) -> bytes:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-            return b""
-
-        a.on_push("hold", hold, max_length=10**9)
+        hold = Hold()
+        a.on_push("hold", hold.push, max_length=10**9)
         feed = BufferFeed(bytes(length))
         push = asyncio.ensure_future(b.push(A.peer_id, "hold", b"", feed, timeout=20))
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(hold.begun.wait(), 5)
         push.cancel()
         await asyncio.wait([push])
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(hold.ended.wait(), 5)
 
 
 async def test_strangers_are_refused_on_lanes_too() -> None:
@@ -161,19 +157,6 @@ async def test_another_peer_at_the_address_is_a_mismatch() -> None:
 
 
 async def test_reasons_are_told_apart() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-
-    async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        await reader.read()
-
-    async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{unused.getsockname()[1]}"
     async with (
         HttpTransport(B, limits=Limits(grace=0.1, connect=0.5)) as b,
         fake(silent, None) as mute,
@@ -182,7 +165,7 @@ async def test_reasons_are_told_apart() -> None:
     ):
         for where, why in [
             ("no-such-host.invalid:4390", Why.DNS),
-            (nobody, Why.REFUSED),
+            (nobody(), Why.REFUSED),
             (mute, Why.TIMEOUT),
             (ssh_server, Why.NOT_ATOLL),
             (closing, Why.RESET),

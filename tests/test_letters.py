@@ -15,7 +15,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
-from protocols.virtual_time import run
+from protocols.virtual_time import inline, run
 
 RUN = b"r" * 32
 SIZE = 700_000
@@ -33,9 +33,6 @@ class Box:
         self.rejected: list[str] = []
         self.strangers: set[PeerId] = set()
 
-        async def offload(work: Callable[[], Any]) -> Any:
-            return work()
-
         def spawn(coroutine: Any) -> asyncio.Task[None]:
             task = asyncio.get_running_loop().create_task(coroutine)
             self.tasks.add(task)
@@ -44,7 +41,7 @@ class Box:
         loop = asyncio.get_running_loop()
         self.codec = RangeCodec(codec, SIZE)
         wiring = Wiring(
-            network.join(identity.peer_id), identity, RUN, self.codec, spawn, offload, loop.time
+            network.join(identity.peer_id), identity, RUN, self.codec, spawn, inline, loop.time
         )
         mail = Mail(
             welcome=lambda peer: peer not in self.strangers,

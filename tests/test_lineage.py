@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from protocols.messages import (
     HandoverRequest,
     Outcome,
 )
+from protocols.virtual_time import inline
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -108,13 +109,9 @@ class Shows:
         return self.kept.page(request.first, request.count).encode()
 
 
-async def offload(work: Callable[[], Any]) -> Any:
-    return work()
-
-
 def proven(shows: Shows, claim: tuple[int, bytes, int]) -> Lineage:
     peer = OTHERS[0].peer_id
-    _, found = asyncio.run(prove(shows, peer, RUN, FOUNDERS, claim, offload))  # type: ignore[arg-type]
+    _, found = asyncio.run(prove(shows, peer, RUN, FOUNDERS, claim, inline))  # type: ignore[arg-type]
     return found
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -29,6 +27,7 @@ from protocols.codecs import CHUNK, NAMES, RangeCodec, codec
 from protocols.errors import Malformed
 from protocols.identity import Identity
 from protocols.messages import Contributor
+from protocols.virtual_time import inline
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 PEERS = sorted(member.peer_id for member in MEMBERS)
@@ -124,9 +123,6 @@ def test_who_is_left_out_has_no_share() -> None:
 
 async def test_the_norm_that_is_announced_is_that_of_what_is_sent() -> None:
     size = CHUNK + 77
-
-    async def inline(job: Callable[[], Any]) -> Any:
-        return job()
 
     vectors = SharedVectors.create(size)
     replica = OuterReplica(

@@ -24,6 +24,7 @@ from protocols.codecs import RangeCodec
 from protocols.counts import pack_counts
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.virtual_time import inline
 
 N = 70_003
 NAMES = sorted(RULES)
@@ -70,10 +71,6 @@ def test_chunks_and_threads_do_not_change_a_bit(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_gives_the_same_bits(name: str) -> None:
     assert walked(named(name), device="cuda") == walked(named(name))
-
-
-async def inline(job: Any) -> Any:
-    return job()
 
 
 _made: list[tuple[OuterReplica, SharedVectors]] = []

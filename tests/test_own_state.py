@@ -27,14 +27,11 @@ from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 from protocols.messages import Announce
+from protocols.virtual_time import inline
 
 SIZE = 4000
 ME, DONOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
 MANIFEST = Manifest.model_validate({"mode": "push-sum", "model": {"n_layers": 2}})
-
-
-async def inline(job: Any) -> Any:
-    return job()
 
 
 class Events:

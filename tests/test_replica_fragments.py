@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.virtual_time import inline
 
 SIZES = (3000, 5000)
 ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2))
@@ -29,10 +29,6 @@ class Waiting:
 
     async def resume(self, *, contributed: bool, reset: bool) -> None:
         pass
-
-
-async def inline(job: Callable[[], Any]) -> Any:
-    return job()
 
 
 def normal(seed: int, size: int) -> torch.Tensor:

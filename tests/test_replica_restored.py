@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.virtual_time import inline
 
 SIZE = 3000
 ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2))
@@ -26,10 +26,6 @@ ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2)
 
 def normal(seed: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
-
-
-async def inline(job: Callable[[], Any]) -> Any:
-    return job()
 
 
 class Trainer:

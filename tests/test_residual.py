@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from protocols.codecs import CHUNK, RangeCodec
 from protocols.counts import Included, counts_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.virtual_time import inline
 
 SIZE = 3 * CHUNK + 5000
 DENSE = SIZE - 700
@@ -146,10 +146,6 @@ class Waiting:
 
     async def resume(self, *, contributed: bool, reset: bool) -> None:
         pass
-
-
-async def inline(job: Callable[[], Any]) -> Any:
-    return job()
 
 
 @pytest.fixture

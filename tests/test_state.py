@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from state_kit import ROUND, RUN, Bench, Identities, N, free, inline, run, vectors
+from state_kit import ROUND, RUN, Bench, Identities, N, free, run, vectors
 
 from bootstrap.state import (
     NoSourceError,
@@ -17,6 +17,7 @@ from bootstrap.state import (
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
 from protocols.messages import StateOffer
+from protocols.virtual_time import inline
 
 
 def test_two_sources_share_the_work_by_their_speed(identities: Identities) -> None:

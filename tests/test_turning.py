@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +16,11 @@ from node.trainer.shared import SharedVectors
 from node.turning import Turning
 from protocols.codecs import CHUNK, RangeCodec
 from protocols.identity import Identity, PeerId
+from protocols.virtual_time import inline
 
 SIZE = CHUNK * 2 + 700
 ME = PeerId(Identity.from_seed(b"m" * 32).peer_id)
 ASYNC = {"mode": "async", "rounds": {"align": True, "codec": "fp32"}}
-
-
-async def inline(job: Callable[[], Any]) -> Any:
-    return job()
 
 
 def normal(seed: int) -> torch.Tensor:

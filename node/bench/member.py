@@ -39,7 +39,7 @@ from protocols.codecs import RangeCodec
 from protocols.errors import TransportError
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Certificate
-from protocols.tasks import Tasks
+from protocols.tasks import Tasks, offload_to
 
 TOKENS = 1000  # that each contribution claims to stand for
 MEET_EVERY_S = 0.1
@@ -216,10 +216,7 @@ class Member:
         )
         transport.watch = watch
         pool = ThreadPoolExecutor(2, thread_name_prefix="bench")
-
-        async def offload(work: Callable[[], Any]) -> Any:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
-
+        offload = offload_to(pool)
         with pool:
             async with transport, asyncio.TaskGroup() as group:
                 tasks, now = Tasks(group), asyncio.get_running_loop().time

@@ -27,9 +27,10 @@ from gossip.wandering import Habits
 from node.blending import Blend
 from node.own_state import Exchanging
 from node.simulate.learner import dense, new_model
-from node.simulate.presence import RUN, Present, offload
+from node.simulate.presence import RUN, Present
 from node.simulate.world import Node, World
 from protocols.codecs import RangeCodec
+from protocols.virtual_time import inline
 
 STALENESS = 4  # own rounds that an answer may be late, as in manifests of gossip
 
@@ -38,7 +39,7 @@ class Own(Exchanging):
     """φ and momentum of one island (:class:`gossip.roamer.Mixing`)."""
 
     def __init__(self, base: Tensor, codec: RangeCodec, rule: str, donor: Own | None) -> None:
-        self.base, self.sent, self.offload = base, base.clone(), offload
+        self.base, self.sent, self.offload = base, base.clone(), inline
         self.blend = Blend(base, codec, shares=rule == "push-sum")
         noloco = rule == "noloco"
         self.rule = optimizers.named("heavyball" if noloco else "sgd")

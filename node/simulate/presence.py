@@ -15,6 +15,7 @@ from gossip.validity import Place
 from node.simulate.world import Node
 from protocols.codecs import RangeCodec
 from protocols.tasks import Tasks
+from protocols.virtual_time import inline
 
 RUN = b"simulation" + bytes(22)
 EPOCH_S = 1_000_000.0  # what the wall clock shows when the virtual one shows zero
@@ -40,7 +41,7 @@ class Present:
             RUN,
             self.codec,
             Tasks(self._group).spawn,
-            offload,
+            inline,
             loop.time,
         )
         announce = first_announcement(
@@ -67,9 +68,3 @@ class Present:
                     self.presence.learn(other.envelope())
             for one in work:
                 group.create_task(one)
-
-
-async def offload(work: Callable[[], Any]) -> Any:
-    """Where a node uses a thread; here all happens in its turn."""
-    await asyncio.sleep(0)
-    return work()
