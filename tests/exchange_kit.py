@@ -205,13 +205,15 @@ async def world(
             await peer.exchange.stop()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> float:
-    """Wait in virtual time; returns the time."""
+async def until(
+    condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.01
+) -> float:
+    """Wait in virtual time, looking ``every`` so many seconds; returns the time."""
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
     while not condition():
         assert clock() < end, "it did not happen"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every)
     return clock()
 
 

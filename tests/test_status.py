@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
-from api_kit import KEY, PEER
+from api_kit import KEY, PEER, Kit
 
 from node import status
 from node.monitor.api import ApiServer, make_app
@@ -15,7 +15,10 @@ from node.monitor.history import History
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
-# --- the listener and `node status` -----------------------------------------------------------
+
+@pytest.fixture
+def kit():
+    return Kit()
 
 
 @pytest.fixture
