@@ -36,6 +36,7 @@ from gossip.round import Round
 from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import changed, seen_from
+from gossip.timing import Timing
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
@@ -69,13 +70,10 @@ class Chain(Wired):
     following: Following = field(init=False)
     sending: Sending = field(init=False)  # of control messages
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
-    round_s: float = 0.0  # usual seconds from commit to commit
-    planned_at: float = 0.0  # when the round under way got its first plan
-    held_at: float = 0.0  # when its newest merged part was here
+    timing: Timing = field(default_factory=Timing)
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _last_commit: float | None = None
     _missed: Missed = field(default_factory=Missed)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
@@ -122,6 +120,11 @@ class Chain(Wired):
         """The codec of the newest round, None if that is not known."""
         newest = self.ledger.newest()
         return newest.outcome.codec if newest is not None else None
+
+    @property
+    def round_s(self) -> float:
+        """Usual seconds from commit to commit."""
+        return self.timing.round_s
 
     @property
     def planned(self) -> bool:
@@ -230,7 +233,7 @@ class Chain(Wired):
                         self.sending.tell(of, leg, note)
                 case Work(plan) if of is self.round:
                     if self.exchange.plan is None:
-                        self.planned_at = self.now()
+                        self.timing.planned_at = self.now()
                     self.exchange.work(plan)
                 case Commit(certificate):
                     self.wiring.spawn(self._commit(of, certificate))
@@ -271,7 +274,8 @@ class Chain(Wired):
             await self.replica.apply(certificate, parts)
             self.lineage.add(certificate)
             self._missed.note(certificate.outcome)
-            self._time_round()
+            plan = exchange.plan if exchange is not None else None
+            self.timing.committed(self.now(), certificate, plan, self.rules)
             self.note(ready=False)
             self._open_round()
             in_office = self.me in self.replica.roster and not self.round.forgot
@@ -280,12 +284,6 @@ class Chain(Wired):
             self.hooks.applied(certificate, exchange)
         await self._announce_move()
         await self.ledger.make_room(self.wiring.offload)
-
-    def _time_round(self) -> None:
-        now, last = self.now(), self._last_commit
-        if last is not None:
-            self.round_s += (0.3 if self.round_s else 1.0) * (now - last - self.round_s)
-        self._last_commit = now
 
     async def _announce_move(self) -> None:
         self._kick.set()
@@ -323,6 +321,7 @@ class Chain(Wired):
         forgot = self._forgetting.forgot(place.round)
         if forgot and self.status.status == "active":
             self.note(status="joining")  # nobody shall wait for our vote
+        self.timing.stand(self.codec)
         self.round = Round(
             self.wiring.identity,
             place,
@@ -330,11 +329,11 @@ class Chain(Wired):
             self.membership,
             self.rules,
             self.now(),
-            self.round_s,
+            self.timing.round_s,
             lambda: self.status,
             self._forgetting.abstain_until,
             forgot,
-            self.codec,
+            self.timing.ladder,
             self._missed.rounds(place.round),
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
@@ -342,7 +341,7 @@ class Chain(Wired):
     # --- what an exchange reports ----------------------------------------------------------------
 
     def held(self, result: PartResult) -> None:
-        self.held_at = self.now()
+        self.timing.held_at = self.now()
         self.carry_out(self.round, self.round.on_held(result, self.now()))
 
     def fault(self, peer: PeerId, why: str) -> None:

@@ -6,18 +6,31 @@ and the time that is hidden behind inner steps. Measured speeds vary from round 
 choice stays as it was while it costs up to a fifth more than the budget, and goes up only if the
 finer codec would leave three tenths of it free; one rung at a time, since speeds measured with
 few bytes are the least certain.
+
+How long a codec takes follows from the links as they are announced, or from how long the last
+exchange really took for its bytes, whichever is less: the links carried so much at least. Where a
+coarse codec leaves little to send neither says for certain that the next finer one fits (a router
+lets the first kilobytes pass at any speed). So every step up is a *trial* (:class:`Ladder`): if the
+exchange gets long by it the next round goes back, and the finer codec has to wait for eight
+rounds, twice as many each time that it happens again. That bounds what trials cost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocols.errors import LocalProtocolError
 
 OVERRUN: Final = 1.2  # of the budget, before the ladder is stepped down
 ROOM: Final = 0.7  # of the budget, at most, to step up
+LONGER: Final = 1.25  # times as long as before: no chance, if it is beyond the budget as well
+FIRST_WAIT: Final = 8  # rounds without a codec that took too long,
+LONGEST_WAIT: Final = 128  # and at most so many, after it has happened again and again
+
+Seconds = Callable[[str], float]  # that an exchange takes with a codec
 
 
 def budget_s(round_s: float, exposed: float, overlapped: float) -> float:
@@ -29,30 +42,93 @@ def budget_s(round_s: float, exposed: float, overlapped: float) -> float:
     return round_s * (exposed + overlapped)
 
 
+@dataclass
+class Ladder:
+    """What one member has seen of the rounds so far: their codecs, and how long exchanges took."""
+
+    codec: str | None = None  # of the newest round, if known
+    pace: float | None = None  # seconds a byte of the busiest member, in its exchange; if known
+    back_to: str | None = None  # the last step up made the exchange too long
+    _took: float | None = None  # seconds of it
+    _rounds: int = 0
+    _rose_at: int | None = None  # that codec was stepped up to in this round
+    _waits: dict[str, tuple[int, int]] = field(default_factory=dict)  # until when; how long
+
+    def note(
+        self,
+        codecs: Sequence[str],
+        codec: str,
+        took: float | None,
+        moved: float,
+        budget: float,
+    ) -> None:
+        """A round with ``codec``, one of ``codecs``, is over.
+
+        Its exchange took so many seconds (None: that is not known, or something went wrong in
+        it), in which the busiest member moved ``moved`` bytes one way.
+        """
+        before, took_before = self.codec, self._took
+        self.codec, self._took, self.back_to = codec, took, None
+        self.pace = took / moved if took is not None and moved > 0 else None
+        self._rounds += 1
+        if before is None or before not in codecs or codec not in codecs or not budget > 0:
+            self._rose_at = None
+        elif codecs.index(codec) < codecs.index(before):
+            self._rose_at = self._rounds
+            if took is not None and took > max(OVERRUN * budget, LONGER * (took_before or 0.0)):
+                self.back_to = before
+                self._fails(codec)
+        elif codec != before:
+            if self._rose_at is not None:  # not for long, it seems
+                self._fails(before)
+        elif self._rose_at is not None and self._rounds >= self._rose_at + FIRST_WAIT:
+            self._rose_at = None
+            self._waits.pop(codec, None)
+
+    def _fails(self, codec: str) -> None:
+        self._rose_at = None
+        _, wait = self._waits.get(codec, (0, 0))
+        wait = min(max(2 * wait, FIRST_WAIT), LONGEST_WAIT)
+        self._waits[codec] = (self._rounds + wait, wait)
+
+    def waits(self, codec: str) -> bool:
+        """Whether it is too early to try this codec again."""
+        until, _ = self._waits.get(codec, (0, 0))
+        return self._rounds < until
+
+
 def choose(
     codecs: Sequence[str],
-    seconds: Callable[[str], float],
+    by_links: Seconds,
     budget: float,
-    previous: str | None = None,
+    past: Ladder | None = None,
+    by_pace: Seconds | None = None,
 ) -> str:
     """The codec of a round, out of ``codecs``, the finest first.
 
-    ``seconds`` tells how long the exchange takes with a codec on the links as they were measured;
-    it must fall along the ladder. ``previous`` is the codec of the round before. Where even the
-    coarsest takes too long it is chosen nevertheless. Raises :class:`LocalProtocolError` for an
-    empty ladder.
+    ``by_links`` tells how long the exchange takes with a codec on the links as they were measured,
+    and ``by_pace`` how long at the pace of the last exchange, if that is known; both must fall
+    along the ladder. ``past`` is what is known of the rounds before. Where even the coarsest takes
+    too long it is chosen nevertheless. Raises :class:`LocalProtocolError` for an empty ladder.
     """
     if not codecs:
         raise LocalProtocolError("a ladder without rungs")
     if math.isnan(budget):
         raise LocalProtocolError("no budget")
-    fitting = (name for name in codecs if seconds(name) <= budget)
-    if previous is None or previous not in codecs:
+    past = past or Ladder()
+
+    def seconds(name: str) -> float:
+        return min(by_links(name), by_pace(name)) if by_pace is not None else by_links(name)
+
+    fitting = (name for name in codecs if by_links(name) <= budget)
+    if past.codec is None or past.codec not in codecs:
         return next(fitting, codecs[-1])
-    at = codecs.index(previous)
-    if seconds(previous) > OVERRUN * budget:
+    if past.back_to is not None and past.back_to in codecs:
+        return past.back_to
+    at = codecs.index(past.codec)
+    if seconds(past.codec) > OVERRUN * budget:
         coarser = (name for name in codecs[at:] if seconds(name) <= budget)
         return next(coarser, codecs[-1])
-    if at and seconds(codecs[at - 1]) <= ROOM * budget:
+    if at and seconds(codecs[at - 1]) <= ROOM * budget and not past.waits(codecs[at - 1]):
         return codecs[at - 1]
-    return previous
+    return past.codec

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
 from gossip.company import Company
+from gossip.ladder import Ladder
 from gossip.planning import (
     NO_BOUND,
     Rules,
@@ -41,7 +42,7 @@ class Opening:
     opened: float
     round_s: float  # usual seconds from round to round
     missed: Mapping[PeerId, int]  # rounds without a member's work
-    previous_codec: str | None  # of the round before, if known
+    ladder: Ladder  # what is known of the rounds before
     quorum_since: float | None = None  # enough have been ready since
 
     @property
@@ -139,7 +140,7 @@ class Opening:
             members=members,
             next_roster=next_roster,
             round_s=self.round_s,
-            previous_codec=self.previous_codec,
+            past=self.ladder,
             patience_s=measured,
         )
 

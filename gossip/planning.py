@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gossip.agreed import Remains
 from gossip.certificate import basis_of, leader_order, sign_result
 from gossip.company import Clients
 from gossip.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
-from gossip.ladder import budget_s, choose
+from gossip.ladder import Ladder, budget_s, choose
 from gossip.lateness import step_s
 from gossip.mixing import MAX_NORM, MEAN, Mix
 from gossip.partition import Link
@@ -94,13 +94,13 @@ def fresh_plan(
     members: Sequence[Announce],
     next_roster: Iterable[PeerId],
     round_s: float = 0.0,
-    previous_codec: str | None = None,
+    past: Ladder | None = None,
     patience_s: float | None = None,
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
-    known yet) and the codec of the round before (:mod:`gossip.ladder`). ``patience_s`` is what
+    known yet) and what is known of the rounds before (:mod:`gossip.ladder`). ``patience_s`` is what
     the measured round trips ask for, None before there are any (:mod:`gossip.trips`).
 
     A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
@@ -124,7 +124,7 @@ def fresh_plan(
     )
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
-    codec = _codec(parts, layout.groups, links, rules.at(place.round), round_s, previous_codec)
+    codec = _codec(parts, layout.groups, links, rules.at(place.round), round_s, past)
     expected = rules.sharing * _expected_seconds(parts, layout.groups, links, rules, codec)
     stillness = _stillness(expected, parts)
     if not any(announce.upload > 0 or announce.download > 0 for announce in members):
@@ -309,16 +309,49 @@ def _codec(
     links: Sequence[Link],
     rules: Rules,
     round_s: float,
-    previous: str | None,
+    past: Ladder | None,
 ) -> str:
     if round_s <= 0:  # no round has been timed yet
+        previous = past.codec if past is not None else None
         return previous if previous in rules.codecs else rules.codecs[0]
+    pace = past.pace if past is not None else None
+    contributing = {link.peer: link.contributes for link in links}
+
+    def by_pace(name: str) -> float:
+        return (pace or 0.0) * _busiest_bytes(parts, groups, contributing, rules, name)
+
     return choose(
         rules.codecs,
         lambda name: _expected_seconds(parts, groups, links, rules, name),
         budget_s(round_s, rules.exposed, rules.overlapped),
-        previous,
+        past,
+        by_pace if pace is not None else None,
     )
+
+
+def busiest_bytes(plan: Plan, rules: Rules) -> float:
+    """Bytes that the member with the most to move sends, or receives, under a plan."""
+    active = {c.peer for c in plan.contributors if c.active}
+    everybody = {*plan.roster, *active, *(part.owner for part in plan.parts)}
+    contributing = {peer: peer in active for peer in sorted(everybody)}
+    return _busiest_bytes(plan.parts, plan.groups, contributing, rules, plan.codec)
+
+
+def _busiest_bytes(
+    parts: Sequence[Part],
+    groups: Sequence[Group],
+    contributing: Mapping[PeerId, bool],
+    rules: Rules,
+    codec: str,
+) -> float:
+    moved = traffic(parts, groups, contributing)
+    return _bytes_each(parts, rules, codec) * max(max(both) for both in moved.values())
+
+
+def _bytes_each(parts: Sequence[Part], rules: Rules, codec: str) -> float:
+    """Bytes of an element."""
+    whole = sum(rules.encoded_bytes(codec, part.start, part.stop) for part in parts)
+    return whole / rules.size
 
 
 def _expected_seconds(
@@ -329,10 +362,8 @@ def _expected_seconds(
     codec: str,
 ) -> float:
     """Seconds until the slowest member has sent and received its bytes."""
-    whole = sum(rules.encoded_bytes(codec, part.start, part.stop) for part in parts)
-    scale = whole / rules.size  # bytes of an element
     moved = traffic(parts, groups, {link.peer: link.contributes for link in links})
-    return scale * max(
+    return _bytes_each(parts, rules, codec) * max(
         max(moved[link.peer][0] / link.upload, moved[link.peer][1] / link.download)
         for link in links
     )

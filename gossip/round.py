@@ -20,6 +20,7 @@ from gossip.certificate import check_certificate
 from gossip.company import Company
 from gossip.drafting import Drafting
 from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
+from gossip.ladder import Ladder
 from gossip.membership import Membership
 from gossip.opening import Opening
 from gossip.planning import Rules
@@ -55,7 +56,7 @@ class Round:
     myself: Callable[[], Announce]  # this node's own announcement as of now
     abstain_until: float = 0.0  # just started: hear first what the others have decided
     forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
-    previous_codec: str | None = None  # of the round before, if known
+    ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
@@ -80,7 +81,7 @@ class Round:
         self.telling = Telling(self.agreement, self.company)
         self.opening = Opening(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
-            self.previous_codec,
+            self.ladder,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
 

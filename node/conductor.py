@@ -377,8 +377,8 @@ class Conductor:
         chain = self.swarm.chains[fragment]
         if chain.planned:
             self._chooser.transfer.add(asyncio.get_running_loop().time() - taken)
-            if isinstance(chain, Chain) and chain.held_at > chain.planned_at:
-                self._chooser.exchange.add(chain.held_at - chain.planned_at)
+            if isinstance(chain, Chain) and chain.timing.held_at > chain.timing.planned_at:
+                self._chooser.exchange.add(chain.timing.held_at - chain.timing.planned_at)
 
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""

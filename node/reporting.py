@@ -78,13 +78,13 @@ class Reporter(PeerReports):
         took_part = exchange is not None and exchange.plan is not None
         self._pending[fragment] = Pending(
             certificate,
-            chain.planned_at if took_part else now,
+            chain.timing.planned_at if took_part else now,
             now,
             sent,
             exchange.bytes_received if exchange else 0,
             self._spread(fragment, certificate.outcome.round),
             chain.replica.place.state,
-            min(now, max(chain.held_at, chain.planned_at)) if took_part else now,
+            min(now, max(chain.timing.held_at, chain.timing.planned_at)) if took_part else now,
         )
         self.state.round = self.round
         if self.swarm.status.status in ("joining", "active"):

@@ -78,8 +78,9 @@ class HttpTransport:
         self._listening: tuple[str, int] | None = None
         self._handlers = Handlers()
         self._reactor = Reactor(max_upload)
-        self.stats.upload.link = lambda: self._reactor.pacer.speed
-        self.stats.download.link = lambda: self._reactor.incoming.speed
+        sent, come = self._reactor.pacer, self._reactor.incoming
+        self.stats.upload.link = lambda: (sent.speed, sent.windows)
+        self.stats.download.link = lambda: (come.speed, come.windows)
         self._client_context = tls_links.client_context(identity) if tls else None
         server_context = tls_links.server_context(identity) if tls else None
         self.relay = RelayServer(self.stats, on_sent=self._reactor.bucket.spend)

@@ -36,10 +36,14 @@ class Meter:
     Where that was little (:data:`LONG_BYTES`) most of the time may have been waiting. Then the link
     carries *at least* so much: it can show that a link is faster than was known, as it must where
     a coarse codec leaves nothing but short bodies, and never that it is slower.
+
+    Who counts what arrives in windows knows better (:mod:`protocols.pacing`). Where it has seen
+    none since the last look, what it says is old, and all transfers count as short ones do.
     """
 
-    link: Callable[[], float | None] = lambda: None  # knows better, where it knows at all
+    link: Callable[[], tuple[float | None, int]] = lambda: (None, 0)  # its speed; windows so far
     _speed: float | None = None
+    _windows: int = 0
     _moved: deque[tuple[float, float, int]] = field(
         default_factory=lambda: deque(maxlen=_KEPT_TRANSFERS)
     )  # from, until, bytes
@@ -61,12 +65,17 @@ class Meter:
             else:
                 short = max(short, count / (ended - began))
         self._moved.clear()
+        speed, windows = self.link()
+        if speed is not None:
+            fresh, self._windows = windows != self._windows, windows
+            self._speed = speed if fresh else max(speed, self._speed or 0.0, long, short)
+            return self._speed
         known = self._speed or 0.0
         if long:
             self._speed = (known + long) / 2 if 0 < known < long else long
         if short > known:
             self._speed = max(short, self._speed or 0.0)
-        return self.link() or self._speed
+        return self._speed
 
 
 def _within(began: float, ended: float, moved: deque[tuple[float, float, int]]) -> float:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
-from protocols.lane_socket import unacknowledged
+from protocols.lane_socket import unacknowledged, unsent
 from protocols.lane_wire import Frame
 from protocols.transport import Drain, Feed
 
@@ -50,10 +50,10 @@ def load(
     sock: socket.socket, receiving: Receiving | None, sending: Sending | None
 ) -> tuple[int, bool, bool]:
     """Bytes on their way; whether there is more to send; whether more of a body is to come."""
-    coming = receiving is not None and not receiving.paused
+    coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
     return (
-        unacknowledged(sock),
-        sending is not None and not sending.starved,
+        left,
+        (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
         coming and receiving is not None and not isinstance(receiving.drain, Frame),
     )
 

@@ -21,6 +21,7 @@ from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 _CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
+_OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
 
@@ -105,8 +106,17 @@ def same_machine(sock: socket.socket) -> bool:
 
 def unacknowledged(sock: socket.socket) -> int:
     """Bytes that the kernel holds because they were not sent or not acknowledged."""
+    return _asked(sock, termios.TIOCOUTQ)
+
+
+def unsent(sock: socket.socket) -> int:
+    """Bytes that the kernel has not sent yet, where it tells (Linux)."""
+    return _asked(sock, _OUTQ_NOT_SENT)
+
+
+def _asked(sock: socket.socket, what: int) -> int:
     try:
-        raw = fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0")
+        raw = fcntl.ioctl(sock, what, b"\0\0\0\0")
     except OSError:
         return 0
     size: int = struct.unpack("i", raw)[0]

@@ -12,9 +12,16 @@ connection (Cardwell et al. 2016), but for all connections of a node together:
   probe follows at once and is bolder, so that a link that is twice as fast is found within
   seconds; if not, a window *drains* what the probe left in the queue.
 
-Only windows in which there was something to send all the time count. What arrives can be counted
-where the system says how much of what it was given is acknowledged; else what it took counts,
-which is less exact.
+Only windows in which there was something to send all the time count; of them the slow ones lower
+the speed in the end. What arrives can be counted where the system says how much of what it was
+given is acknowledged; else what it took counts, which is less exact.
+
+Where all bodies are so short that no window is ever full they must not be held for good to what
+the link once carried. So when some of them in a row took as long as pacing made them, the next is
+a probe at twice the speed. A body that was limited by pacing or by its sender says only that the
+link carries *at least* so much: it can raise the speed and never lowers it, and what it said is
+void as soon as a whole window has seen much less (routers let the first kilobytes pass at any
+speed).
 """
 
 from __future__ import annotations
@@ -32,6 +39,9 @@ KEPT = 32  # windows, eight seconds of sending: after so long a slower link is b
 BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, BOLDEST = 1.12, 2.0  # times the speed
 DRAIN, CALM = 0.88, 0.98  # after a probe, and otherwise: queues are to stay short
+HELD = 0.6  # of the rate: a short body that was as fast was held up by pacing
+RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
+SHORT_BYTES = 8192  # with less all of it may be in one piece
 LEAST = 2e3  # bytes a second; with less the other ends do not read, or the link is dark
 MOST = 125e6  # bytes a second; beyond 1 Gbit/s it is not the link that is short
 
@@ -61,9 +71,42 @@ class Windows:
 
 
 @dataclass
+class Burst:
+    """Bytes a second of what was sent in one go and has arrived before a window was over."""
+
+    _since: float | None = None  # nothing of it had arrived
+    _at: int = 0
+    _long: bool = False
+
+    def note(self, now: float, total: int, wanting: bool, under_way: bool) -> float | None:
+        """As :meth:`Windows.note`; ``under_way``: some has not arrived yet."""
+        if self._since is None:
+            if wanting or under_way:
+                self._since, self._at, self._long = now, total, False
+            return None
+        if wanting or under_way:
+            if total == self._at:
+                self._since = now
+            return None
+        count, seconds = total - self._at, now - self._since
+        self._since = None
+        return None if self._long or count < SHORT_BYTES or not seconds else count / seconds
+
+    @property
+    def short(self) -> bool:
+        """Something is on its way, and no window is over yet."""
+        return self._since is not None and not self._long
+
+    def lasts(self) -> None:
+        """A window is over, and tells more."""
+        self._long = True
+
+
+@dataclass
 class Speeds:
     """What lately came in, in bytes a second; the link may carry more."""
 
+    windows: int = 0  # so many have been seen
     _windows: Windows = field(default_factory=Windows)
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=2 * KEPT))
 
@@ -71,6 +114,7 @@ class Speeds:
         """As :meth:`Windows.note`."""
         found = self._windows.note(now, total, wanting)
         if found is not None:
+            self.windows += 1
             self._seen.append(found)
 
     @property
@@ -97,20 +141,57 @@ class Pacer:
 
     rate: float = inf
     speed: float | None = None  # None: not known yet
+    windows: int = 0  # so many have been seen
     _phase: Phase = Phase.SEARCH
     _windows: Windows = field(default_factory=Windows)
+    _burst: Burst = field(default_factory=Burst)
+    _held: int = 0  # short bodies, one after the other, that pacing held up
+    _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _left: int = SEARCHED  # windows of this phase
     _probe: float = PROBE
 
-    def note(self, now: float, arrived: int, wanting: bool) -> None:
-        """``arrived`` bytes of all that was ever sent have arrived by ``now``."""
+    @property
+    def looks_closely(self) -> bool:
+        """Whether it helps to be told often: short bodies are over soon."""
+        return self.rate < inf and self._burst.short
+
+    def note(self, now: float, arrived: int, wanting: bool, under_way: bool = False) -> None:
+        """``arrived`` bytes of all that was ever sent have arrived by ``now``.
+
+        ``wanting``: there is more to send; ``under_way``: not all that was sent has arrived.
+        """
         found = self._windows.note(now, arrived, wanting)
-        if found is not None and found >= LEAST:
-            self._judge(found)
+        if found is not None:
+            self._burst.lasts()
+            self._held = 0
+            if found >= LEAST:
+                self.windows += 1
+                self._judge(found)
+        short = self._burst.note(now, arrived, wanting, under_way)
+        if short is not None and self.speed is not None:
+            self._consider(short, self.speed)
+
+    def _consider(self, short: float, speed: float) -> None:
+        """Some bytes have arrived in less than a window, so fast."""
+        if self._held >= CRUISED:  # it was a probe
+            if short >= RAISED * speed:
+                self._seen.clear()
+                self._at_least = short
+                self._enter(Phase.PROBE, 1)
+            else:
+                self._held, self._probe = 0, PROBE
+                self._enter(Phase.CRUISE, CRUISED)
+        elif short >= HELD * self.rate:
+            self._held += 1
+            if self._held >= CRUISED:
+                self._probe = BOLDEST
+                self._enter(Phase.PROBE, 1)
 
     def _judge(self, found: float) -> None:
         self._seen.append(found)
+        if found < self._at_least / RAISED:
+            self._at_least = 0.0
         self._left -= 1
         if self._phase is Phase.PROBE:
             assert self.speed is not None
@@ -133,6 +214,6 @@ class Pacer:
         self._phase, self._left = phase, windows
         if phase is Phase.SEARCH:
             return
-        self.speed = _most(self._seen)
+        self.speed = max(_most(self._seen) if self._seen else 0.0, self._at_least)
         times = {Phase.PROBE: self._probe, Phase.DRAIN: DRAIN}.get(phase, CALM)
         self.rate = times * self.speed if self.speed < MOST else inf

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _SWEEP_S = 1.0  # the longest time between two looks at what is due
 _TICK_S = 0.02  # the shortest
 _PACE_S = 0.025  # how often it is looked what has arrived
+_CLOSE_S = 0.005  # and where that may be over soon
 
 
 class Watched(Protocol):
@@ -224,13 +225,14 @@ class Reactor:
             wanting, coming = wanting or sends, coming or receives
             if not (unacknowledged or sends or receives):
                 del self._loads[one]
-        before = self.pacer.rate
-        self.pacer.note(now, self._given - sum(self._loads.values()), wanting)
+        before, under_way = self.pacer.rate, sum(self._loads.values())
+        self.pacer.note(now, self._given - under_way, wanting, under_way > 0)
         self.incoming.note(now, self._taken, coming)
         if self.pacer.rate != before:
             rate = min(self.pacer.rate, self._max_upload)
             self.bucket.change(rate if rate < math.inf else None)
-        self._pace_at = now + _PACE_S if self._loads else math.inf
+        again = now + (_CLOSE_S if self.pacer.looks_closely else _PACE_S)
+        self._pace_at = again if self._loads else math.inf
 
     def _timeout(self) -> float | None:
         if self._again or self._posted:

@@ -416,6 +416,45 @@ def test_the_heavier_chain_leads_not_the_longer_one() -> None:
     virtual_time.run(main())
 
 
+def test_links_that_became_fast_get_the_finer_codec_though_nobody_has_measured_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that is sent may be too short to show it, but not how long the exchange takes."""
+    slow, fast = 2e4, 4e6  # bytes a second: int2 takes 0.7 s of rounds of 4 s
+    monkeypatch.setattr("protocols.http_stats.Meter.read", lambda self: slow)
+
+    async def main() -> None:
+        async with simulated_swarm(
+            3,
+            size=40_000,
+            codec=("bf16", "int4", "int2"),
+            think=(4.0, 4.1),
+            link=Link(latency=0.002),
+            uploads=[slow] * 3,
+        ) as swarm:
+            one = next(iter(swarm.members.values()))
+
+            async def rounds(count: int) -> list[str]:
+                done = one.replica.certificates
+                have = len(done)
+                await until(lambda: len(done) >= have + count, 600.0)
+                return [certificate.outcome.codec for certificate in done]
+
+            taken = await rounds(6)
+            assert taken[0] == "bf16"  # no round had been timed yet
+            assert taken[2:] == ["int2"] * 4
+            for member in swarm.members.values():
+                node = swarm.network.node(member.peer)
+                assert node is not None
+                node.upload = node.download = fast
+            taken = await rounds(7)
+            assert taken[-3:] == ["bf16"] * 3
+            assert "int4" in taken
+            swarm.agree()
+
+    virtual_time.run(main())
+
+
 def test_the_codec_follows_the_links_down_and_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 4096)
     fast, slow = 4e6, 4e5  # bytes a second: int4 takes 0.08 s and 0.8 s of rounds of 4 s

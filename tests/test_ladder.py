@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.ladder import OVERRUN, ROOM, budget_s, choose
+from gossip.ladder import FIRST_WAIT, LONGEST_WAIT, OVERRUN, ROOM, Ladder, budget_s, choose
 from protocols.codecs import codec
 from protocols.errors import LocalProtocolError
 
@@ -20,7 +23,40 @@ def seconds(bandwidth: float, name: str) -> float:
 
 
 def chosen(bandwidth: float, budget: float, previous: str | None = None) -> str:
-    return choose(RUNGS, lambda name: seconds(bandwidth, name), budget, previous)
+    return choose(RUNGS, lambda name: seconds(bandwidth, name), budget, Ladder(previous))
+
+
+@dataclass
+class Run:
+    """Rounds of 200 s of which exchanges may take 10, over links that carry what they carry."""
+
+    carries: float  # bytes a second
+    announced: float  # what is believed
+    spare: float = 0.0  # bytes that pass at once: a token bucket that is full in every round
+    overhead_s: float = 0.0  # of each exchange
+    past: Ladder = field(default_factory=lambda: Ladder("fp32"))
+    taken: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def play(self, rounds: int) -> list[str]:
+        """So many more rounds; returns their codecs."""
+        for _ in range(rounds):
+            known = self.past.pace is not None
+            name = choose(
+                RUNGS,
+                lambda name: seconds(self.announced, name),
+                10.0,
+                self.past,
+                (lambda name: (self.past.pace or 0.0) * self.bytes(name)) if known else None,
+            )
+            took = self.overhead_s + max(self.bytes(name) - self.spare, 0.0) / self.carries
+            self.past.note(RUNGS, name, took, self.bytes(name), 10.0)
+            self.taken.append(name)
+            self.seconds.append(took)
+        return self.taken[-rounds:]
+
+    def bytes(self, name: str) -> float:
+        return seconds(1.0, name)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +105,7 @@ def test_the_choice_is_a_rung_that_fits_if_any_does(
     names: list[str], bandwidth: float, budget: float, previous: str | None
 ) -> None:
     rungs = sorted(names, key=lambda name: -codec(name).bits)
-    found = choose(rungs, lambda name: seconds(bandwidth, name), budget, previous)
+    found = choose(rungs, lambda name: seconds(bandwidth, name), budget, Ladder(previous))
     assert found in rungs
     if any(seconds(bandwidth, name) <= budget for name in rungs):
         assert seconds(bandwidth, found) <= OVERRUN * budget
@@ -79,10 +115,79 @@ def test_the_choice_is_a_rung_that_fits_if_any_does(
         )
     # and with the same links it comes to rest
     for _ in rungs:
-        found = choose(rungs, lambda name: seconds(bandwidth, name), budget, found)
-    assert choose(rungs, lambda name: seconds(bandwidth, name), budget, found) == found
+        found = choose(rungs, lambda name: seconds(bandwidth, name), budget, Ladder(found))
+    assert choose(rungs, lambda name: seconds(bandwidth, name), budget, Ladder(found)) == found
     at = rungs.index(found)
     assert not at or seconds(bandwidth, rungs[at - 1]) > ROOM * budget
+
+
+def test_links_that_carry_more_than_is_known_of_them_are_noticed() -> None:
+    run = Run(carries=1e5, announced=1e5)
+    assert run.play(3) == ["top3"] * 3
+    run.carries = 1e12  # and nothing that is sent is long enough to show it
+    assert run.play(8) == ["top3", *reversed(RUNGS[:-1]), "fp32"]
+
+
+def test_a_step_up_that_makes_the_exchange_too_long_is_taken_back_at_once() -> None:
+    size = seconds(1.0, "int2")
+    run = Run(carries=size / 100, announced=size / 100, spare=size)  # int2 passes, int4 does not
+    run.past = Ladder("int2", pace=1e-12)
+    taken = run.play(400)
+    tried = [number for number, name in enumerate(taken) if name == "int4"]
+    assert set(taken) == {"int4", "int2"}
+    gaps = [later - sooner for sooner, later in pairwise(tried)]
+    assert gaps[:4] == [FIRST_WAIT + 1, 17, 33, 65]
+    assert all(gap <= LONGEST_WAIT + 1 for gap in gaps)
+    run.carries = 1e12
+    assert run.play(LONGEST_WAIT + 8)[-1] == "fp32"  # but it is not given up for good
+
+
+def test_what_is_no_longer_with_finer_codecs_is_no_reason_to_step_down() -> None:
+    """Where the time is that of busy machines, or of round trips, coarser codecs help nobody."""
+    run = Run(carries=1e12, announced=1e12, overhead_s=15.0)
+    run.past = Ladder("top3", _took=15.0)
+    assert run.play(20)[-1] == "fp32"
+    assert run.taken[:6] == [*reversed(RUNGS[:-1])]
+
+
+def test_a_finer_codec_that_does_well_is_not_held_up_next_time() -> None:
+    past = Ladder("int4")
+    past.note(RUNGS, "int8", 100.0, 1.0, 10.0)
+    assert past.back_to == "int4"
+    past.note(RUNGS, "int4", 1.0, 1.0, 10.0)
+    assert past.waits("int8")
+    for _ in range(FIRST_WAIT):
+        past.note(RUNGS, "int4", 1.0, 1.0, 10.0)
+    assert not past.waits("int8")
+    for _ in range(FIRST_WAIT + 1):
+        past.note(RUNGS, "int8", 1.0, 1.0, 10.0)
+    past.note(RUNGS, "int4", 1.0, 1.0, 10.0)  # the links have become slower since
+    assert not past.waits("int8")
+    past.note(RUNGS, "int8", None, 0.0, 10.0)  # something went wrong in it
+    assert (past.back_to, past.pace) == (None, None)
+    past.note(RUNGS, "int4", 1.0, 1.0, 10.0)  # and it did not last
+    assert past.waits("int8")
+
+
+@given(
+    st.floats(1e3, 1e10), st.floats(1e3, 1e10), st.floats(0, 1e9), st.floats(0, 5.0),
+    st.integers(20, 400),
+)  # fmt: skip
+def test_however_wrong_the_speeds_are_few_rounds_take_long_and_no_rung_is_lost(
+    carries: float, announced: float, spare: float, overhead_s: float, rounds: int
+) -> None:
+    run = Run(carries, announced, spare, overhead_s)
+    run.past = Ladder("top3")
+    run.play(rounds)
+    coarsest = overhead_s + max(run.bytes("top3") - spare, 0.0) / carries
+    long = [took > max(1.01 * OVERRUN * 10.0, 1.3 * coarsest) for took in run.seconds]
+    tries = len(RUNGS) * (5 + rounds / LONGEST_WAIT)  # 8, 16, 32, 64 rounds apart, and so on
+    honest = announced <= 1.2 * carries  # else it is for those who announce to measure
+    assert not honest or sum(long) <= tries
+    run.carries = run.announced = 1e12
+    run.overhead_s = 0.0
+    run.play(LONGEST_WAIT + len(RUNGS) * (FIRST_WAIT + 1))
+    assert run.taken[-1] == "fp32"
 
 
 def test_a_ladder_needs_rungs_and_a_budget() -> None:

@@ -61,6 +61,21 @@ def test_short_bodies_at_once_are_as_good_as_a_long_one(meter: Meter) -> None:
     assert meter.read() == 60
 
 
+def test_what_windows_say_counts_while_there_are_new_ones(meter: Meter) -> None:
+    speed, windows = 100.0, 3
+    meter.link = lambda: (speed, windows)
+    meter.note(1.0, 0.1, 40)
+    assert meter.read() == 100.0  # it has just been measured
+    meter.note(3.0, 0.1, 40)
+    assert meter.read() == pytest.approx(400.0)  # short ones have shown more since
+    meter.note(5.0, 1.0, 60)
+    assert meter.read() == pytest.approx(400.0)  # it may have been paced at what was known before
+    windows += 1
+    assert meter.read() == 100.0
+    speed = 500.0  # by what short bodies have shown: see protocols.pacing
+    assert meter.read() == 500.0
+
+
 async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link(linked: None) -> None:
     size = 20_000
     async with (
@@ -68,9 +83,10 @@ async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link(linked: N
         HttpTransport(B, limits=QUICK) as b,
     ):
         b.book.add(A.peer_id, address(a))
-        come = asyncio.Event()
+        asked, come = asyncio.Event(), asyncio.Event()
 
         async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            asked.set()
             await come.wait()
             await body.into(BufferDrain(bytearray(size)))
             return b""
@@ -79,6 +95,7 @@ async def test_a_short_body_that_lay_here_is_not_taken_for_a_fast_link(linked: N
         push = asyncio.create_task(
             b.push(A.peer_id, "take", b"", BufferFeed(bytes(size)), timeout=5)
         )
+        await asyncio.wait_for(asked.wait(), 5)
         await asyncio.sleep(0.2)  # it is in the kernel by now, unread
         come.set()
         await push

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocols.bucket import Bucket
-from protocols.pacing import KEPT, MOST, WINDOW_S, Pacer, Speeds, Windows
+from protocols.pacing import KEPT, MOST, WINDOW_S, Burst, Pacer, Speeds, Windows
 
 STEP_S = 0.005
 QUEUE_S = 0.05  # of the link's speed, then packets are dropped
@@ -23,11 +25,13 @@ class Wire:
 
     speed: Callable[[float], float]  # bytes a second, by the time
     jitter: float = 0.0  # seconds by which acknowledgements are late at most
+    spare: float = 0.0  # bytes that pass at any speed after a pause: a token bucket
     pacer: Pacer = field(default_factory=Pacer)
     now: float = 0.0
     queued: float = 0.0
     arrived: float = 0.0
     queues: list[float] = field(default_factory=list)  # seconds of the link, from step to step
+    tokens: float = 0.0
     _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=40))
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -50,6 +54,27 @@ class Wire:
                 seen = [count for when, count in self._late if when <= known]
                 self.pacer.note(self.now, int(seen[-1]) if seen else 0, wanting)
         return (self.arrived - before) / could
+
+    def body(self, count: float, pause: float = 1.0, source: float = inf) -> float:
+        """A body of ``count`` bytes, made at ``source`` bytes a second; seconds that it took."""
+        began, left = self.now, count
+        while left > 0 or self.queued > 1e-6:
+            offered = min(left, min(self.pacer.rate, source) * STEP_S)
+            left -= offered
+            self.queued += offered
+            gone = min(self.queued, self.speed(self.now) * STEP_S + self.tokens)
+            self.tokens = min(self.tokens + self.speed(self.now) * STEP_S - gone, self.spare)
+            self.queued -= gone
+            self.arrived += gone
+            self.now += STEP_S
+            unsent = self.queued > QUEUE_S * self.speed(self.now)
+            wanting = unsent or (left > 0 and source == inf)
+            self.pacer.note(self.now, int(self.arrived), wanting, self.queued > 0)
+        self.pacer.note(self.now, int(self.arrived), False, False)
+        took = self.now - began
+        self.now += pause
+        self.tokens = min(self.tokens + pause * self.speed(self.now), self.spare)
+        return took
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01])
@@ -101,6 +126,112 @@ def test_nothing_is_learned_from_a_sender_with_nothing_to_send() -> None:
         wire.play(0.2)
         wire.play(0.2, wanting=False)
     assert wire.pacer.speed == known
+
+
+SHORT = 20_000  # bytes: at the smaller speed below no window is ever full
+
+
+def widened() -> Wire:
+    """A link of 800 kbit that becomes one of 200 Mbit after 10 s, and is known until then."""
+    wire = Wire(lambda now: 1e5 if now < 10 else 2.5e7)
+    wire.play(10.0)
+    assert wire.pacer.speed == pytest.approx(1e5, rel=0.1)
+    return wire
+
+
+def test_short_bodies_find_a_link_that_became_faster() -> None:
+    wire = widened()
+    took = [wire.body(SHORT) for _ in range(16)]
+    assert took[0] > 0.18  # paced as before
+    assert took[-1] < 0.03
+    # and where more is to be sent it is used, from there on
+    for _ in range(20):
+        wire.body(50 * SHORT)
+    assert wire.body(50 * SHORT) < 0.1
+
+
+def test_one_short_body_in_seven_is_a_probe_where_the_link_is_as_it_was() -> None:
+    wire = Wire(lambda now: 1e5)
+    wire.play(10.0)
+    rates = []
+    for _ in range(70):
+        rates.append(wire.pacer.rate)
+        wire.body(SHORT)
+    assert wire.pacer.speed == pytest.approx(1e5, rel=0.1)
+    assert 8 <= sum(rate > 1.5e5 for rate in rates) <= 10
+    assert max(rates) < 2.2e5
+
+
+def test_what_a_router_lets_pass_at_first_is_forgotten_with_the_first_whole_window() -> None:
+    wire = Wire(lambda now: 1e5, spare=32 * 1024)
+    wire.play(10.0)
+    for _ in range(20):
+        wire.body(SHORT)
+    assert wire.pacer.speed is not None
+    assert wire.pacer.speed > 5e5  # such bodies pass so fast indeed
+    wire.body(2e5)
+    assert wire.pacer.speed < 1.5e5
+
+
+def test_a_sender_that_has_little_at_a_time_says_nothing_of_the_link() -> None:
+    wire = Wire(lambda now: 2.5e6)
+    wire.play(10.0)
+    known = wire.pacer.speed
+    for _ in range(40):
+        wire.body(SHORT, source=2e5)
+    assert wire.pacer.speed == known
+
+
+def test_short_bodies_lower_no_speed() -> None:
+    wire = Wire(lambda now: 2.5e6 if now < 10 else 2.5e5)
+    wire.play(10.0)
+    known = wire.pacer.speed
+    for _ in range(40):
+        wire.body(SHORT)
+    assert wire.pacer.speed == known
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(2e4, 5e7), st.sampled_from([SHORT, 10 * SHORT, 0]), st.integers(1, 12)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_no_history_makes_a_speed_that_no_link_had_or_locks_one_low(
+    history: list[tuple[float, int, int]],
+) -> None:
+    carried = history[0][0]
+    wire = Wire(lambda now: carried)
+    wire.play(3.0)
+    fastest = carried
+    for speed, size, times in history:
+        carried, fastest = speed, max(fastest, speed)
+        for _ in range(times):
+            if size:
+                wire.body(min(size, speed), pause=0.3)
+            else:
+                wire.play(1.0)
+        assert wire.pacer.speed is not None
+        assert wire.pacer.speed <= 1.1 * fastest
+    wire.play(KEPT * WINDOW_S + 10.0)
+    assert wire.play(5.0) > 0.9
+    assert wire.pacer.speed == pytest.approx(carried, rel=0.1)
+
+
+def test_a_burst_counts_from_the_last_look_before_anything_had_arrived() -> None:
+    burst = Burst()
+    assert burst.note(0.0, 0, True, False) is None
+    assert burst.short
+    assert burst.note(0.1, 0, True, True) is None  # a long way
+    assert burst.note(0.2, 10_000, False, True) is None
+    assert burst.note(0.3, 20_000, False, False) == pytest.approx(100_000)
+    assert not burst.short
+    burst.note(1.0, 20_000, True, False)
+    assert burst.note(1.1, 24_000, False, False) is None  # a few packets are one piece
+    burst.note(2.0, 24_000, True, False)
+    burst.lasts()
+    assert burst.note(2.1, 64_000, False, False) is None
 
 
 def test_a_fast_link_is_not_paced() -> None:

@@ -20,6 +20,7 @@ from gossip_kit import (
 from gossip.agreed import Remains
 from gossip.agreement import Agreement
 from gossip.certificate import certify, outcome_of
+from gossip.ladder import Ladder
 from gossip.planning import (
     MAX_ROSTER,
     Rules,
@@ -135,7 +136,7 @@ def test_the_codec_of_a_fresh_plan_follows_from_links_round_and_history(
             members=announces,
             next_roster=peers,
             round_s=round_s,
-            previous_codec=previous,
+            past=Ladder(previous),
         ).codec
 
     assert SHAPE.size == 65536  # int8 takes 1 s at 64 KiB/s, int4 half of it, int2 a quarter

@@ -1,0 +1,45 @@
+"""How long the rounds of one chain take, as this member sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gossip.ladder import Ladder, budget_s
+from gossip.planning import Rules, busiest_bytes
+from protocols.messages import Certificate, Plan
+
+SMOOTHING = 0.3  # weight of the newest round
+
+
+@dataclass
+class Timing:
+    """Moments of the round under way, and what is usual."""
+
+    round_s: float = 0.0  # usual seconds from commit to commit
+    planned_at: float = 0.0  # when the round under way got its first plan
+    held_at: float = 0.0  # when its newest merged part was here
+    ladder: Ladder = field(default_factory=Ladder)
+    _last_commit: float | None = None
+
+    def stand(self, codec: str | None) -> None:
+        """``codec`` is that of the newest round, however this member came to it."""
+        if codec != self.ladder.codec:
+            self.ladder = Ladder(codec)
+
+    def committed(
+        self, now: float, certificate: Certificate, plan: Plan | None, rules: Rules
+    ) -> None:
+        """A round is over; ``plan`` is the one that it ended under, None: others decided it."""
+        last, self._last_commit = self._last_commit, now
+        if last is not None:
+            weight = SMOOTHING if self.round_s else 1.0
+            self.round_s += weight * (now - last - self.round_s)
+        took = self.held_at - self.planned_at
+        smooth = plan is not None and plan.ballot == 0 and took > 0
+        self.ladder.note(
+            rules.codecs,
+            certificate.outcome.codec,
+            took if smooth else None,
+            busiest_bytes(plan, rules) if plan is not None else 0.0,
+            budget_s(self.round_s, rules.exposed, rules.overlapped),
+        )
