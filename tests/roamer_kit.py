@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from blake3 import blake3
+from exchange_kit import until
 
 from diloco.mixing import ALPHA, BETA
 from diloco.optimizers import Rates, named
@@ -205,10 +206,8 @@ class Islands:
         return (values - values.mean(0)).square().mean().sqrt().item()
 
     async def until(self, true: Callable[[], bool], seconds: float = 1000.0) -> None:
-        """Wait for a condition; TimeoutError where it does not come."""
-        async with asyncio.timeout(seconds):
-            while not true():  # noqa: ASYNC110  # virtual seconds, and many conditions
-                await asyncio.sleep(0.05)
+        """Wait for a condition."""
+        await until(true, seconds, every=0.05)
 
     async def rounds(self, count: int, seconds: float = 1000.0) -> None:
         """Until all that live have come through so many more rounds of their own."""

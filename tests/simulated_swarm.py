@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from blake3 import blake3
+from exchange_kit import until
 
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
@@ -295,6 +296,14 @@ class SimulatedSwarm:
 
     def living(self) -> list[Member]:
         return [m for m in self.members.values() if m.peer not in self.stopped]
+
+    async def committed(self, rounds: int, seconds: float = 60.0, *, every: float = 0.05) -> float:
+        """Wait until all who live have committed so many rounds; returns the time."""
+        return await until(
+            lambda: min(member.replica.place.round for member in self.living()) >= rounds,
+            seconds,
+            every=every,
+        )
 
     def agree(self) -> None:
         """Raise unless all histories agree wherever they overlap."""

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from gossip.grouping import Grouping
@@ -15,22 +16,9 @@ from protocols import virtual_time
 REGION = Grouping("region")
 
 
-async def until_round(swarm: SimulatedSwarm, number: int, seconds: float = 120.0) -> float:
-    """Wait in virtual time until all living members have committed so many rounds."""
-    clock = asyncio.get_running_loop().time
-    end = clock() + seconds
-    while not all(m.replica.place.round >= number for m in swarm.living()):
-        assert clock() < end, [m.replica.place.round for m in swarm.living()]
-        await asyncio.sleep(0.02)
-    return clock()
-
-
 async def until_planned(swarm: SimulatedSwarm, seconds: float = 60.0) -> None:
     """Wait until all living members work by a plan."""
-    async with asyncio.timeout(seconds):
-        for member in swarm.living():
-            while member.swarm.chains[0].exchange.plan is None:  # noqa: ASYNC110 (virtual time)
-                await asyncio.sleep(0.02)
+    await until(lambda: all(m.swarm.chains[0].exchange.plan for m in swarm.living()), seconds)
 
 
 def weighted_mean(swarm: SimulatedSwarm, member: Member, number: int) -> torch.Tensor:
@@ -65,7 +53,7 @@ def test_rounds_with_groups_are_the_mean_of_what_their_certificates_count(
         async with simulated_swarm(
             count, size=size, codec="fp32", grouping=how, sites=sites, seed=count
         ) as swarm:
-            await until_round(swarm, 3)
+            await swarm.committed(3, 120.0)
             swarm.agree()
             members = swarm.living()
             plans = [member.swarm.chains[0].exchange.plan for member in members]
@@ -97,7 +85,7 @@ def test_whoever_dies_in_a_round_with_groups_the_others_go_on_and_agree(seed: in
             9 if grid else 6, size=400_000, codec="int8", grouping=how, sites=2, seed=seed,
             uploads=[2e6] * 9,
         ) as swarm:  # fmt: skip
-            at = await until_round(swarm, 1)
+            at = await swarm.committed(1, 120.0)
             for _ in range(2):
                 member = rng.choice(swarm.living())
                 await until_planned(swarm)
@@ -109,7 +97,7 @@ def test_whoever_dies_in_a_round_with_groups_the_others_go_on_and_agree(seed: in
                 else:
                     swarm.network.freeze(member.peer)
                     swarm.stopped.add(member.peer)
-                end = await until_round(swarm, before + 2)
+                end = await swarm.committed(before + 2, 120.0)
                 assert end - at < 25.0
             swarm.agree()
 
@@ -122,7 +110,7 @@ def test_a_swarm_of_64_in_a_grid() -> None:
         async with simulated_swarm(
             64, size=64 * 17_000, codec="int4", grouping=Grouping("grid", 16), think=(2.0, 3.0)
         ) as swarm:
-            await until_round(swarm, 1, 300.0)
+            await swarm.committed(1, 300.0)
             swarm.agree()
             outcome = swarm.living()[0].replica.certificates[0].outcome
             assert len(outcome.parts) == 64

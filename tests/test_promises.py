@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from exchange_kit import until
 from simulated_swarm import Member, simulated_swarm
 
 from gossip.agreement import Agreement
@@ -176,9 +177,7 @@ def test_who_restarts_in_a_long_round_is_in_it(recorded: bool, tmp_path: Path) -
         async with simulated_swarm(3, think=(1.0, 1.0), size=8000, records=records) as swarm:
 
             async def rounds(count: int) -> None:
-                async with asyncio.timeout(200.0):
-                    while len(first.replica.history) < count:  # noqa: ASYNC110  # virtual
-                        await asyncio.sleep(0.1)
+                await until(lambda: len(first.replica.history) >= count, 200.0, every=0.1)
 
             first: Member = next(iter(swarm.members.values()))
             await rounds(3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 from simulated_swarm import Member, SimulatedSwarm, ToyReplica, simulated_swarm
@@ -62,9 +60,7 @@ def lies(replica: ToyReplica) -> None:
 
 
 async def rounds(swarm: SimulatedSwarm, count: int) -> list[Member]:
-    async with asyncio.timeout(60.0):
-        while min(m.replica.place.round for m in swarm.living()) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await swarm.committed(count)
     swarm.agree()
     return swarm.living()
 

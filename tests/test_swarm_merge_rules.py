@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -61,18 +60,11 @@ async def full_round(swarm: SimulatedSwarm) -> tuple[torch.Tensor, Certificate]:
     honest = swarm.living()[-1].replica
     seen = len(honest.certificates)
     while True:
-        await rounds(swarm, seen + 1)
+        await swarm.committed(seen + 1)
         certificate = honest.certificates[seen]
         if len(certificate.outcome.contributors) == len(swarm.members):
             return honest.means[seen], certificate
         seen += 1
-
-
-async def rounds(swarm: SimulatedSwarm, count: int, seconds: float = 60.0) -> None:
-    """Wait until all living members have committed so many."""
-    async with asyncio.timeout(seconds):
-        while min(len(m.replica.history) for m in swarm.living()) < count:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -80,7 +72,7 @@ async def rounds(swarm: SimulatedSwarm, count: int, seconds: float = 60.0) -> No
 def test_members_stay_equal_under_every_rule(name: str, codec: str) -> None:
     async def main() -> None:
         async with simulated_swarm(4, mix=RULES[name], codec=codec, think=(0.4, 0.5)) as swarm:
-            await rounds(swarm, 4, 15.0)
+            await swarm.committed(4, 15.0)
             swarm.agree()
             for member in swarm.living():
                 assert member.rejected == []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 
 import pytest
+from exchange_kit import until
 from gossip_kit import EVERYBODY, RUN, leader, plan_of
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
@@ -67,18 +67,11 @@ def tapped(swarm: SimulatedSwarm) -> list[tuple[PeerId, PeerId, type]]:
 KINDS = (Plan, Vote, Votes, Passed)
 
 
-async def commits(swarm: SimulatedSwarm, rounds: int, seconds: float) -> None:
-    """Wait until all who live have committed so many rounds."""
-    async with asyncio.timeout(seconds):
-        while min(m.replica.place.round for m in swarm.living()) < rounds:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
 def test_messages_of_a_round_grow_with_the_members_and_not_with_their_square() -> None:
     async def main() -> None:
         async with simulated_swarm(24, size=40_000, think=(1.0, 1.2), patience=PATIENCE) as swarm:
             said = tapped(swarm)
-            await commits(swarm, 1, 20.0)
+            await swarm.committed(1, 20.0)
             swarm.agree()
             assert len(said) < 4 * 24 + 10  # a plan and votes to each, a vote from each to three
             plans = [sender for sender, _, kind in said if kind is Plan]
@@ -108,14 +101,10 @@ def test_votes_that_get_lost_with_whoever_had_them(who: str) -> None:
                 return data
 
             swarm.network.tamper = tap
-            async with asyncio.timeout(20.0):
-                while not dead:  # noqa: ASYNC110 (virtual time)
-                    await asyncio.sleep(0.05)
-            at = asyncio.get_running_loop().time()
-            await commits(swarm, 1, 20.0)
-            assert asyncio.get_running_loop().time() - at < 10.0
+            at = await until(lambda: bool(dead), 20.0, every=0.05)
+            assert await swarm.committed(1, 20.0) - at < 10.0
             swarm.agree()
-            await commits(swarm, 2, 60.0)
+            await swarm.committed(2, 60.0)
             swarm.agree()
 
     virtual_time.run(main())
@@ -132,7 +121,7 @@ def test_many_members_in_a_grid(count: int) -> None:
         async with simulated_swarm(
             count, size=size, grouping=Grouping("grid", 16), think=(2.0, 2.2), patience=patience
         ) as swarm:
-            await commits(swarm, 1, 60.0)
+            await swarm.committed(1, 60.0)
             swarm.agree()
             outcome = swarm.living()[0].replica.certificates[0].outcome
             assert len(outcome.next_roster) == count

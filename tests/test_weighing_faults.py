@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable
 
 import pytest
+from exchange_kit import until
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import robust
@@ -77,16 +77,6 @@ def trapped(monkeypatch: pytest.MonkeyPatch) -> list[Trap]:
 
 def histories(members: list[Member]) -> int:
     return min(len(member.replica.history) for member in members)
-
-
-async def until(condition: Callable[[], bool], seconds: float) -> float:
-    """Wait for something in virtual time; how long it took."""
-    clock = asyncio.get_running_loop().time
-    began = clock()
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    return clock() - began
 
 
 MOMENTS = [
