@@ -32,6 +32,7 @@ from protocols.relay_wire import introduced
 from protocols.seen import MARK as SEEN_MARK
 from protocols.seen import tell
 from protocols.sockets import prefer_small_queue
+from protocols.tasks import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -251,16 +252,11 @@ async def _first_byte(sock: socket.socket) -> bytes:
         with contextlib.suppress(BlockingIOError):
             return sock.recv(1, socket.MSG_PEEK)
         readable: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(sock, _resolve, readable)
+        loop.add_reader(sock, resolve, readable)
         try:
             await readable
         finally:
             loop.remove_reader(sock)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _source(ip: str) -> str:

@@ -24,6 +24,7 @@ from protocols.handlers import refusal
 from protocols.limits import Limits
 from protocols.memory_body import Body, patiently
 from protocols.memory_network import Pipe
+from protocols.tasks import resolve
 from protocols.transport import Outgoing
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class Exchange:
             self._advance()
             if left > self._loop.time():
                 gone = self._loop.create_future()
-                self._network.schedule(left, partial(_resolve, gone))
+                self._network.schedule(left, partial(resolve, gone))
                 await gone
 
         await send_body(outgoing, write, partial(sender.stats.sent, receiver.peer_id, self.name))
@@ -294,7 +295,7 @@ class Exchange:
         self._unread -= size
         self._advance()
         if self._gate is not None:
-            _resolve(self._gate)
+            resolve(self._gate)
 
     async def end_pump(self) -> None:
         """Stop sending and wait until the body's source is closed."""
@@ -330,8 +331,3 @@ class Exchange:
         self, event: str, source: MemoryTransport, target: MemoryTransport, size: int
     ) -> None:
         self._network.note(event, source.peer_id, target.peer_id, self.name, size)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

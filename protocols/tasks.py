@@ -19,6 +19,12 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
+def resolve(future: asyncio.Future[None]) -> None:
+    """Let those go on who wait for ``future``; more than once does no harm."""
+    if not future.done():
+        future.set_result(None)
+
+
 def offload_to(pool: Executor) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
     """What runs heavy work in ``pool``, beside the event loop."""
 

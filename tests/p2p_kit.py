@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocols.identity import Identity
+from identity_kit import identity
+
 from protocols.memory import Link, MemoryNetwork
 from protocols.p2p import P2P, bindings
 from protocols.whereabouts import Whereabouts
@@ -15,11 +16,7 @@ from hivemind.dht import DHTNode  # noqa: E402
 from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.proto import dht_pb2  # noqa: E402
 
-__all__ = ["DHTID", "DHTNode", "Host", "dht_pb2", "double", "fast_network", "identity", "two_hosts"]
-
-
-def identity(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
+__all__ = ["DHTID", "DHTNode", "Host", "dht_pb2", "double", "fast_network", "two_hosts"]
 
 
 def fast_network() -> MemoryNetwork:

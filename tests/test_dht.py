@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from identity_kit import identity
 
 from bootstrap.dht import Dht
 from bootstrap.handshake import Gate, greet
@@ -17,7 +18,7 @@ from protocols.addresses import PeerAddress
 from protocols.envelope import seal
 from protocols.errors import Malformed
 from protocols.http import HttpTransport
-from protocols.identity import Identity, PeerId
+from protocols.identity import PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import PeerRecord
 from protocols.p2p import bindings
@@ -25,10 +26,6 @@ from protocols.tasks import Background, beside
 from protocols.whereabouts import Whereabouts
 
 RUN = bytes(range(32))
-
-
-def identity(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
 
 
 class Swarm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from identity_kit import identity
 
 from bootstrap.handshake import (
     Clocks,
@@ -23,10 +24,6 @@ from protocols.messages import Hello, Welcome
 from protocols.whereabouts import Whereabouts
 
 RUN, OTHER = b"\x01" * 32, b"\x02" * 32
-
-
-def identity(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
 
 
 class Host:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from p2p_kit import Host, dht_pb2, double, fast_network, identity, two_hosts
+from identity_kit import identity
+from p2p_kit import Host, dht_pb2, double, fast_network, two_hosts
 
 from protocols.p2p import RateLimit, bindings
 

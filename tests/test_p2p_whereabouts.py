@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from p2p_kit import DHTID, DHTNode, dht_pb2, double, fast_network, identity
+from identity_kit import identity
+from p2p_kit import DHTID, DHTNode, dht_pb2, double, fast_network
 
 from protocols.addresses import AddressBook
 from protocols.errors import Malformed, RemoteRefused, TransferStalled, Unreachable, Why

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from identity_kit import identity
 
 from bootstrap import records
 from bootstrap.records import Inspector, SignedRecords, Storage, check_dictionary, node_id
@@ -29,10 +30,6 @@ from hivemind.utils import MSGPackSerializer  # noqa: E402
 RUN = b"\x07" * 32
 NOW = 1_800_000_000.0
 KEY = DHTID.generate(f"run/{RUN.hex()}/islands")
-
-
-def identity(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
 
 
 ALICE, BOB = identity(1), identity(2)

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from identity_kit import identity
 
 from bootstrap.seeds import PeerCache, backoff, dial_all, explain, find_peers
 from protocols.addresses import PeerAddress, parse_address
@@ -22,11 +23,7 @@ from protocols.errors import (
     Why,
 )
 from protocols.http import HttpTransport
-from protocols.identity import Identity, PeerId
-
-
-def identity(number: int) -> Identity:
-    return Identity.from_seed(bytes([number]) * 32)
+from protocols.identity import PeerId
 
 
 class Phone:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from robust_kit import cosine
 from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import merge, robust
@@ -49,10 +50,6 @@ def poisoned(swarm: SimulatedSwarm, count: int, poison: Poison) -> list[Member]:
 
 def scales(certificate: Certificate) -> dict[PeerId, float]:
     return {c.peer: c.scale for c in certificate.outcome.contributors}
-
-
-def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a @ b / (a.norm() * b.norm())).item()
 
 
 async def full_round(swarm: SimulatedSwarm) -> tuple[torch.Tensor, Certificate]:

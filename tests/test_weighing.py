@@ -29,7 +29,7 @@ from gossip.weighing import (
 )
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import Identity
-from protocols.messages import MAX_WEIGHED, Contributor, Gram, Plan
+from protocols.messages import MAX_WEIGHED, Contributor, Gram, Part, Plan
 
 MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 6)]
 BY_PEER = {member.peer_id: member for member in MEMBERS}
@@ -56,12 +56,9 @@ def draft_of(inputs: torch.Tensor, weights: Sequence[float] = (100.0,) * 5) -> P
     return plan_of(leader(MEMBERS), MEMBERS, contributors=contributors, draft=True)
 
 
-def gram_of(
-    draft: Plan, number: int, inputs: torch.Tensor, present: Sequence[int] = (0, 1, 2, 3, 4)
-) -> Gram:
-    part = draft.parts[number]
-    piece = inputs[list(present), part.start : part.stop]
-    unsigned = Gram(
+def said(draft: Plan, part: Part, present: Sequence[int], products: bytes) -> Gram:
+    """What a part's owner says of the contributions that are ``present``; not signed."""
+    return Gram(
         draft.fragment,
         draft.round,
         part.start,
@@ -69,9 +66,17 @@ def gram_of(
         part.owner,
         draft_basis(draft.codec, draft.contributors),
         tuple(present),
-        pack(piece @ piece.T),
+        products,
         b"",
     )
+
+
+def gram_of(
+    draft: Plan, number: int, inputs: torch.Tensor, present: Sequence[int] = (0, 1, 2, 3, 4)
+) -> Gram:
+    part = draft.parts[number]
+    piece = inputs[list(present), part.start : part.stop]
+    unsigned = said(draft, part, present, pack(piece @ piece.T))
     return sign_gram(BY_PEER[part.owner], RUN, unsigned)
 
 
@@ -324,20 +329,8 @@ def test_the_largest_plan_fits_its_message() -> None:
         draft, contributors=tuple(dataclasses.replace(c, norm=9.0) for c in draft.contributors)
     )
     products = pack(torch.eye(count, dtype=torch.float64))
-    grams = [
-        Gram(
-            draft.fragment,
-            draft.round,
-            part.start,
-            part.stop,
-            part.owner,
-            draft_basis(draft.codec, draft.contributors),
-            tuple(range(count)),
-            products,
-            bytes(64),
-        )
-        for part in draft.parts
-    ]
+    unsigned = [said(draft, part, range(count), products) for part in draft.parts]
+    grams = [dataclasses.replace(gram, signature=bytes(64)) for gram in unsigned]
     grams[0].encode()
     final = final_plan(draft, grams, MIX)
     assert len(final.encode()) < Plan.MAX_BYTES

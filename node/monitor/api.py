@@ -28,6 +28,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState
+from node.own_address import hostport
 from node.setting_values import host_port
 from protocols.errors import OperatorError
 from protocols.sockets import open_listener
@@ -96,19 +97,15 @@ class ApiServer:
             if error.code != "E303" or not self._may_move:
                 raise
             host, _ = host_port(self._wanted)
-            listener = await open_listener(_join(host, 0), self._option)
+            listener = await open_listener(hostport(host, 0), self._option)
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
-        self.address = _join(host_port(self._wanted)[0], listener.getsockname()[1])
+        self.address = hostport(host_port(self._wanted)[0], listener.getsockname()[1])
         return self.address
 
     async def aclose(self) -> None:
         """Stop listening and end open answers."""
         await self._runner.cleanup()
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _guard(key: str, host: str) -> Any:
