@@ -53,13 +53,11 @@ class Pace:
     step: int = 0
     tokens: int = 0
     busy_s: float = 0.0  # in inner steps, since the last round
-    total_busy_s: float = 0.0
 
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
         self.step, self.tokens = done.step, self.tokens + done.tokens
         self.busy_s += done.seconds
-        self.total_busy_s += done.seconds
         if done.loss is not None:
             self.loss = done.loss
         self.grad_norm = done.grad_norm

@@ -58,7 +58,6 @@ class Participation:
         self.island: Island | None = None
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
-        self.conducting: asyncio.Task[None] | None = None
         self.finishing = False
         self._served: bool | None = None  # whether a server is there, as told
         self._news = asyncio.Event()  # somebody announced something
@@ -196,7 +195,7 @@ class Participation:
         if self.island is not None and self.conductor is not None:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
-            self.conducting = spawn(self.conductor.run())
+            spawn(self.conductor.run())
         self.node.say_started(run.manifest.label, device_kind(self.config))
         if self.fetcher.joined_under_way:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
