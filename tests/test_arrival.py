@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gossip_kit import RUN, announce_of
-from test_lineage import CREATOR, OTHERS, Chain, changing, offload
+from test_lineage import CREATOR, OTHERS, Chain, changing
 
 from bootstrap.state import StateServer, state_digest
 from gossip.certificate import genesis
@@ -23,6 +23,7 @@ from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryNetwork
 from protocols.messages import Announce, Certificates, HandoverRequest, Known
+from protocols.virtual_time import inline as offload
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
