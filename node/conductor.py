@@ -47,7 +47,7 @@ from node.trainer.channel import (
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
-from node.trainer_events import problem_of, step_of, validation_of
+from node.trainer_events import problem_of, shrunk_of, step_of, validation_of
 from node.trainer_files import TrainerFiles
 from node.turns import Turns
 from protocols.errors import OperatorError
@@ -269,6 +269,8 @@ class Conductor:
         self.resume_dir = None
 
     def _on_step(self, done: StepDone) -> None:
+        if short := shrunk_of(done, self.pace.halved):
+            self.events.emit(Problem.of(short))
         self.pace.add(done)
         self._since += 1
         swarm = self.swarm

@@ -22,8 +22,9 @@ from node import __version__
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
+from node.headway import Headway
 from node.monitor.event_log import EventLog
-from node.monitor.events import JoinProgress, Problem
+from node.monitor.events import JoinProgress, Notice, Problem
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, TransportError
@@ -333,11 +334,15 @@ class Entrance:
 
     async def _in_the_background(self, work: Callable[[Progress], T]) -> T:
         """Read text beside the event loop; if this is cancelled, reading ends soon as well."""
-        wanted = True
+        wanted, loop = True, asyncio.get_running_loop()
+        headway = Headway(
+            lambda text: self.events.emit(Notice(text=f"reads text: {text}")), unit="files"
+        )
 
         def progress(done: int, total: int) -> None:
             if not wanted:
                 raise asyncio.CancelledError
+            loop.call_soon_threadsafe(headway, done, total)
 
         try:
             result: T = await self.offload(lambda: work(progress))

@@ -22,6 +22,7 @@ from node import __version__, clock
 from node.arrival import Arrival, OwnArrival, targets
 from node.entrance import Run
 from node.errors import operator_error
+from node.headway import Headway
 from node.import_hf import import_hf
 from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
 from node.own_state import OwnReplica
@@ -104,8 +105,14 @@ class Fetcher:
         self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
         started = time.monotonic()
         served: dict[str, int] = {}
+        size = sum(map(_bytes, self.replicas))
+        headway = Headway(
+            lambda text: self.events.emit(JoinProgress(step=5, name="sync", text=text)),
+            total=size,
+        )
         for index, replica in enumerate(self.replicas):
-            arrived = await arrival.fetch(replica.state, lambda *_: None, index)
+            arrived = await arrival.fetch(replica.state, headway, index)
+            headway.part_done(_bytes(replica))
             await replica.settle(arrived.state)
             self.lineages[index] = arrived.state.lineage
             if replica.place.state != arrived.target.state:
@@ -113,7 +120,6 @@ class Fetcher:
             for peer, count in arrived.served.items():
                 if count:
                     served[str(peer)] = served.get(str(peer), 0) + count
-        size = sum(4 * len(vector) for replica in self.replicas for vector in replica.state)
         self.events.emit(
             JoinProgress(
                 step=5,
@@ -143,7 +149,7 @@ class Fetcher:
             return
         vectors = [torch.empty_like(vector) for vector in replica.state]
         try:
-            state = (await arrival.fetch(vectors, lambda *_: None)).state
+            state = (await arrival.fetch(vectors, self._headway())).state
         except OperatorError as error:
             self.events.emit(Problem.of(error))
             return
@@ -173,7 +179,7 @@ class Fetcher:
         before = replica.place.round
         arrival = self._arrival(swarm.membership.alive(swarm.now()))
         try:
-            state = (await arrival.fetch(vectors, lambda *_: None, fragment)).state
+            state = (await arrival.fetch(vectors, self._headway(), fragment)).state
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
             self.events.emit(Problem.of(error))
             return
@@ -188,6 +194,9 @@ class Fetcher:
             state.certificate,
             state.lineage,
         )
+
+    def _headway(self) -> Headway:
+        return Headway(lambda text: self.events.emit(Notice(text=f"downloads the state: {text}")))
 
     def _arrival(self, ask: list[PeerId]) -> Arrival:
         kind = OwnArrival if self.run.manifest.mode in GOSSIP else Arrival
@@ -213,3 +222,7 @@ class Fetcher:
         await greet(
             transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
         )
+
+
+def _bytes(replica: OuterReplica) -> int:
+    return sum(4 * len(vector) for vector in replica.state)

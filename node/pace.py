@@ -53,11 +53,13 @@ class Pace:
     step: int = 0
     tokens: int = 0
     busy_s: float = 0.0  # in inner steps, since the last round
+    halved: int = 0  # times the micro-batch was halved, since the ranks' start
 
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
         self.step, self.tokens = done.step, self.tokens + done.tokens
         self.busy_s += done.seconds
+        self.halved = done.halved
         if done.loss is not None:
             self.loss = done.loss
         self.grad_norm = done.grad_norm

@@ -27,6 +27,7 @@ from node.hosts.crew import job_of, open_hub
 from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
 from node.island import Island
+from node.links import tell_links
 from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.own_model import layout_of, tokens_of
@@ -203,6 +204,9 @@ class Participation:
                 JoinProgress(step=6, name=name, text=f"{verb} after round {self.reporter.round}")
             )
         spawn(self.swarm.run())
+        tell_links(self.node.transport)
+        self.reporter.links.offsets.update({one.peer: one.offset for one in run.greetings})
+        spawn(self.reporter.links.run())
         for peer in run.peers:  # who has come since we were greeted, they themselves included
             spawn(self.swarm.presence.ask(peer))
         saves = self.island is not None and self.config.checkpoint_every

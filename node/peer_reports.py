@@ -7,19 +7,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from gossip.membership import Liveness
 from node.conductor import Conductor
+from node.links import LinkTable, Measuring
 from node.monitor.event_log import EventLog
 from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Rejected
 from node.monitor.state import NodeState
-from node.monitor.views import LinkView, PeerView, Traffic
+from node.monitor.views import PeerView, Traffic
 from node.trainer.channel import Applied
 from protocols.addresses import is_relayed
-from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -35,13 +35,6 @@ KINDS = {  # of traffic, by the name of the verb that carried it
 }
 
 
-class Measured(Protocol):
-    """A transport that measures what passes through it."""
-
-    @property
-    def stats(self) -> TransportStats: ...
-
-
 @dataclass
 class PeerReports(ABC):
     """Listens to swarm and conductor; what a round is, subclasses know."""
@@ -51,16 +44,24 @@ class PeerReports(ABC):
     conductor: Conductor | None  # None: a seed, without a trainer
     events: EventLog
     state: NodeState
-    transport: Measured
+    transport: Measuring
     now: Callable[[], float] = time.monotonic
     rounds_committed: int = 0
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
 
     def __post_init__(self) -> None:
+        membership = self.swarm.membership
+        self.links = LinkTable(
+            self.transport,
+            self.swarm.me,
+            lambda: membership.alive(self.swarm.now()),
+            self.now,
+        )
         providers = self.state.providers
         providers.peers = self.peers
         providers.traffic = self.traffic
-        providers.links = self.links
+        providers.links = self.links.own
+        providers.all_links = self.links.look
 
     @property
     def _mine(self) -> int:
@@ -156,6 +157,7 @@ class PeerReports(ABC):
                     agrees=True if mine else self._agrees(announce),
                     address=kind_of(announce.addresses),
                     distance=self._distances.get(peer),
+                    clock_offset_s=self.links.offsets.get(peer),
                     silent_s=silent,
                 )
             )
@@ -171,17 +173,6 @@ class PeerReports(ABC):
                 kind = "dht" if name.startswith("dht") else KINDS.get(name, "control")
                 totals[kind] = totals.get(kind, 0) + count
         return {k: Traffic(sent.get(k, 0), received.get(k, 0)) for k in {*sent, *received}}
-
-    def links(self) -> list[LinkView]:
-        """Throughput to and from each peer as measured in passing."""
-        me, found = self.swarm.me, []
-        for peer in self.swarm.membership.islands:
-            measured = self.transport.stats.peer(peer)
-            if measured.upload:
-                found.append(LinkView(me, peer, measured.upload))
-            if measured.download:
-                found.append(LinkView(peer, me, measured.download))
-        return found
 
 
 def link_of(addresses: Sequence[str]) -> Literal["direct", "relay"]:

@@ -33,6 +33,7 @@ from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import PeerRefused, Started, Stopping
+from node.monitor.gpus import Gpus
 from node.monitor.history import History
 from node.monitor.machine import Machine
 from node.monitor.sinks import Sinks, open_sink, told
@@ -200,7 +201,7 @@ class Node:
         transport.admit(self._admits)
         self.state = NodeState(self._view(), log=events)
         self.state.providers.strangers = self._strangers
-        self.state.providers.machine = Machine(self.home.root)
+        self.state.providers.machine = Machine(self.home.root, Gpus())
         self.state.providers.reachability = self.outbound.describe
         self.history = History(self.home.history)
         events.subscribe(self.history)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
+from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node.errors import operator_error
-from node.monitor.console import clean, duration, megabytes, number, short
+from node.monitor.console import JOIN_STEPS, clean, duration, megabytes, number, short
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.errors import OperatorError
@@ -20,6 +22,8 @@ from protocols.errors import OperatorError
 TIMEOUT_S = 3.0
 MAX_STATE_BYTES = 16 * 1024 * 1024
 _SHOWN_PEERS = 16
+_SHOWN_GPUS = 8
+_TROUBLE = ("suspect", "dead", "leaving", "joining")
 
 
 def fetch(directory: Path, *, api: str = "", key: str = "") -> dict[str, Any]:
@@ -117,22 +121,22 @@ def render(state: dict[str, Any]) -> str:
     if run is not None:
         eta = training["eta_s"]
         lines.append(
-            f"run       {run['label']}  round {state['rounds']['committed']}/{run['total_rounds']}"
+            f"run       {run['label']}  round {of_total(state['rounds']['committed'], run)}"
             + (f"  ETA {duration(eta)}" if eta is not None else "")
         )
+    lines += _alarms(state)
+    if joins := joining(state):
+        lines.append(f"joining   {joins}")
     step = training["step"]
     if step is not None:
         lines.append(
             f"training  step {step['step']}  loss {number(step['loss'])}"
             f"  val {number(training['validation_loss'])}"
-            f"  {step['tokens_per_second']:,.0f} tokens/s"
+            f"  {step['tokens_per_second']:,.0f} tokens/s" + _waits(step)
         )
-    lines += _consensus(state) + _network(state) + _knobs(state) + _peers(state["peers"])
-    for alarm in state["alarms"]:
-        lines.append(
-            f"{'ALARM' if alarm['level'] == 'critical' else 'alarm'}     {clean(alarm['what'])}"
-        )
-        lines.append(f"          {clean(alarm['fix'])}")
+    lines += _consensus(state) + _network(state) + _knobs(state)
+    lines += [f"gpu       {gpu_line(gpu)}" for gpu in state["machine"]["gpus"][:_SHOWN_GPUS]]
+    lines += _peers(state["peers"])
     health = state["health"]
     lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
     lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]
@@ -140,6 +144,48 @@ def render(state: dict[str, Any]) -> str:
         invitation = " --invitation …" if node["invitation_needed"] else ""
         lines.append(f"join      node start --peers {node['join_address']}{invitation}")
     return "\n".join(lines)
+
+
+def of_total(done: int, run: Mapping[str, Any] | None) -> str:
+    """``12/400``, or ``12`` in a run that only its operators end."""
+    total = run["total_rounds"] if run else 0
+    return f"{done}/{total}" if 0 < total < ENDLESS_ROUNDS else str(done)
+
+
+def joining(state: Mapping[str, Any]) -> str:
+    """The newest step of joining, while it lasts."""
+    if state["status"] not in ("starting", "joining") or not state["join"]:
+        return ""
+    step = state["join"][-1]
+    return f"[{step['step']}/{JOIN_STEPS}] {clean(step['name'])} {clean(step['text'])}"
+
+
+def gpu_line(gpu: Mapping[str, Any]) -> str:
+    """``0 NVIDIA H100  87% used  21.5 of 85.9 GB  61 °C  350 W``, as far as the driver tells."""
+    parts = [f"{gpu['index']} {clean(gpu['name'], 40)}".rstrip()]
+    if gpu["utilisation"] is not None:
+        parts.append(f"{gpu['utilisation']:.0%} used")
+    if gpu["memory_total"]:
+        parts.append(f"{gpu['memory_used'] / 1e9:.1f} of {gpu['memory_total'] / 1e9:.1f} GB")
+    if gpu["temperature_c"] is not None:
+        parts.append(f"{gpu['temperature_c']:.0f} °C")
+    if gpu["power_w"] is not None:
+        parts.append(f"{gpu['power_w']:.0f} W")
+    return "  ".join(parts)
+
+
+def _waits(step: dict[str, Any]) -> str:
+    """How much of the inner steps is waiting for data, where that is worth a look."""
+    share = (step["data_s"] or 0.0) / (step["seconds"] or 1.0)
+    return f"  {share:.0%} waiting for data" if share > 0.02 else ""
+
+
+def _alarms(state: dict[str, Any]) -> list[str]:
+    lines = []
+    for alarm in state["alarms"]:
+        word = "ALARM" if alarm["level"] == "critical" else "alarm"
+        lines += [f"{word}     {clean(alarm['what'])}", f"          {clean(alarm['fix'])}"]
+    return lines
 
 
 def _consensus(state: dict[str, Any]) -> list[str]:
@@ -186,6 +232,9 @@ def _peers(peers: list[dict[str, Any]]) -> list[str]:
     if not peers:
         return []
     lines = [f"{'peer':<22} {'status':<9} {'round':>6} {'loss':>6} {'tok/s':>9} {'link':<6} rtt"]
+    if len(peers) > _SHOWN_PEERS:  # this node, then whoever is not as all others are
+        head = max(peer["round"] for peer in peers)
+        peers = sorted(peers, key=lambda peer: _unusual(peer, head))
     for peer in peers[:_SHOWN_PEERS]:
         rtt = "-" if peer["rtt_s"] is None else f"{peer['rtt_s'] * 1000:.0f} ms"
         name = clean(peer["name"], 12)
@@ -195,5 +244,18 @@ def _peers(peers: list[dict[str, Any]]) -> list[str]:
             f" {peer['tokens_per_second']:>9,.0f} {peer['link']:<6} {rtt}"
         )
     if len(peers) > _SHOWN_PEERS:
-        lines.append(f"… and {len(peers) - _SHOWN_PEERS} more")
+        rest = Counter(peer["status"] for peer in peers[_SHOWN_PEERS:])
+        told = ", ".join(f"{count} {clean(status, 9)}" for status, count in rest.most_common())
+        lines.append(f"… and {len(peers) - _SHOWN_PEERS} more: {told}")
     return lines
+
+
+def _unusual(peer: dict[str, Any], head: int) -> tuple[bool, bool, bool, int]:
+    """Sorts this node first, then who has another state, is in trouble, or is behind."""
+    mine = peer["link"] == "self"
+    return (
+        not mine,
+        peer["agrees"] is not False,
+        peer["status"] not in _TROUBLE,
+        -max(0, head - peer["round"]),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from node.errors import operator_error
 from node.island import TrainerDied
 from node.monitor.events import Step, Validation
 from node.trainer.channel import Evaluated, StepDone
@@ -23,6 +24,20 @@ def step_of(done: StepDone, tokens_per_second: float, peers: int) -> Step:
         seconds=done.seconds,
         mfu=done.mfu,
         peers=peers,
+        data_s=done.data_s,
+        micro_batch=done.micro_batch,
+    )
+
+
+def shrunk_of(done: StepDone, halved: int) -> OperatorError | None:
+    """E401, if the micro-batch was halved in this step; ``halved``: times before it."""
+    if done.halved <= halved:
+        return None
+    return operator_error(
+        "E401",
+        f"out of memory: {done.micro_batch} sequences at a time from now on",
+        fix="nothing has to be done: gradients are accumulated, and the batch stays as it is; "
+        "more ranks (--nproc) or --recompute would be faster",
     )
 
 

@@ -154,6 +154,22 @@ class KnownRequest(Message, kind=7):
     have: Annotated[bytes, Max(8 * MAX_PEERS)] = b""  # BLAKE3 of their envelopes, 8 bytes of each
 
 
+class Link(Struct):
+    """What a peer has measured in passing of its link to another; 0: not measured."""
+
+    peer: Peer
+    upload: float  # to it
+    download: float  # from it
+    round_trip: float  # seconds
+
+
+class Links(Message, kind=8):
+    """A peer's own links and its wall clock; asked for where somebody looks at the whole swarm."""
+
+    time: float
+    links: Annotated[tuple[Link, ...], Max(MAX_PEERS)]
+
+
 # --- a round ----------------------------------------------------------------------------------
 
 

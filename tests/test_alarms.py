@@ -10,14 +10,18 @@ from node.monitor.alarms import (
     DRIFT_FACTOR,
     DRIFT_ROUNDS,
     ENDED_LOOKS,
+    LOST_STEPS,
+    RISEN_TIMES,
     STALL_FLOOR_S,
     Alarm,
+    Here,
     Watch,
     raised,
 )
 from node.monitor.event_log import EventLog
-from node.monitor.events import RoundDone
-from node.monitor.views import PeerView
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, RoundDone, Step
+from node.monitor.state import NodeState
+from node.monitor.views import MachineView, NodeView, PeerView
 
 NAMES = ("alps", "fjord", "mesa", "reef")
 
@@ -150,3 +154,76 @@ def test_the_worst_comes_first() -> None:
     views[1] = replace(views[1], agrees=False)
     views[3] = replace(views[3], round=2, agrees=None)
     assert kinds(views, [], 0.0) == ["split", "lag"]
+
+
+# --- this node's own ----------------------------------------------------------------------------
+
+
+def validated(*losses: float | None) -> list[tuple[float, RoundDone]]:
+    return [(10.0 * n, RoundDone(round=n, validation_loss=loss)) for n, loss in enumerate(losses)]
+
+
+def of_here(here: Here, last: list[tuple[float, RoundDone]] | None = None) -> list[Alarm]:
+    return raised(peers(), last or [], 30.0, here=here)
+
+
+def test_a_loss_that_is_no_number_is_critical_once_it_stays_so() -> None:
+    lost = [None] * LOST_STEPS
+    (alarm,) = of_here(Here(losses=[2.0, *lost]))
+    assert (alarm.kind, alarm.level) == ("loss", "critical")
+    assert of_here(Here(losses=[2.0, *lost[1:]])) == []
+    assert of_here(Here(losses=[*lost, 2.0])) == []
+    assert of_here(Here(losses=[])) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ((2.0, 1.8, 1.79, 1.78), False),
+        ((2.0, 1.8, 2.4, 2.5, 2.6), True),
+        ((2.0, 1.8, 2.4, None, 2.5, None, 2.6), True),  # not every round is evaluated
+        ((2.0, 1.8, 2.4, 1.82, 2.6), False),  # by chance
+        ((2.0, 1.8, 1.85, 1.86, 1.87), False),  # by less than matters
+        ((6.0, 6.1, 6.2, 6.3), False),  # a large loss may move by more
+    ],
+)
+def test_a_validation_loss_that_rises(losses: tuple[float | None, ...], told: bool) -> None:
+    known = [loss for loss in losses if loss is not None]
+    low = min(known)
+    found = of_here(Here(lowest=(losses.index(low), low)), validated(*losses))
+    assert [alarm.kind for alarm in found] == ["loss"] * told
+    if told:
+        assert f"{losses[-1]:.3f} now, 1.800 after round 1" in found[0].what
+        assert "--init-from" in found[0].fix
+
+
+def test_what_a_node_says_of_its_own_loss_comes_from_its_events() -> None:
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    for number, loss in enumerate((2.0, 1.8, *([2.5] * RISEN_TIMES))):
+        log.emit(RoundDone(round=number, validation_loss=loss))
+    assert [alarm.kind for alarm in state.alarms_now()] == ["loss"]
+    for number in range(LOST_STEPS):
+        log.emit(Step(step=number, round=5, loss=None))
+    assert [alarm.level for alarm in state.alarms_now()] == ["critical", "warning"]
+
+
+def test_no_room_for_checkpoints() -> None:
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    free = [10_000_000]
+    state.providers.machine = lambda: MachineView(disk_free=free[0])
+    assert state.alarms_now() == []
+    log.emit(CheckpointSaved(round=3, path="x", bytes=4_000_000))
+    assert state.alarms_now() == []
+    free[0] = 7_000_000
+    (alarm,) = state.alarms_now()
+    assert (alarm.kind, alarm.level) == ("checkpoint", "warning")
+    assert "7 MB are free on disk, and a checkpoint takes 4 MB" in alarm.what
+    log.emit(CheckpointSkipped(round=4, reason="no room (E402)"))
+    (alarm,) = state.alarms_now()
+    assert (alarm.kind, alarm.level) == ("checkpoint", "critical")
+    assert "round 4 was skipped: no room (E402)" in alarm.what
+    free[0] = 20_000_000
+    log.emit(CheckpointSaved(round=5, path="x", bytes=4_000_000))
+    assert state.alarms_now() == []

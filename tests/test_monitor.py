@@ -13,6 +13,8 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import (
     Notice,
     PeerJoined,
+    PeerLeft,
+    PeerSuspected,
     Problem,
     Record,
     RoundDone,
@@ -283,6 +285,58 @@ async def test_keys_sort_pause_and_quit(log):
         await pilot.press("q")
     assert app.return_code == 0
     assert app.failure is None
+
+
+async def test_the_table_shows_links_and_fragments_as_well(log):
+    app = Monitor(ReplaySource(log, 0))
+    async with app.run_test(size=(120, 46)) as pilot:
+        await shown(app, pilot)
+        table = app.query_one("#peers")
+        app._picture["links"] = {
+            "peers": PEERS,
+            "links": [[0, 1, 2e6, 0.1, 0], [1, 2, 5e5, None, 12], [2, 0, None, 0.2, 3]],
+        }
+        await pilot.press("v")
+        rows = [[str(cell) for cell in table.get_row_at(i)] for i in range(table.row_count)]
+        assert [row[2:] for row in rows] == [
+            ["0.50 MB/s", "-", "told 12s ago"],
+            ["2.00 MB/s", "100 ms", "here"],
+            ["-", "200 ms", "told 3s ago"],
+        ]
+        assert rows[0][:2] == [f"…{PEERS[1][-8:]}", f"…{PEERS[2][-8:]}"]
+        await pilot.press("v")
+        assert [str(cell) for cell in table.get_row_at(0)][:4] == [
+            "1 of 1", "11", "committed", "3 of 3",
+        ]  # fmt: skip
+        await pilot.press("v")
+        assert table.row_count == 3
+        assert len(table.columns) == len(drawing.PEER_COLUMNS)
+
+
+def test_a_replay_knows_names_and_who_left(log):
+    replay = Replay()
+    for record in read_log(log):
+        replay.take(record)
+    replay.take(Record(98, 99.0, PeerJoined(peer=PEERS[1], name="alps", region="eu")))
+    replay.take(Record(99, 99.0, done(12)))
+    by_id = {peer["peer"]: peer for peer in replay.picture()["state"]["peers"]}
+    assert (by_id[PEERS[1]]["name"], by_id[PEERS[1]]["region"]) == ("alps", "eu")
+    assert by_id[ME]["link"] == "self"
+    replay.take(Record(100, 100.0, PeerLeft(peer=PEERS[1])))
+    replay.take(Record(101, 100.0, PeerSuspected(peer=PEERS[2])))
+    status = {peer["peer"]: peer["status"] for peer in replay.picture()["state"]["peers"]}
+    assert status == {ME: "active", PEERS[1]: "left", PEERS[2]: "suspect"}
+    replay.take(Record(102, 101.0, done(13)))
+    status = {peer["peer"]: peer["status"] for peer in replay.picture()["state"]["peers"]}
+    assert set(status.values()) == {"active"}
+
+
+def test_the_terminal_tells_who_was_waited_for():
+    row = done(4).islands
+    slow = {**row, PEERS[1]: {**row[PEERS[1]], "ready_s": 3.5}, ME: {**row[ME], "ready_s": 0.0}}
+    text = drawing.waited_for({"round": 4, "islands": slow}, {PEERS[1]: "alps"})
+    assert text == "round 4: all waited for alps, 3.5 s after the first"
+    assert drawing.waited_for({"round": 4, "islands": row}, {}) == ""
 
 
 async def test_an_error_ends_it_with_its_code(tmp_path):

@@ -1,7 +1,9 @@
 """The API's listener, and `node status`, which finds it through the state directory."""
 
 import asyncio
+import json
 import os
+import re
 import socket
 from dataclasses import replace
 
@@ -9,9 +11,12 @@ import aiohttp
 import pytest
 from api_kit import KEY, PEER, Kit
 
+from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node import status
 from node.monitor.api import ApiServer, make_app
+from node.monitor.events import JoinProgress
 from node.monitor.history import History
+from node.monitor.views import GpuView, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -86,6 +91,62 @@ async def test_status_finds_the_daemon(tmp_path, kit, server):
 
 async def test_status_of_a_fresh_node_renders(kit):
     assert "it is starting" in status.render(kit.state.snapshot())
+
+
+def test_status_shows_who_is_in_trouble_before_all_others(kit):
+    kit.state.providers.peers = lambda: [
+        PeerView(peer="me", name="me", status="active", round=9, link="self"),
+        *(
+            PeerView(
+                peer=f"p{n}",
+                name=f"p{n}",
+                status="suspect" if n == 30 else "active",
+                round=5 if n == 40 else 9,
+                agrees=n != 50,
+            )
+            for n in range(63)
+        ),
+    ]
+    kit.state.status = "active"
+    lines = status.render(kit.state.snapshot()).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("peer "))
+    assert [line.split()[0] for line in lines[first + 1 : first + 5]] == ["me", "p50", "p30", "p40"]
+    assert "… and 48 more: 48 active" in lines
+    assert next(i for i, line in enumerate(lines) if line.startswith("ALARM")) < first
+
+
+def test_status_tells_how_far_joining_has_come(kit):
+    kit.state.status = "joining"
+    kit.log.emit(JoinProgress(step=4, name="discover", text="5 islands"))
+    kit.log.emit(JoinProgress(step=5, name="sync", text="12%, 1.2 of 10.4 GB, 7m left"))
+    text = status.render(kit.state.snapshot())
+    assert "joining   [5/6] sync 12%, 1.2 of 10.4 GB, 7m left" in text
+    kit.state.status = "active"
+    assert "joining" not in status.render(kit.state.snapshot())
+
+
+def test_status_of_gpus_and_of_a_run_without_an_end(kit):
+    card = GpuView(
+        index=0, name="NVIDIA H100", utilisation=0.87, memory_used=21_500_000_000,
+        memory_total=85_900_000_000, temperature_c=61.0, power_w=350.5,
+    )  # fmt: skip
+    kit.state.providers.machine = lambda: MachineView(gpus=(card, GpuView(index=1, name="Idle")))
+    kit.state.run = RunView(id="ab", label="x", total_rounds=ENDLESS_ROUNDS, manifest={})
+    state = json.loads(json.dumps(kit.state.snapshot()))
+    text = status.render(state)
+    assert "gpu       0 NVIDIA H100  87% used  21.5 of 85.9 GB  61 °C  350 W" in text
+    assert "gpu       1 Idle\n" in text
+    assert re.search(r"^run       x  round 0$", text, re.MULTILINE)
+
+
+async def test_links_of_all_are_asked_for_apart_and_short(kit, server):
+    views = [LinkView("a", "b", 1e6, 0.25, 3.2), LinkView("b", "a", None, 0.25)]
+    kit.state.providers.all_links = lambda: views
+    found = await asyncio.to_thread(status.ask, server.address, "", "/api/v1/links", "links")
+    assert found == {
+        "peers": ["a", "b"],
+        "links": [[0, 1, 1000000, 0.25, 3], [1, 0, None, 0.25, 0]],
+    }
 
 
 def test_the_join_line_says_that_an_invitation_is_needed(kit):

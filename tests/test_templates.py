@@ -18,7 +18,7 @@ from node.hosts.meeting import meeting
 from node.monitor import metrics
 from node.monitor.events import CheckpointSaved, RoundDone, Step
 from node.monitor.metrics import exposition, registry
-from node.monitor.views import MachineView, PeerView, RunView
+from node.monitor.views import GpuView, MachineView, PeerView, RunView
 from node.templates import STOP_S, TEMPLATES, render
 
 PEERS = ("203.0.113.7:4390/12D3KooWNZcxuidu2rkHZK2K5H1WMTHuvb2QbLhPfnmLGuqU9Xdz", "seed.example:1")
@@ -262,10 +262,17 @@ def exported():
     kit.live()
     kit.state.run = RunView(id="ab", label="x", total_rounds=50, manifest={})
     kit.state.providers.machine = lambda: MachineView(
-        memory_available=1, memory_used=1, disk_free=1, disk_total=2
+        memory_available=1,
+        memory_used=1,
+        disk_free=1,
+        disk_total=2,
+        gpus=(
+            GpuView(index=0, utilisation=0.5, memory_used=1, memory_total=2),
+            GpuView(index=1, temperature_c=60.0, power_w=300.0),
+        ),
     )
     kit.state.providers.peers = lambda: [PeerView(peer="a", status="active", rtt_s=0.1)]
-    kit.log.emit(Step(step=1, round=1, loss=2.0, grad_norm=1.0, mfu=0.3))
+    kit.log.emit(Step(step=1, round=1, loss=2.0, grad_norm=1.0, mfu=0.3, data_s=0.01))
     kit.log.emit(
         RoundDone(round=1, validation_loss=1.0, consensus=0.5, consensus_after=0.1, utilisation=0.9)
     )

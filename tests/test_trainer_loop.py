@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from node.trainer.channel import (
 )
 from node.trainer.dims import ParallelDims
 from node.trainer.parallel import share
+from node.trainer_events import shrunk_of
 from protocols.errors import OperatorError
 
 
@@ -286,6 +289,26 @@ def test_out_of_memory_halves_the_micro_batch(
     monkeypatch.setattr(model, "forward", limited)
     assert bench.run(begin()).losses == pytest.approx(whole, rel=1e-4)
     assert bench.trainer.micro_batch == 1
+    first, *others = bench.script.of(StepDone)
+    problem = shrunk_of(first, halved=0)
+    assert problem is not None
+    assert (problem.code, first.micro_batch) == ("E401", 1)
+    assert "1 sequences at a time" in problem.what
+    assert all(shrunk_of(step, first.halved) is None for step in others)  # it is told once
+
+
+def test_the_wait_for_data_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, committing(1))
+    kind: Any = type(bench.trainer.data)
+    given = kind.batch
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.02)
+        return given(*args)
+
+    monkeypatch.setattr(kind, "batch", slow)
+    steps = bench.run(begin()).of(StepDone)
+    assert all(step.data_s is not None and 0.02 <= step.data_s <= step.seconds for step in steps)
 
 
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ from statistics import median
 from typing import Literal
 
 from node.monitor.event_log import EventLog
-from node.monitor.events import AlarmEnded, AlarmRaised, RoundDone
+from node.monitor.events import (
+    AlarmEnded,
+    AlarmRaised,
+    CheckpointSaved,
+    CheckpointSkipped,
+    RoundDone,
+)
 from node.monitor.views import PeerView
 
 KEPT = 64  # of the newest rounds, of all fragments, are looked at
@@ -25,6 +31,10 @@ DRIFT_ISLANDS = 3  # of two nobody can say which one drifts
 STALL_FACTOR = 5.0  # times the usual round
 STALL_FLOOR_S = 60.0
 LAG_ROUNDS = 2  # that a live island may be behind
+RISEN_BY, RISEN_TO = 0.1, 1.05  # a loss has risen above both of these and the lowest one
+RISEN_TIMES = 3  # in a row: a single one may be chance
+LOST_STEPS = 5  # inner steps in a row whose loss is no number
+ROOM = 2  # checkpoints there should be room for
 LOOK_S = 2.0  # between two looks of a Watch
 ENDED_LOOKS = 3  # in a row without an alarm end it: one that flickers is said once
 GONE = ("suspect", "dead")  # for this node, as opposed to having said farewell
@@ -36,11 +46,22 @@ Level = Literal["critical", "warning"]
 class Alarm:
     """One thing to look at: what kind, what is seen, what to do."""
 
-    kind: Literal["split", "silence", "drift", "stall", "lag"]
+    kind: Literal["split", "silence", "drift", "stall", "lag", "loss", "checkpoint"]
     level: Level
     what: str
     fix: str
     peers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What alarms need to know of this node itself."""
+
+    losses: Sequence[float | None] = ()  # of the newest inner steps; None: no number
+    lowest: tuple[int, float] | None = None  # validation loss so far, and in which round
+    saved: CheckpointSaved | None = None  # the newest
+    skipped: CheckpointSkipped | None = None  # since then
+    disk_free: int | None = None  # bytes
 
 
 @dataclass
@@ -89,9 +110,12 @@ def raised(
     now: float,
     *,
     training: bool = True,
+    here: Here | None = None,
 ) -> list[Alarm]:
     """The alarms of now, critical ones first; ``rounds`` with their times, oldest first."""
     found = [*_split(peers), *_silence(peers), *_drift(peers, rounds), *_lag(peers)]
+    if here is not None:
+        found += [*_loss(here, rounds), *_checkpoint(here)]
     if training:
         found += _stall(rounds, now)
     return sorted(found, key=lambda alarm: alarm.level)
@@ -191,6 +215,54 @@ def _stall(rounds: Sequence[tuple[float, RoundDone]], now: float) -> Iterator[Al
             f"No round for {still:.0f} s; one usually takes {usual:.0f} s.",
             "Islands train on meanwhile. See who is silent, and whether a quorum is there.",
         )
+
+
+def _loss(here: Here, rounds: Sequence[tuple[float, RoundDone]]) -> Iterator[Alarm]:
+    """The loss is no number, or was clearly lower before."""
+    newest = here.losses[-LOST_STEPS:]
+    if len(newest) == LOST_STEPS and all(loss is None for loss in newest):
+        yield Alarm(
+            "loss",
+            "critical",
+            f"The training loss of this island is no number in its last {LOST_STEPS} steps.",
+            "Nothing of it is sent. Look at its data; if other islands have it too, the run's "
+            "learning rate is too high.",
+        )
+    known = [done.validation_loss for _, done in rounds if done.validation_loss is not None]
+    last = known[-RISEN_TIMES:]
+    if here.lowest is None or len(last) < RISEN_TIMES:
+        return
+    when, low = here.lowest
+    if min(last) > max(low + RISEN_BY, low * RISEN_TO):
+        yield Alarm(
+            "loss",
+            "warning",
+            f"The validation loss rises: {last[-1]:.3f} now, {low:.3f} after round {when}.",
+            "Look for islands that drift, and at the learning rate. To go back, make a new run "
+            "with --init-from and a model exported from an earlier checkpoint.",
+        )
+
+
+def _checkpoint(here: Here) -> Iterator[Alarm]:
+    """The last checkpoint could not be written, or the next ones will have no room."""
+    fix = "It trains on. Free disk space, lower --keep-checkpoints, or give another --dir."
+    if here.skipped is not None:
+        yield Alarm(
+            "checkpoint",
+            "critical",
+            f"The checkpoint of round {here.skipped.round} was skipped: {here.skipped.reason}.",
+            fix,
+        )
+    elif here.saved is not None and here.disk_free is not None:
+        size = here.saved.bytes
+        if here.disk_free < ROOM * size:
+            yield Alarm(
+                "checkpoint",
+                "warning",
+                f"{here.disk_free / 1e6:,.0f} MB are free on disk, and a checkpoint takes "
+                f"{size / 1e6:,.0f} MB: soon none can be written.",
+                fix,
+            )
 
 
 def _live(peers: Sequence[PeerView]) -> list[PeerView]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from node.monitor.dashboard import add_dashboard, is_open
+from node.monitor.dashboard import STATE, add_dashboard, is_open
 from node.monitor.event_log import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
@@ -43,7 +43,6 @@ _HEADERS = {
 }
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-STATE: web.AppKey[NodeState] = web.AppKey("state", NodeState)
 LOG: web.AppKey[EventLog] = web.AppKey("log", EventLog)
 
 
@@ -58,7 +57,6 @@ def make_app(
     """The application; ``host`` is an own name of the listener, ``key`` empty asks for none."""
     app = web.Application(middlewares=[_guard(key, host)], client_max_size=1024)
     app.on_response_prepare.append(_add_headers)
-    app[STATE] = state
     app[LOG] = log
     metrics = registry(state)
 

@@ -4,6 +4,7 @@
 ``GET /``, ``/static/NAME``    the page, its script and style; nothing in it is secret
 ``GET /api/v1/dashboard``      all that the page needs to draw itself once
 ``GET /api/v1/history``        ``?points=N&last=ROUNDS``: the run's rows, see node.monitor.history
+``GET /api/v1/links``          who reaches whom how fast, as all islands tell it
 ``GET /api/v1/stream``         server-sent events, at most one a second
 =============================  =================================================================
 
@@ -153,17 +154,20 @@ class Feed:
 
 FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
 HISTORY: web.AppKey[History] = web.AppKey("history", History)
+STATE: web.AppKey[NodeState] = web.AppKey("state", NodeState)
 
 
 def add_dashboard(app: web.Application, state: NodeState, log: EventLog, history: History) -> None:
     """Add the routes above to the application of the API."""
     app[FEED] = Feed(state, log, history)
     app[HISTORY] = history
+    app[STATE] = state
     app.on_shutdown.append(_close)
     app.router.add_get("/", _static)
     app.router.add_get("/static/{name}", _static)
     app.router.add_get("/api/v1/dashboard", _picture)
     app.router.add_get("/api/v1/history", _history)
+    app.router.add_get("/api/v1/links", _links)
     app.router.add_get("/api/v1/stream", _stream)
 
 
@@ -217,6 +221,10 @@ async def _picture(request: web.Request) -> web.Response:
 async def _history(request: web.Request) -> web.Response:
     points, last = _natural(request, "points", POINTS), _natural(request, "last", 0)
     return _json(request, request.app[HISTORY].columns(points, last=last))
+
+
+async def _links(request: web.Request) -> web.Response:
+    return _json(request, request.app[STATE].links())
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:

@@ -74,6 +74,8 @@ class Step(Event):
     seconds: float = 0.0
     mfu: float | None = None  # model FLOPs utilisation, 0 to 1
     peers: int = 0  # live islands, this one included
+    data_s: float | None = None  # of the seconds: until the batch was there
+    micro_batch: int | None = None  # sequences that a rank took at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +279,7 @@ class AlarmRaised(Event):
     """An alarm has begun (:mod:`node.monitor.alarms`), or is of other peers now."""
 
     kind: ClassVar[str] = "alarm"
-    alarm: str  # split, silence, drift, stall or lag
+    alarm: str  # its kind: split, silence, …, see node.monitor.alarms
     level: str  # critical or warning
     what: str
     fix: str
@@ -346,6 +348,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key)[:MAX_TEXT]: plain(item) for key, item in _head(value.items())}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What this machine has left: memory, disk, load; read from the system, for Linux without torch."""
+"""What this machine has left: memory, disk, load, GPUs; read from the system, without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from node.monitor.views import MachineView
+from node.monitor.views import GpuView, MachineView
 
 KEPT_S = 5.0  # figures are read anew no more often than this
 _PROC = Path("/proc")
@@ -18,9 +18,14 @@ class Machine:
     """Reads the machine's figures; ``directory`` is where this node writes."""
 
     def __init__(
-        self, directory: Path, *, clock: Callable[[], float] = time.monotonic, proc: Path = _PROC
+        self,
+        directory: Path,
+        gpus: Callable[[], tuple[GpuView, ...]] = tuple,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        proc: Path = _PROC,
     ) -> None:
-        self._directory, self._clock, self._proc = directory, clock, proc
+        self._directory, self._gpus, self._clock, self._proc = directory, gpus, clock, proc
         self._view = MachineView()
         self._read_at = float("-inf")
 
@@ -44,6 +49,7 @@ class Machine:
             memory_used=self._resident(),
             disk_total=disk.total if disk else None,
             disk_free=disk.free if disk else None,
+            gpus=self._gpus(),
         )
 
     def _memory(self) -> dict[str, int]:

@@ -21,12 +21,19 @@ from node.monitor.state import NodeState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "skipped", "failed")
-TRAFFIC = ("gradients", "state", "control", "dht", "relay")
+TRAFFIC = ("gradients", "parameters", "state", "control", "dht", "relay")
 PEER_STATUSES = ("joining", "active", "leaving", "suspect", "dead", "left")
-ALARMS = ("split", "silence", "drift", "stall", "lag")
+ALARMS = ("split", "silence", "drift", "stall", "lag", "loss", "checkpoint")
 REASONS = ("malformed", "signature", "stale", "non-finite", "norm", "outlier")
 STRANGERS = ("garbage", "handshake", "limit", "request")
 OTHER = "other"
+GPU_FIGURES = (
+    ("swarm_gpu_utilisation_ratio", "Share of the time that a kernel ran, 0 to 1", "utilisation"),
+    ("swarm_gpu_memory_used_bytes", "By all processes", "memory_used"),
+    ("swarm_gpu_memory_bytes", "That there are", "memory_total"),
+    ("swarm_gpu_temperature_celsius", "Of the chip", "temperature_c"),
+    ("swarm_gpu_power_watts", "Drawn by the board", "power_w"),
+)
 
 
 class SwarmCollector(Collector):
@@ -92,6 +99,9 @@ class SwarmCollector(Collector):
         tokens = CounterMetricFamily("swarm_trained_tokens", "Tokens trained by this node")
         tokens.add_metric((), state.tokens)
         yield tokens
+        short = CounterMetricFamily("swarm_out_of_memory", "Times that memory did not suffice")
+        short.add_metric((), state.out_of_memory)
+        yield short
         step = state.step
         if step is None:
             return
@@ -102,6 +112,7 @@ class SwarmCollector(Collector):
             ("swarm_loss_nats", "Training loss of the last inner step", step.loss),
             ("swarm_gradient_norm", "Before clipping", step.grad_norm),
             ("swarm_model_flops_utilisation_ratio", "MFU, 0 to 1", step.mfu),
+            ("swarm_data_wait_seconds", "Of the last inner step, until its batch", step.data_s),
         ):
             if value is not None:
                 yield _gauge(name, text, value)
@@ -164,6 +175,10 @@ class SwarmCollector(Collector):
         ):
             if value is not None:
                 yield _gauge(name, text, value)
+        for name, text, key in GPU_FIGURES:
+            told = ((str(gpu.index), getattr(gpu, key)) for gpu in view.gpus)
+            if known := {index: figure for index, figure in told if figure is not None}:
+                yield _labelled(name, text, "gpu", known)
         if self._state.checkpoint is not None:
             when, saved = self._state.checkpoint
             yield _gauge("swarm_checkpoint_time_seconds", "Unix time of the newest one", when)

@@ -25,6 +25,7 @@ from gossip.presence import open_announce
 from gossip.spread import Published, Spread
 from node import __version__
 from node.errors import operator_error
+from node.links import LinkTable
 from node.modes import at_will
 from node.monitor.alarms import Watch
 from node.monitor.dashboard import Feed
@@ -72,6 +73,12 @@ class Observer:
         self.log.subscribe(self.history)
         self.membership = Membership(self.identity.peer_id)
         self.state.providers.peers = self.views
+        self.links = LinkTable(
+            self.transport,
+            self.identity.peer_id,
+            lambda: self.membership.alive(time.monotonic()),
+        )
+        self.state.providers.all_links = self.links.look
         self._peers, self._invitation, self._interval_s = peers, invitation, interval_s
         self._whereabouts = Whereabouts(self.transport, self.identity, self.transport.book)
         self._run = b""
@@ -93,9 +100,9 @@ class Observer:
         async with self.transport:
             await self._greet()
             while True:
-                await self._ask()
+                await asyncio.gather(self._ask(), self.links.ask())
                 self._note()
-                picture = self._feed.picture(POINTS)
+                picture = self._feed.picture(POINTS) | {"links": self.state.links()}
                 silent = time.monotonic() - self._answered
                 if silent > SILENT_S:
                     picture["problem"] = f"nobody has answered for {silent:.0f} s"
@@ -307,6 +314,7 @@ class Observer:
                     agrees=said.state == usual
                     if said.role == "island" and said.round == head and not self._in_pairs
                     else None,
+                    clock_offset_s=self.links.offsets.get(peer),
                     silent_s=now - island.heard,
                 )
             )

@@ -12,13 +12,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from node.monitor.alarms import KEPT as ALARM_ROUNDS
-from node.monitor.alarms import Alarm, raised
+from node.monitor.alarms import LOST_STEPS, Alarm, Here, raised
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
+    CheckpointSkipped,
     JoinProgress,
     KnobSet,
     PeerRefused,
@@ -52,7 +54,8 @@ class Providers:
 
     peers: Callable[[], Sequence[PeerView]] = tuple
     traffic: Callable[[], Mapping[str, Traffic]] = dict
-    links: Callable[[], Sequence[LinkView]] = tuple
+    links: Callable[[], Sequence[LinkView]] = tuple  # this node's own
+    all_links: Callable[[], Sequence[LinkView]] = tuple  # the swarm's; asks for them
     strangers: Callable[[], Mapping[str, int]] = dict  # what came to nothing, by reason
     machine: Callable[[], MachineView] = MachineView
     reachability: Callable[[], str] = str  # "direct", "relay", "outbound only" or empty
@@ -90,9 +93,12 @@ class NodeState:
         self.raw_bytes = 0
         self.rejected: Counter[str] = Counter()  # by reason
         self.refused: Counter[str] = Counter()  # by error code
+        self.out_of_memory = 0  # times
         self.problems: deque[tuple[float, Problem]] = deque(maxlen=KEPT_PROBLEMS)
         self.knobs: dict[str, KnobSet] = {}  # what was chosen from measurements, the newest
         self.checkpoint: tuple[float, CheckpointSaved] | None = None
+        self.skipped: CheckpointSkipped | None = None  # since the newest one
+        self.lowest: tuple[int, float] | None = None  # validation loss, and in which round
         self._clock = clock
         self._moved = clock()  # when training last moved
         log.subscribe(self)
@@ -118,8 +124,11 @@ class NodeState:
                 self.refused[code] += 1
             case Problem() as problem:
                 self.problems.append((record.time, problem))
+                self.out_of_memory += problem.code == "E401"
             case CheckpointSaved() as saved:
-                self.checkpoint = (record.time, saved)
+                self.checkpoint, self.skipped = (record.time, saved), None
+            case CheckpointSkipped() as skipped:
+                self.skipped = skipped
             case KnobSet() as knob:
                 self.knobs[knob.name] = knob
             case Stopping():
@@ -148,6 +157,26 @@ class NodeState:
         state["training"]["steps"] = [[number, plain(loss)] for number, loss in self.steps]
         state["rounds"]["last"] = self.last_rounds()
         return state
+
+    def links(self) -> dict[str, Any]:
+        """All links that are known between islands, and short, as there may be thousands.
+
+        ``links``: places of source and target in ``peers``, bytes a second, seconds for a round
+        trip (both may be null), and seconds since it was told (0: this node's own measurement).
+        """
+        views = self.providers.all_links()[:MAX_LINKS]
+        places: dict[str, int] = {}
+        rows = [
+            [
+                places.setdefault(view.source, len(places)),
+                places.setdefault(view.target, len(places)),
+                None if view.bytes_per_second is None else round(view.bytes_per_second),
+                None if view.round_trip_s is None else round(view.round_trip_s, 6),
+                round(view.age_s),
+            ]
+            for view in views
+        ]
+        return {"peers": list(places), "links": rows}
 
     def last_rounds(self, limit: int = KEPT_ROUNDS) -> list[dict[str, Any]]:
         """The newest rounds, oldest first, each with its ``time``."""
@@ -202,7 +231,15 @@ class NodeState:
     def alarms(self, views: Sequence[PeerView]) -> list[Alarm]:
         """What an operator should look at, worst first."""
         rounds = list(self.rounds)[-ALARM_ROUNDS:]
-        return raised(views, rounds, self._clock(), training=self.status == "active")
+        here = Here(
+            [loss for _, loss in islice(reversed(self.steps), LOST_STEPS)],
+            self.lowest,
+            self.checkpoint[1] if self.checkpoint else None,
+            self.skipped,
+            self.providers.machine().disk_free,
+        )
+        training = self.status == "active"
+        return raised(views, rounds, self._clock(), training=training, here=here)
 
     def alarms_now(self) -> list[Alarm]:
         """As :meth:`alarms`, of the peers now."""
@@ -218,6 +255,9 @@ class NodeState:
         if done.fragment < MAX_FRAGMENTS:
             self.fragments[done.fragment] = (when, done)
         self.round = max(self.round, done.round)
+        loss = done.validation_loss
+        if loss is not None and (self.lowest is None or loss < self.lowest[1]):
+            self.lowest = (done.round, loss)
         self.outcomes[done.outcome] += 1
         self.sent_bytes += done.sent_bytes
         self.received_bytes += done.received_bytes
@@ -230,6 +270,7 @@ class NodeState:
         return {
             "step": step,
             "tokens": self.tokens,
+            "out_of_memory": self.out_of_memory,
             "validation_loss": last.validation_loss if last is not None else None,
             "eta_s": last.eta_s if last is not None else None,
         }

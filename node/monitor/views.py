@@ -72,11 +72,26 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    """A measured link between two peers, bytes a second."""
+    """A link from one peer to another, as this node has measured it, or as one of them told it."""
 
     source: str
     target: str
-    bytes_per_second: float
+    bytes_per_second: float | None  # None: no body was long enough to tell
+    round_trip_s: float | None = None
+    age_s: float = 0.0  # since it was told; 0: this node's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """A GPU of the machine, whoever uses it; bytes, None where the driver does not tell."""
+
+    index: int
+    name: str = ""
+    utilisation: float | None = None  # share of the time that a kernel ran, 0 to 1
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +105,4 @@ class MachineView:
     memory_used: int | None = None  # resident, of the daemon and its trainer ranks
     disk_total: int | None = None  # of the file system of the state directory
     disk_free: int | None = None
+    gpus: tuple[GpuView, ...] = ()

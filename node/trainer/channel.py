@@ -164,6 +164,9 @@ class StepDone(Message, kind=111):
     tokens: int  # of this step
     seconds: float
     mfu: float | None = None  # see node.trainer.speed
+    data_s: float | None = None  # of the seconds: until the batch was there
+    micro_batch: int | None = None  # sequences that a rank took at once
+    halved: int = 0  # times that was halved since the rank's start, for want of memory
 
 
 class Snapshot(Message, kind=112):

@@ -67,6 +67,8 @@ class Trainer(Progress):
         self.inner = manifest.inner
         self.batch = manifest.data.batch_size
         self.micro_batch = settings.micro_batch or self.batch
+        self.halved = 0  # times, for want of memory
+        self._data_s = 0.0  # that this step waited for its batch
         bf16 = settings.bf16 if settings.bf16 is not None else ranks.device.type == "cuda"
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         computing = Computing(self.dtype, settings.recompute, settings.offload, settings.compile)
@@ -140,6 +142,7 @@ class Trainer(Progress):
     def inner_step(self) -> None:
         """One optimizer step on this island's next batch; skipped if its gradient is not finite."""
         started = time.monotonic()
+        self._data_s = 0.0
         loss = self._gradients()
         norm = float(
             clip_gradients(
@@ -177,6 +180,9 @@ class Trainer(Progress):
                 done.tokens,
                 done.seconds,
                 self.speed.mfu(done.tokens, done.seconds),
+                self._data_s,
+                self.micro_batch,
+                self.halved,
             )
         )
 
@@ -193,11 +199,15 @@ class Trainer(Progress):
                 if self.ranks.size > 1 or self.micro_batch == 1:
                     raise
                 self.micro_batch = -(-min(self.micro_batch, self.batch) // 2)
+                self.halved += 1
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()
 
     def _rows(self, rows: range) -> tuple[Tensor, Tensor]:
-        return self.data.batch(self.round, self.slot, self.slots, self.round_step, rows)
+        began = time.monotonic()
+        batch = self.data.batch(self.round, self.slot, self.slots, self.round_step, rows)
+        self._data_s += time.monotonic() - began
+        return batch
 
     def evaluate(self) -> float | None:
         """Loss on the shared validation shard with θ as it is; None without one."""

@@ -19,6 +19,7 @@ from protocols.errors import OperatorError
 
 CHART_ROWS = 6
 _KEPT_LINES = 500
+_SHOWN_ROWS = 256  # of a table
 
 
 class Monitor(App[int]):
@@ -32,14 +33,20 @@ class Monitor(App[int]):
     .row { height: 9; }
     #header, .row Static { text-wrap: nowrap; text-overflow: ellipsis; }
     .row Static { width: 1fr; height: 100%; padding: 0 1; border: round $primary-darken-2; }
-    #peers { height: 1fr; min-height: 5; }
+    #peers { height: 1fr; min-height: 5; border-top: solid $primary-darken-2; }
     #events { height: 7; border-top: solid $primary-darken-2; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("q,ctrl+c", "quit", "Quit"),
         ("p", "pause", "Pause"),
         ("s", "sort", "Sort"),
+        ("v", "view", "Islands/links/fragments"),
     ]
+    VIEWS: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
+        ("islands", drawing.PEER_COLUMNS),
+        ("links", drawing.LINK_COLUMNS),
+        ("fragments", drawing.FRAGMENT_COLUMNS),
+    )
     SORTS: ClassVar[tuple[tuple[str, Any], ...]] = (
         ("merged tokens", lambda peer: -(peer.get("merged_tokens") or peer["total_tokens"])),
         ("loss", lambda peer: peer["loss"] if peer["loss"] is not None else 1e9),
@@ -54,6 +61,7 @@ class Monitor(App[int]):
         self.shown = 0  # pictures
         self.paused = False
         self._sorted = 0
+        self._view = 0  # of VIEWS, in the table
         self._picture: Picture | None = None
         self._newest = 0
 
@@ -73,7 +81,7 @@ class Monitor(App[int]):
 
     def on_mount(self) -> None:
         """Begin to read the source."""
-        self.query_one("#peers", DataTable).add_columns(*drawing.PEER_COLUMNS)
+        self.query_one("#peers", DataTable).add_columns(*self.VIEWS[self._view][1])
         self.run_worker(self._follow(), exclusive=True)
 
     async def _follow(self) -> None:
@@ -96,6 +104,15 @@ class Monitor(App[int]):
     def action_sort(self) -> None:
         """Sort the islands by the next column."""
         self._sorted = (self._sorted + 1) % len(self.SORTS)
+        if self._picture is not None:
+            self.draw(self._picture)
+
+    def action_view(self) -> None:
+        """Show another table: islands, links between them, fragments."""
+        self._view = (self._view + 1) % len(self.VIEWS)
+        table = self.query_one("#peers", DataTable)
+        table.clear(columns=True)
+        table.add_columns(*self.VIEWS[self._view][1])
         if self._picture is not None:
             self.draw(self._picture)
 
@@ -126,18 +143,33 @@ class Monitor(App[int]):
             CHART_ROWS,
         )
         self._put("consensus", apart)
-        self._put("rounds", drawing.rounds(picture["rounds"], self._room("rounds"), 7))
+        names = {peer["peer"]: peer["name"] for peer in state["peers"] if peer["name"]}
+        rounds = drawing.rounds(picture["rounds"], self._room("rounds"), 7, names)
+        self._put("rounds", rounds)
         self._put("node", drawing.node(state))
-        table = self.query_one("#peers", DataTable)
-        row = table.cursor_row
-        table.clear()
-        name, key = self.SORTS[self._sorted]
-        for peer in sorted(state["peers"], key=key):
-            table.add_row(*map(Text, drawing.peer_row(peer)))
-        table.border_title = f"by {name}"
-        table.move_cursor(row=row)
+        self._fill_table(picture)
         self._tell(picture["events"])
         self.shown += 1
+
+    def _fill_table(self, picture: Picture) -> None:
+        table = self.query_one("#peers", DataTable)
+        row, top = table.cursor_row, table.scroll_y
+        table.clear()
+        view = self.VIEWS[self._view][0]
+        if view == "links":
+            table.border_title = "links, the slowest first"
+            rows = drawing.link_rows(picture)
+        elif view == "fragments":
+            table.border_title = "fragments"
+            rows = drawing.fragment_rows(picture["state"])
+        else:
+            name, key = self.SORTS[self._sorted]
+            table.border_title = f"islands by {name}"
+            rows = [drawing.peer_row(peer) for peer in sorted(picture["state"]["peers"], key=key)]
+        for cells in rows[:_SHOWN_ROWS]:
+            table.add_row(*map(Text, cells))
+        table.move_cursor(row=row)
+        table.scroll_to(y=top, animate=False)  # the cursor moves only where a key moves it
 
     def _put(self, name: str, text: Text) -> None:
         self.query_one(f"#{name}", Static).update(text)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from node.monitor.console import clean, duration, megabytes, number, short
+from node.status import gpu_line, joining, of_total
 
 # told apart by shade as well as by colour
 PHASES = (
@@ -20,6 +21,9 @@ PHASES = (
 )
 _LEFT = (0x40, 0x04, 0x02, 0x01)  # dots of a braille cell from the bottom up (Unicode, U+2800)
 _RIGHT = (0x80, 0x20, 0x10, 0x08)
+SHOWN_GPUS = 2
+LINK_COLUMNS = ("from", "to", "speed", "round trip", "measured")
+FRAGMENT_COLUMNS = ("fragment", "round", "how", "islands in it", "to merge", "same state", "state")
 PEER_COLUMNS = ("island", "state", "round", "agrees", "loss", "tok/s", "tokens", "apart", "link")
 
 
@@ -29,9 +33,7 @@ def header(picture: Mapping[str, Any], title: str) -> Text:
     run, rounds, training = state["run"], state["rounds"], state["training"]
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(clean(run["label"]) if run and run["label"] else "no run yet", "bold")
-    done = rounds["committed"]
-    total = run["total_rounds"] if run else 0
-    text.append(f"  round {done}/{total}" if total else f"  round {done}")
+    text.append(f"  round {of_total(rounds['committed'], run)}")
     if training["eta_s"] is not None:
         text.append(f"  ETA {duration(training['eta_s'])}")
     islands = [peer for peer in state["peers"] if peer["role"] == "island"]
@@ -42,6 +44,8 @@ def header(picture: Mapping[str, Any], title: str) -> Text:
         text.append(f"  {consensus['agreeing']} agree bit for bit")
     text.append(f"  val {number(training['validation_loss'])}")
     text.append(f"\n{clean(title)}  {state['status']}", "dim")
+    if joins := joining(state):
+        text.append(f"  {joins}", "cyan")
     if problem := picture.get("problem"):
         text.append(f"  {clean(str(problem))}", "bold red")
     return text
@@ -96,17 +100,25 @@ def curve(title: str, values: Sequence[float | None], width: int, height: int) -
     return text
 
 
-def rounds(rows: Sequence[Mapping[str, Any]], width: int, height: int) -> Text:
-    """The newest rounds as bars by phase, the latest first, with who was dropped."""
+def rounds(
+    rows: Sequence[Mapping[str, Any]], width: int, height: int, names: Mapping[str, str]
+) -> Text:
+    """The newest rounds as bars by phase, the latest first, with who was dropped.
+
+    Above them whom the newest waited for; ``names`` of peers, where they have one.
+    """
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append("rounds ", "bold")
     for name, mark, style in PHASES:
         text.append(f" {mark}", style)
         text.append(name, "dim")
-    shown = list(rows)[-max(0, height - 1) :][::-1]
+    shown = list(rows)[-max(0, height - 2) :][::-1]
+    if shown and (waited := waited_for(shown[0], names)):
+        text.append(f"\n{waited}", "cyan")
     longest = max((sum(row["phases"].values()) for row in shown), default=0.0) or 1.0
     for row in shown:
-        text.append(f"\n{row['round']:>5} ")
+        place = f".{row['fragment'] + 1}" if row["fragments"] > 1 else ""
+        text.append(f"\n{str(row['round']) + place:>6} ")
         if not row["phases"]:  # an observer sees none
             told = f"{row['members']}/{row['live']} islands"
             if row["consensus"] is not None:
@@ -139,6 +151,8 @@ def node(state: Mapping[str, Any]) -> Text:
     lines.append(f"  received {megabytes(network['received_bytes'])}")
     if network["compression"]:
         lines.append(f"  {network['compression']:.1f}x smaller than fp32")
+    for gpu in machine["gpus"][:SHOWN_GPUS]:
+        lines.append(f"\n{gpu_line(gpu)}")
     if machine["memory_available"] is not None:
         lines.append(f"\nmemory free {megabytes(machine['memory_available'])}")
         lines.append(f"  disk free {megabytes(machine['disk_free'] or 0)}")
@@ -154,6 +168,8 @@ def node(state: Mapping[str, Any]) -> Text:
             f"\nstep {step['step']}  loss {number(step['loss'])}  "
             f"{step['tokens_per_second']:,.0f} tokens/s"
         )
+        if step["data_s"] and step["seconds"]:
+            lines.append(f"  {step['data_s'] / step['seconds']:.0%} of it waiting for data")
     if state["node"]["join_address"]:
         lines.append(f"\njoin: node start --peers {state['node']['join_address']}", "dim")
     return lines
@@ -177,3 +193,51 @@ def peer_row(peer: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if peer["distance"] is None else f"{peer['distance']:.3f}",
         peer["link"] + rtt,
     )
+
+
+def waited_for(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Who was the last to be ready for a round, of those that were merged."""
+    ready = {
+        peer: item["ready_s"]
+        for peer, item in row["islands"].items()
+        if item.get("ready_s") is not None and item.get("tokens")
+    }
+    if len(ready) < 2:
+        return ""
+    last = max(ready, key=lambda peer: ready[peer])
+    who = clean(names.get(last, ""), 16) or short(last)
+    return f"round {row['round']}: all waited for {who}, {ready[last]:.1f} s after the first"
+
+
+def link_rows(picture: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The links between islands, the slowest that were measured first, under LINK_COLUMNS."""
+    names = {peer["peer"]: clean(peer["name"], 16) for peer in picture["state"]["peers"]}
+    found = picture.get("links") or {"peers": [], "links": []}
+    who = [names.get(peer) or short(peer) for peer in found["peers"]]
+    ordered = sorted(found["links"], key=lambda link: (link[2] is None, link[2] or link[3] or 0.0))
+    return [
+        (
+            who[source],
+            who[target],
+            "-" if speed is None else f"{megabytes(speed)}/s",
+            "-" if trip is None else f"{trip * 1000:.0f} ms",
+            f"told {duration(age)} ago" if age else "here",
+        )
+        for source, target, speed, trip, age in ordered
+    ]
+
+
+def fragment_rows(state: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Where each fragment stands, under FRAGMENT_COLUMNS; one row for a model merged whole."""
+    return [
+        (
+            f"{one['fragment'] + 1} of {one['fragments']}",
+            str(one["round"]),
+            one["outcome"],
+            f"{one['members']} of {one['live']}",
+            f"{one['sync_s']:.1f} s",
+            "-" if one["agreeing"] is None else f"{one['agreeing']} of {one['live']}",
+            one["state"][:12],
+        )
+        for one in state["fragments"]
+    ]

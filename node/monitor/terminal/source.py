@@ -1,6 +1,7 @@
 """Where the terminal's pictures come from: a node's API, a log of events, or the swarm itself.
 
-A picture is what the dashboard's page is drawn from (:meth:`node.monitor.dashboard.Feed.picture`).
+A picture is what the dashboard's page is drawn from (:meth:`node.monitor.dashboard.Feed.picture`),
+with the links of all islands beside it where they are known (``/api/v1/links``).
 The swarm itself: :mod:`node.monitor.observer`.
 """
 
@@ -8,17 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from node.errors import operator_error
 from node.monitor.dashboard import Feed
 from node.monitor.event_log import EventLog
-from node.monitor.events import Record, RoundDone, Started
+from node.monitor.events import (
+    PeerJoined,
+    PeerLeft,
+    PeerSuspected,
+    Record,
+    RoundDone,
+    Started,
+)
 from node.monitor.history import History
 from node.monitor.reading import read_record
-from node.monitor.state import NodeState
+from node.monitor.state import MAX_PEERS, NodeState
 from node.monitor.views import NodeView, PeerView, RunView
 from node.status import ask
 from protocols.errors import OperatorError
@@ -26,6 +36,7 @@ from protocols.errors import OperatorError
 Picture = dict[str, Any]
 INTERVAL_S = 1.0
 POINTS = 240
+LINKS_EVERY = 5  # pictures: the whole swarm's links change slowly, and there are many
 MAX_LINE = 1024 * 1024
 
 
@@ -50,17 +61,21 @@ class AttachedSource:
         """Raises OperatorError E106 where nobody answers from the first."""
         last: Picture = await self._ask()
         yield last
-        while True:
+        for number in count(1):
             await asyncio.sleep(self._interval_s)
             try:
-                last = await self._ask()
+                links = last["links"] if number % LINKS_EVERY else None
+                last = await self._ask(links)
                 yield last
             except OperatorError as error:
                 yield last | {"problem": f"{error.what}: {error.why}"}
 
-    async def _ask(self) -> Picture:
+    async def _ask(self, links: Mapping[str, Any] | None = None) -> Picture:
         path = f"/api/v1/dashboard?points={POINTS}"
-        return await asyncio.to_thread(ask, self._api, self._key, path, "state")
+        picture = await asyncio.to_thread(ask, self._api, self._key, path, "state")
+        if links is None:
+            links = await asyncio.to_thread(ask, self._api, self._key, "/api/v1/links", "links")
+        return picture | {"links": links}
 
 
 class ReplaySource:
@@ -94,6 +109,7 @@ class Replay:
         self.history = History()
         self.log.subscribe(self.history)
         self._peers: dict[str, PeerView] = {}
+        self._joined: dict[str, PeerJoined] = {}
         self.state.providers.peers = lambda: list(self._peers.values())
         self._feed = Feed(self.state, self.log, self.history, clock=lambda: self.now)
 
@@ -118,20 +134,36 @@ class Replay:
                     self.state.run = RunView(
                         id="", label=label, total_rounds=done.total_rounds, manifest={}
                     )
-                self._peers = {
-                    peer: PeerView(
-                        peer=peer,
+                self._peers |= {
+                    peer: replace(
+                        self._view(peer),
                         status="active",
                         round=done.round + 1,
                         loss=item.get("loss"),
                         distance=item.get("distance"),
-                        link="self" if peer == self.state.node.peer else "none",
                     )
                     for peer, item in done.islands.items()
                 }
+            case PeerJoined(peer=peer) as joined:
+                if len(self._joined) < MAX_PEERS or peer in self._joined:
+                    self._joined[peer] = joined
+                    self._peers[peer] = replace(self._view(peer), status="active")
+            case PeerSuspected(peer=peer) | PeerLeft(peer=peer) as gone if peer in self._peers:
+                status = "suspect" if isinstance(gone, PeerSuspected) else "left"
+                self._peers[peer] = replace(self._peers[peer], status=status)
             case _:
                 pass
         self.log.emit(record.event)
+
+    def _view(self, peer: str) -> PeerView:
+        """What is known of a peer by now."""
+        said, was = self._joined.get(peer), self._peers.get(peer) or PeerView(peer=peer)
+        mine = peer == self.state.node.peer
+        if said is None:
+            return replace(was, link="self" if mine else "none")
+        return replace(
+            was, name=said.name, role=said.role, region=said.region, version=said.version
+        )
 
     def picture(self) -> Picture:
         """How it stood then."""

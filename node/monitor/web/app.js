@@ -12,12 +12,14 @@ const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25
 const POINTS = 360;
 const KEPT_ROUNDS = 48;
 const KEPT_EVENTS = 120;
+const LINKS_MS = 5000; // between two looks at the links of all: they change slowly
 const THEMES = ["auto", "light", "dark"];
 
 /** What is known: the newest state, and the columns that the charts are drawn from. */
 class Store {
   constructor(picture) {
     this.names = new Names();
+    this.links = { peers: [], links: [] };
     this.rounds = picture.rounds;
     this.events = picture.events;
     this.outerRate = picture.state.run?.manifest?.outer?.lr;
@@ -61,7 +63,8 @@ class App {
   constructor() {
     this.last = 0;
     this.charts = makeCharts();
-    this.panels = [this.charts, new Panels(), new Rounds(), new Peers(), new Links()];
+    this.links = new Links();
+    this.panels = [this.charts, new Panels(), new Rounds(), new Peers(), this.links];
     this.connection = document.querySelector("#connection");
     this.makeRange();
     this.makeTheme();
@@ -80,10 +83,13 @@ class App {
         const picture = await get(`/api/v1/dashboard?points=${POINTS}`);
         document.querySelector("#unlock").hidden = true;
         document.querySelector("#main").hidden = false;
+        const links = this.store?.links;
         this.store = new Store(picture);
+        this.store.links = links ?? this.store.links;
         if (this.last) this.store.setHistory(await this.fetchHistory());
         this.draw();
         document.documentElement.dataset.filled ??= String(Math.round(performance.now()));
+        this.following ??= this.followLinks();
         return this.follow(picture.cursor);
       } catch (error) {
         if (error instanceof Locked) return this.lock();
@@ -101,6 +107,20 @@ class App {
       locked: () => this.lock(),
     });
     stream.run();
+  }
+
+  async followLinks() {
+    for (;;) {
+      if (!document.hidden) {
+        try {
+          this.store.links = await get("/api/v1/links");
+          this.links.draw(this.store);
+        } catch {
+          // the stream says when the node does not answer, or wants another key
+        }
+      }
+      await new Promise((done) => setTimeout(done, LINKS_MS));
+    }
   }
 
   async update(news) {

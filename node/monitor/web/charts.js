@@ -1,6 +1,6 @@
 // Charts of the run: drawn by uPlot, described in words, told as a table, and walked with arrow keys.
 
-import { DASH, el, fill, fixed, hidden, known, say, seconds, small, table } from "./text.js";
+import { DASH, count, el, fill, fixed, hidden, known, say, seconds, small, table } from "./text.js";
 
 const HEIGHT = 220;
 const NAMED_ISLANDS = 8; // with more of them only this node's line is named
@@ -21,15 +21,16 @@ const variable = (name) => getComputedStyle(document.documentElement).getPropert
 
 /** One chart in a panel. `series` is asked anew with each update, as islands come and go. */
 class Chart {
-  constructor(host, { title, series, format, empty, summary, height = HEIGHT, from }) {
+  constructor(host, { title, series, format, empty, summary, height = HEIGHT, from, headed }) {
     Object.assign(this, { title, series, format, why: empty, summary, height, from });
+    const heading = headed ? el("h3", {}, title) : null;
     this.legend = el("ul", { class: "legend" });
     this.plot = el("div", { class: "plot", tabindex: 0, role: "img" });
     this.plot.style.minHeight = `${height}px`;
     this.spoken = el("p", { class: "sr", "aria-live": "polite" });
     this.words = el("p", { class: "words" });
     this.details = el("details", { ontoggle: () => this.tell() }, el("summary", {}, "As a table", hidden(`: ${title}`)), el("div", { class: "scroll" }));
-    fill(host, this.legend, this.plot, this.spoken, this.words, this.details);
+    fill(host, heading, this.legend, this.plot, this.spoken, this.words, this.details);
     this.plot.addEventListener("keydown", (event) => this.walk(event));
     this.plot.addEventListener("focus", () => this.walk({ key: "End", preventDefault() {} }));
     new ResizeObserver(() => this.resize()).observe(this.plot);
@@ -228,6 +229,23 @@ function phaseLines(store) {
   });
 }
 
+/** A chart of one figure of this node's inner steps. */
+function stepChart(host, title, column, format, color) {
+  return new Chart(host, {
+    title,
+    headed: true,
+    series: (store) => [{ name: title.toLowerCase(), values: store.columns[column], color, width: 2 }],
+    format,
+    height: 110,
+    from: 0,
+    empty: "No inner step yet.",
+    summary: (store) => {
+      const v = ends(store.columns[column], store.columns.round);
+      return `${format(v.last)} at round ${v.lastRound}, ${format(v.first)} at round ${v.firstRound}.`;
+    },
+  });
+}
+
 /** All charts; `draw(store)` brings them up to date. */
 export function makeCharts() {
   const body = (id) => document.querySelector(`#${id} .body`);
@@ -275,8 +293,18 @@ export function makeCharts() {
       },
     }),
   ];
+  const hosts = [el("div"), el("div"), el("div")];
+  fill(body("steps"), ...hosts);
+  charts.push(
+    stepChart(hosts[0], "Learning rate", "lr", small, "--blue"),
+    stepChart(hosts[1], "Gradient norm", "grad_norm", small, "--vermillion"),
+    stepChart(hosts[2], "Tokens a second", "tokens_per_second", count, "--green"),
+  );
   return {
-    draw: (store) => charts.forEach((chart) => chart.update(store)),
+    draw: (store) => {
+      document.querySelector("#steps").hidden = !store.columns.lr.some(known); // a seed takes none
+      charts.forEach((chart) => chart.update(store));
+    },
     rebuild: () => charts.forEach((chart) => chart.lines && chart.build()),
   };
 }

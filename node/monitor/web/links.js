@@ -1,6 +1,6 @@
-// Who reaches whom how fast: measured by this node in passing, else what both ends announce.
+// Who reaches whom how fast: as the islands measure it in passing, else what both ends announce.
 
-import { DASH, el, empty, fill, known, rate, say, seconds } from "./text.js";
+import { DASH, duration, el, empty, fill, known, rate, say, seconds } from "./text.js";
 
 const NUMBERS_UP_TO = 8; // islands; with more the matrix is drawn
 const ORDER = 6; // powers of ten from the palest to the darkest: 10 kB/s to 10 GB/s
@@ -9,61 +9,82 @@ export class Links {
   constructor() {
     this.body = document.querySelector("#links .body");
     this.at = [0, 1];
+    this.known = new Map();
   }
 
   draw(store) {
     this.store = store;
+    if (this.from !== store.links) {
+      this.from = store.links;
+      const { peers, links } = store.links;
+      this.known = new Map(links.map(([from, to, speed, trip, age]) => [`${peers[from]} ${peers[to]}`, { speed, trip, age }]));
+    }
     const peers = store.state.peers.filter((p) => p.role === "island" && ["active", "joining", "suspect"].includes(p.status));
-    const measured = new Map(store.state.network.links.map((l) => [`${l.source} ${l.target}`, l.bytes_per_second]));
+    if (peers.length > NUMBERS_UP_TO) peers.sort((a, b) => (a.region === b.region ? 0 : a.region < b.region ? -1 : 1));
     if (peers.length < 2) {
       this.kind = "";
       return fill(this.body, empty("This node knows of no other island, so there is no link."));
     }
-    const cell = (from, to) => {
-      if (from === to) return null;
-      const speed = measured.get(`${from.peer} ${to.peer}`);
-      const rtt = from.link === "self" ? to.rtt_s : to.link === "self" ? from.rtt_s : null;
-      // of links between two others: what both tell of theirs to everybody
-      const usual = known(from.own_rtt_s) && known(to.own_rtt_s) ? (from.own_rtt_s + to.own_rtt_s) / 2 : null;
-      const trip = known(rtt) ? seconds(rtt) : known(usual) ? `≈ ${seconds(usual)}` : "";
-      const through = [from, to].every((p) => p.link === "relay" || p.address === "relay") ? ", through a relay" : "";
-      if (known(speed)) return { speed, trip, how: "measured here" };
-      const bound = Math.min(from.upload || 0, to.download || 0);
-      return { speed: bound || null, trip, how: (bound ? "at most, as announced" : "not measured") + through };
-    };
-    if (peers.length <= NUMBERS_UP_TO) this.numbers(peers, cell);
-    else this.picture(peers, cell);
+    if (peers.length <= NUMBERS_UP_TO) this.numbers(peers, (from, to) => this.cell(from, to));
+    else this.picture(peers, (from, to) => this.cell(from, to));
+  }
+
+  /** What is known of a link; null of an island to itself. */
+  cell(from, to) {
+    if (from === to) return null;
+    const link = this.known.get(`${from.peer} ${to.peer}`);
+    // where nobody has told of this very link: what both ends tell of theirs to everybody
+    const usual = known(from.own_rtt_s) && known(to.own_rtt_s) ? (from.own_rtt_s + to.own_rtt_s) / 2 : null;
+    const trip = known(link?.trip) ? seconds(link.trip) : known(usual) ? `≈ ${seconds(usual)}` : "";
+    const through = [from, to].every((p) => p.link === "relay" || p.address === "relay") ? ", through a relay" : "";
+    if (known(link?.speed)) return { speed: link.speed, trip, measured: true, how: (link.age ? `measured there, told ${duration(link.age)} ago` : "measured here") + through };
+    const bound = Math.min(from.upload || 0, to.download || 0);
+    return { speed: bound || null, trip, measured: false, how: (bound ? "at most, as announced" : "not measured") + through };
   }
 
   note(peers, cell) {
     const any = peers.some((a) => peers.some((b) => known(cell(a, b)?.speed)));
     return any
-      ? "Filled: measured by this node on bodies over 256 KB. Outlined: no more than both ends announced. A dash: nobody has told this node. Round trips with ≈: the mean of what both ends see with all their peers."
-      : "No throughput yet: it is measured on bodies over 256 KB, and this run's are shorter, or none has passed. Round trips are of this node's own calls.";
+      ? `Filled: measured by an island on bodies over 256 KB. Outlined: no more than both ends announced. A dash: not known. Round trips with ≈: the mean of what both ends see with all their peers.${this.slowest(peers)}`
+      : "No throughput yet: it is measured on bodies over 256 KB, and this run's are shorter, or none has passed.";
+  }
+
+  /** The islands whose links upwards are the slowest, by the median: they make others wait. */
+  slowest(peers) {
+    const medians = peers
+      .map((from) => {
+        const speeds = peers.map((to) => this.known.get(`${from.peer} ${to.peer}`)?.speed).filter(known).sort((a, b) => a - b);
+        return [from, speeds[speeds.length >> 1], speeds.length];
+      })
+      .filter(([, , n]) => n > 0)
+      .sort((a, b) => a[1] - b[1]);
+    if (medians.length < 3) return "";
+    return ` Slowest to send, by the median: ${medians.slice(0, 3).map(([peer, speed]) => `${this.store.names.of(peer.peer)} ${rate(speed)}`).join(", ")}.`;
   }
 
   numbers(peers, cell) {
-    this.kind = "";
+    if (this.kind !== "numbers") {
+      this.kind = "numbers";
+      // made once: who scrolls it, or stands in it with the keyboard, is not thrown out
+      this.region = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Matrix of links" });
+      this.words = el("p", { class: "words" });
+      fill(this.body, this.region, this.words);
+      this.shape = "";
+    }
     const names = peers.map((p) => this.store.names.of(p.peer));
-    const rows = peers.map((from, i) =>
-      el(
-        "tr",
-        {},
-        el("th", { scope: "row" }, names[i]),
-        ...peers.map((to) => {
-          const found = cell(from, to);
-          if (!found) return el("td", { class: "self", "aria-label": "itself" }, "");
-          const td = el("td", { class: `num ${found.how === "measured here" ? "measured" : known(found.speed) ? "announced" : ""}`, title: found.how }, rate(found.speed), found.trip ? el("small", {}, found.trip) : null);
-          td.style.setProperty("--level", level(found.speed));
-          return td;
-        }),
-      ),
-    );
-    fill(
-      this.body,
-      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Matrix of links" }, el("table", { class: "matrix" }, el("caption", { class: "sr" }, "Throughput and round trip from the row's island to the column's"), el("thead", {}, el("tr", {}, el("td", {}, "from ↓ to →"), ...names.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows))),
-      el("p", { class: "words" }, this.note(peers, cell)),
-    );
+    const cells = peers.map((from) => peers.map((to) => cell(from, to)));
+    const shape = JSON.stringify([names, cells]);
+    if (shape === this.shape) return;
+    this.shape = shape;
+    const row = (found) => {
+      if (!found) return el("td", { class: "self", "aria-label": "itself" }, "");
+      const td = el("td", { class: `num ${found.measured ? "measured" : known(found.speed) ? "announced" : ""}`, title: found.how }, rate(found.speed), found.trip ? el("small", {}, found.trip) : null);
+      td.style.setProperty("--level", level(found.speed));
+      return td;
+    };
+    const rows = cells.map((line, i) => el("tr", {}, el("th", { scope: "row" }, names[i]), ...line.map(row)));
+    fill(this.region, el("table", { class: "matrix" }, el("caption", { class: "sr" }, "Throughput and round trip from the row's island to the column's"), el("thead", {}, el("tr", {}, el("td", {}, "from ↓ to →"), ...names.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows)));
+    say(this.words, this.note(peers, cell));
   }
 
   picture(peers, cell) {
@@ -76,6 +97,7 @@ export class Links {
         this.go(Math.floor(event.offsetY / size), Math.floor(event.offsetX / size));
       });
       this.canvas.addEventListener("keydown", (event) => {
+        if (event.key === "Home") this.go(0, 0);
         const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
         if (!step) return;
         event.preventDefault();
@@ -88,7 +110,7 @@ export class Links {
     this.peers = peers;
     this.cell = cell;
     say(this.words, this.note(peers, cell));
-    this.canvas.setAttribute("aria-label", `Matrix of links between ${peers.length} islands. Arrow keys move from link to link.`);
+    this.canvas.setAttribute("aria-label", `Matrix of links between ${peers.length} islands. Arrow keys move from link to link, Home to the first.`);
     this.paint();
     this.go(...this.at);
   }
@@ -125,7 +147,7 @@ export class Links {
         if (!known(found.speed)) return pen.fillRect(x + size * 0.3, y + size * 0.48, size * 0.4, Math.max(1, size * 0.06));
         pen.globalAlpha = 0.15 + 0.85 * level(found.speed);
         pen.fillStyle = pen.strokeStyle = ink;
-        const inset = found.how === "measured here" ? gap : size * 0.28;
+        const inset = found.measured ? gap : size * 0.28;
         pen.fillRect(x + inset, y + inset, size - 2 * inset, size - 2 * inset);
       }),
     );

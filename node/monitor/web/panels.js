@@ -3,8 +3,11 @@
 import { DASH, bytes, clock, count, duration, el, empty, fill, fixed, flops, known, percent, say, seconds, short, small, table } from "./text.js";
 
 const LOGGED = 60;
+const JOIN_STEPS = 6;
+const ENDLESS = 1e6; // rounds of a run that only its operators end
 const KINDS = {
   gradients: "pseudo-gradients",
+  parameters: "parameters, in pairs",
   state: "state for joiners",
   control: "rounds and presence",
   dht: "directory (DHT)",
@@ -57,6 +60,7 @@ export class Panels {
 
   draw(store) {
     this.summary(store);
+    this.joins(store.state);
     this.alarms(store.state);
     this.agreement(store);
     this.fragments(store.state);
@@ -66,21 +70,34 @@ export class Panels {
     this.events(store);
   }
 
+  /** How far joining has come, while it lasts. */
+  joins(state) {
+    const card = document.querySelector("#joining");
+    card.hidden = !state.join.length || !["starting", "joining"].includes(state.status);
+    if (card.hidden) return;
+    const shape = JSON.stringify(state.join);
+    if (shape === this.joined) return;
+    this.joined = shape;
+    fill(card.querySelector(".body"), el("ol", { class: "facts join-steps" }, ...state.join.map((step) => el("li", {}, el("b", {}, `${step.step}/${JOIN_STEPS} ${step.name}`), el("span", {}, `${step.ok ? "" : "▲ "}${step.text}`)))));
+  }
+
   summary(store) {
     const { state, columns } = store;
     const run = state.run;
     const done = state.rounds.committed;
     const total = run?.total_rounds ?? 0;
+    const ends = total > 0 && total < ENDLESS;
     say(document.querySelector("#run"), run?.label ?? "No run yet");
-    say(document.querySelector("#whose"), `${state.node.name || short(state.node.peer)} · ${state.node.role} · ${state.status} · atoll ${state.node.version}`);
-    document.title = `${total ? `${done}/${total} · ` : ""}${run?.label ?? "Atoll"}`;
+    const about = [state.node.name || short(state.node.peer), state.node.role, state.status, run?.parameters ? `${count(run.parameters)} parameters` : "", run ? `run ${run.id.slice(0, 12)}` : "", `atoll ${state.node.version}`];
+    say(document.querySelector("#whose"), about.filter(Boolean).join(" · "));
+    document.title = `${state.alarms.length ? "▲ " : ""}${ends ? `${done}/${total} · ` : ""}${run?.label ?? "Atoll"}`;
     const live = state.peers.filter((p) => p.role === "island" && ["active", "joining"].includes(p.status));
-    const tile = this.stats.set("round", "Round", total ? `${done.toLocaleString("en")}` : DASH, total ? `of ${total.toLocaleString("en")}` : "no run yet");
-    if (total) {
+    const tile = this.stats.set("round", "Round", total ? `${done.toLocaleString("en")}` : DASH, ends ? `of ${total.toLocaleString("en")}` : total ? "until it is stopped" : "no run yet");
+    if (ends) {
       if (!tile.bar) tile.box.append((tile.bar = el("dd", {}, el("progress", { max: 1, "aria-label": "Rounds done" }))));
       tile.bar.firstChild.value = Math.min(1, done / total);
     }
-    this.stats.set("eta", "Time left", known(state.training.eta_s) ? duration(state.training.eta_s) : DASH, known(state.training.eta_s) ? `ends about ${new Date((state.time + state.training.eta_s) * 1000).toLocaleString("en-GB", { hour: "2-digit", minute: "2-digit", ...(state.training.eta_s > 43200 ? { day: "numeric", month: "short" } : {}) })}` : "known after two rounds");
+    this.stats.set("eta", "Time left", known(state.training.eta_s) ? duration(state.training.eta_s) : DASH, known(state.training.eta_s) ? `ends about ${new Date((state.time + state.training.eta_s) * 1000).toLocaleString("en-GB", { hour: "2-digit", minute: "2-digit", ...(state.training.eta_s > 43200 ? { day: "numeric", month: "short" } : {}) })}` : total && !ends ? "this run has no end" : done >= total && total ? "the run is over" : "known after two rounds");
     const last = (name) => columns[name].findLast(known);
     const validation = last("validation_loss");
     const first = columns.validation_loss.find(known);
@@ -100,7 +117,7 @@ export class Panels {
   }
 
   alarms(state) {
-    const unwell = state.status === "active" ? state.health.reasons.map((what) => ({ kind: "health", level: "warning", what: `This node is not healthy: ${what}.`, fix: "" })) : [];
+    const unwell = state.status === "active" ? state.health.reasons.map((what) => ({ kind: "health", level: "warning", what: `This node is not healthy: ${what}.`, fix: "Its newest events are below; on its machine, node status and node doctor --no-network say more, and logs/ in its state directory has the trainer's words." })) : [];
     const all = [...state.alarms, ...unwell];
     const text = JSON.stringify(all.map((a) => [a.kind, a.level, a.peers]));
     const host = document.querySelector("#alarms");
@@ -203,9 +220,13 @@ export class Panels {
     const facts = [
       ["Health", state.health.healthy ? "✓ healthy" : `▲ ${state.health.reasons.join("; ")}`],
       ["Up for", duration(node.uptime_s)],
+      ["Run", state.run ? `${state.run.label}, ${state.run.id.slice(0, 16)}` : "none yet"],
       ["Trains on", `${node.device || DASH}, ${machine.cores} cores, load ${fixed(machine.load, 1)}`],
       ["Model", parameters ? `${count(parameters)} parameters` : "known with the run"],
       ["Inner step", step ? `${count(step.step)}, ${seconds(step.seconds)} each` : "none yet"],
+      ["Waits for data", known(step?.data_s) && step.seconds ? `${percent(step.data_s / step.seconds)} of an inner step` : DASH],
+      ["Micro-batch", known(step?.micro_batch) ? `${count(step.micro_batch)} sequences at a time` : DASH],
+      ["Out of memory", training.out_of_memory ? `▲ ${training.out_of_memory} times since the start` : "never since the start"],
       ["Learning rate", step ? `${small(step.lr)} inner${known(store.outerRate) ? `, ${small(store.outerRate)} outer` : ""}` : DASH],
       ["Gradient norm", step ? small(step.grad_norm) : DASH],
       ["Compute used", step && parameters ? `${flops(6 * parameters * step.tokens_per_second)} (6 × parameters × tokens/s)` : DASH],
@@ -216,7 +237,7 @@ export class Panels {
     ];
     if (node.region) facts.splice(2, 0, ["Region", node.region]);
     const host = document.querySelector("#node .body");
-    if (!this.facts || this.facts.size !== facts.length) {
+    if (!this.facts || this.facts.size !== facts.length || facts.some(([name]) => !this.facts.has(name))) {
       this.facts = new Map();
       this.meters = el("div", { class: "meters" });
       const list = el("dl", { class: "facts" });
@@ -232,17 +253,29 @@ export class Panels {
     }
     for (const [name, value] of facts) say(this.facts.get(name), value);
     this.joining.hidden = !node.join_address;
-    say(this.join, `node start --peers ${node.join_address}`);
+    say(this.join, `node start --peers ${node.join_address}${node.invitation_needed ? " --invitation …" : ""}`);
     const meter = (name, used, total, note) => el("div", {}, el("span", {}, name), el("meter", { min: 0, max: total, high: total * 0.9, value: used, "aria-label": name }), el("span", { class: "num" }, note));
     const rows = [];
     if (known(machine.memory_total)) rows.push(meter("Memory", machine.memory_total - machine.memory_available, machine.memory_total, `${bytes(machine.memory_used)} here, ${bytes(machine.memory_available)} free`));
     if (known(machine.disk_total)) rows.push(meter("Disk", machine.disk_total - machine.disk_free, machine.disk_total, `${bytes(machine.disk_free)} free of ${bytes(machine.disk_total)}`));
+    for (const gpu of machine.gpus) {
+      const name = machine.gpus.length > 1 ? `GPU ${gpu.index}` : "GPU";
+      const more = [known(gpu.temperature_c) ? `${Math.round(gpu.temperature_c)} °C` : "", known(gpu.power_w) ? `${Math.round(gpu.power_w)} W` : ""].filter(Boolean).join(", ");
+      if (known(gpu.utilisation)) rows.push(el("div", {}, el("span", { title: gpu.name }, name), el("meter", { min: 0, max: 1, value: gpu.utilisation, "aria-label": `${name} in use` }), el("span", { class: "num" }, [percent(gpu.utilisation), more].filter(Boolean).join(", "))));
+      else rows.push(el("p", { class: "quiet" }, `${name} ${gpu.name}: the driver does not tell what it does.`));
+      if (known(gpu.memory_total)) rows.push(meter(`${name} mem`, gpu.memory_used, gpu.memory_total, `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_total)}`));
+    }
     fill(this.meters, ...(rows.length ? rows : [empty("This system does not tell its memory and disk.")]));
   }
 
   async copyJoin() {
-    await navigator.clipboard?.writeText(this.join.textContent);
-    say(this.copy, "Copied");
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(this.join.textContent);
+      say(this.copy, "Copied");
+    } else {
+      getSelection().selectAllChildren(this.join); // over plain HTTP a page may not write there
+      say(this.copy, "Selected: press Ctrl+C");
+    }
     setTimeout(() => say(this.copy, "Copy"), 1500);
   }
 
@@ -261,6 +294,12 @@ function tellEvent(event, names) {
   switch (event.kind) {
     case "join":
       return `${event.name}: ${event.text}`;
+    case "checkpoint_skipped":
+      return `round ${event.round}: ${event.reason}`;
+    case "exchanges":
+      return `${event.exchanges} a round from round ${event.round} on, was ${event.before}`;
+    case "exchanged":
+      return `round ${event.round}: ${event.outcome}${event.partner ? ` with ${names.of(event.partner)}` : ""}`;
     case "problem":
       return `${event.code} ${event.what}: ${event.why}`;
     case "validation":
@@ -277,8 +316,6 @@ function tellEvent(event, names) {
       return `${event.alarm} has ended`;
     case "knob":
       return `${event.name} is ${event.value}${event.before === null ? "" : `, was ${event.before}`}: ${event.why}`;
-    case "checkpoint_skipped":
-      return `round ${event.round}: ${event.reason}`;
     case "peer_refused":
       return `${who} ${event.code} ${event.reason}`;
     case "rejected":

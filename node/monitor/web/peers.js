@@ -3,6 +3,7 @@
 import { DASH, count, duration, el, fill, fixed, known, percent, rate, say, seconds, short, small } from "./text.js";
 
 const STATES = { active: "●", joining: "◐", leaving: "◌", left: "◌", suspect: "▲", dead: "✕", alive: "●" };
+const CLOCK_S = 1; // seconds apart from this node's clock that are worth a look
 const SHOWN = 64; // rows, the rest is counted
 const LARGEST_FIRST = ["round", "merged_tokens", "tokens_per_second", "distance", "upload"];
 const COLUMNS = [
@@ -16,6 +17,7 @@ const COLUMNS = [
   ["distance", "Distance", (p) => p.distance ?? -1, "num"],
   ["address", "Link", (p) => `${p.link}${p.address}`, ""],
   ["rtt_s", "Round trip", (p) => p.rtt_s ?? Infinity, "num"],
+  ["clock_offset_s", "Clock", (p) => Math.abs(p.clock_offset_s ?? -1), "num"],
   ["upload", "Up / down", (p) => p.upload, "num"],
   ["version", "Version", (p) => p.version, ""],
   ["region", "Region", (p) => p.region, ""],
@@ -34,7 +36,8 @@ export class Peers {
     const caption = el("caption", { class: "sr" }, "Islands this node knows; the headings sort");
     const region = el("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Table of islands" }, el("table", { class: "peers" }, caption, el("thead", {}, el("tr", {}, ...this.heads)), this.body));
     this.more = el("p", { class: "quiet" });
-    fill(document.querySelector("#peers .body"), region, this.more);
+    this.regions = el("ul", { class: "regions", "aria-label": "By region" });
+    fill(document.querySelector("#peers .body"), this.regions, region, this.more);
   }
 
   sort(key) {
@@ -53,6 +56,7 @@ export class Peers {
     const mix = [...versions].sort((a, b) => b[1] - a[1]).map(([name, n]) => `${n} × ${name}`).join(", ");
     const others = peers.length - islands.length;
     say(this.count, `${live.length} live of ${islands.length}${others ? `, ${others} seeds and observers` : ""}${mix ? ` · versions ${mix}` : ""}`);
+    this.byRegion(islands);
     for (const head of this.heads) head.setAttribute("aria-sort", head.dataset.key !== this.by ? "none" : this.down ? "descending" : "ascending");
     const value = COLUMNS.find(([key]) => key === this.by)[2];
     const sorted = [...peers].sort((a, b) => {
@@ -67,6 +71,27 @@ export class Peers {
     const rows = shown.map((peer) => this.row(peer, head, most, together));
     if (rows.some((row, i) => this.body.children[i] !== row) || this.body.children.length !== rows.length) this.body.replaceChildren(...rows);
     for (const peer of this.rows.keys()) if (!shown.some((p) => p.peer === peer)) this.rows.delete(peer);
+  }
+
+  /** Live islands, speed and what was merged, by the region that operators declare. */
+  byRegion(islands) {
+    const found = new Map();
+    for (const peer of islands) {
+      const one = found.get(peer.region) ?? { live: 0, all: 0, speed: 0, merged: 0 };
+      found.set(peer.region, one);
+      const live = ["active", "joining"].includes(peer.status);
+      one.all += 1;
+      one.live += live ? 1 : 0;
+      one.speed += live ? peer.tokens_per_second : 0;
+      one.merged += peer.merged_tokens;
+    }
+    this.regions.hidden = found.size < 2;
+    const all = [...found.values()].reduce((sum, one) => sum + one.merged, 0);
+    const words = [...found].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, one]) => [name || "no region", `${one.live} live${one.live < one.all ? ` of ${one.all}` : ""} · ${count(one.speed)} tokens/s${all ? ` · ${percent(one.merged / all)} of merged tokens` : ""}`]);
+    const shape = JSON.stringify(words);
+    if (shape === this.regioned) return;
+    this.regioned = shape;
+    fill(this.regions, ...words.map(([name, text]) => el("li", {}, el("b", {}, name), ` ${text}`)));
   }
 
   row(peer, head, most, together) {
@@ -98,9 +123,12 @@ export class Peers {
     say(cells[7], small(peer.distance));
     say(cells[8], mine ? "this node" : [...new Set([peer.link, peer.address])].filter(Boolean).join(" · "));
     say(cells[9], known(peer.rtt_s) ? seconds(peer.rtt_s) : DASH);
-    say(cells[10], peer.upload || peer.download ? `${rate(peer.upload)} / ${rate(peer.download)}` : DASH);
-    say(cells[11], peer.version || "?");
-    say(cells[12], peer.region || DASH);
+    const offset = peer.clock_offset_s;
+    cells[10].classList.toggle("bad", known(offset) && Math.abs(offset) > CLOCK_S);
+    say(cells[10], known(offset) ? `${offset < 0 ? "−" : "+"}${Math.abs(offset).toFixed(2)} s` : DASH);
+    say(cells[11], peer.upload || peer.download ? `${rate(peer.upload)} / ${rate(peer.download)}` : DASH);
+    say(cells[12], peer.version || "?");
+    say(cells[13], peer.region || DASH);
     return row;
   }
 }

@@ -35,6 +35,9 @@ export class Rounds {
       return;
     }
     if (!newest.some((round) => key(round) === this.chosen)) this.chosen = null;
+    const shape = JSON.stringify([this.chosen, newest.map((round) => [key(round), this.store.names.known(round)])]);
+    if (shape === this.shape) return; // nothing flickers, and what is selected stays
+    this.shape = shape;
     const focused = document.activeElement?.dataset?.round;
     const longest = Math.max(...newest.map(total), 1e-6);
     fill(

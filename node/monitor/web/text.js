@@ -107,6 +107,10 @@ export class Names {
   learn(peers) {
     for (const peer of peers) if (peer.name) this.byId.set(peer.peer, peer.name);
   }
+  /** How many of the islands of a round have names by now. */
+  known(round) {
+    return Object.keys(round.islands).filter((peer) => this.byId.has(peer)).length;
+  }
   of(peer) {
     return this.byId.get(peer) ?? short(peer);
   }
