@@ -17,6 +17,7 @@ from node.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+OWN = ROOT / "docs" / "own.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PLACEHOLDERS = {
     "HOST:PORT/ID": "192.0.2.7:4390",
@@ -47,9 +48,10 @@ def spans(text: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every line or span that begins with ``node``, in the README and the operators' pages."""
+    """Every line or span that begins with ``node``, in the README and the pages for operators."""
     said: list[str] = []
-    for page in (README, *sorted((ROOT / "docs" / "operators").glob("*.md"))):
+    pages = (README, OWN, ROOT / "docs" / "monitoring.md")
+    for page in (*pages, *sorted((ROOT / "docs" / "operators").glob("*.md"))):
         said += [line.strip() for block in blocks(page=page) for line in block.splitlines()]
         said += spans(page.read_text())
     whole = {c.partition(" > ")[0] for c in said if c.startswith("node ") and "…" not in c}
@@ -179,8 +181,8 @@ def test_experiments_are_found_by_topic() -> None:
     assert set().union(*entries[1:]) <= set(listed)
 
 
-def test_the_run_file_of_the_readme_is_a_manifest(tmp_path: Path) -> None:
-    (example,) = blocks("toml")
+def test_the_run_file_that_is_shown_is_a_manifest(tmp_path: Path) -> None:
+    (example,) = blocks("toml", OWN)
     path = tmp_path / "run.toml"
     path.write_text(example)
     manifest = load(path)
@@ -188,10 +190,10 @@ def test_the_run_file_of_the_readme_is_a_manifest(tmp_path: Path) -> None:
     assert manifest.data.recipe == "text"
 
 
-def test_the_presets_of_the_readme_exist() -> None:
+def test_the_presets_that_are_named_exist() -> None:
     from node.presets import PRESETS
 
-    text = README.read_text()
+    text = README.read_text() + OWN.read_text()
     assert set(re.findall(r"--preset (\w+)", text)) <= set(PRESETS)
 
 
@@ -211,3 +213,46 @@ def test_the_make_targets_named_exist() -> None:
         named |= {target for span in spans(text) for target in re.findall(r"^make ([a-z-]+)", span)}
     named |= set(re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
+
+
+def test_the_readme_has_its_parts_in_order() -> None:
+    headings = re.findall(r"^## (.+)$", README.read_text(), re.MULTILINE)
+    assert headings == [
+        "One machine, two commands",
+        "Two machines, two commands",
+        "You should see",
+        "Your own training script",
+        "The code",
+        "Compared with others",
+        "Benchmarks",
+        "Security, and its limits",
+        "Error codes",
+        "Licence",
+    ]
+    above = README.read_text().partition("\n## ")[0]
+    assert above.index("![") < above.index("| what | how | proven by |")
+    rows = re.findall(r"^\| (?!what|-)", above, re.MULTILINE)
+    assert len(rows) == 5
+
+
+def test_the_error_codes_of_the_readme_are_all_there_are() -> None:
+    from node.errors import TABLE
+
+    part = README.read_text().partition("## Error codes")[2]
+    covered: set[str] = set()
+    for row in re.findall(r"^\| (E\d.*?) \|", part, re.MULTILINE):
+        first, last = re.findall(r"E\d{3}", row)
+        covered |= {code for code in TABLE if first <= code <= last}
+        assert {first, last} <= set(TABLE)
+    assert covered == set(TABLE) - {"E999"}  # a defect, which nobody looks up
+
+
+def test_every_benchmark_of_the_readme_is_there_with_its_figures() -> None:
+    part = README.read_text().partition("## Benchmarks")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| `([^`]+)` \| \[[^]]+\]\(([^)]+)\) \|", part, re.MULTILINE)
+    assert len(rows) >= 8
+    for command, figures in rows:
+        words = command.split()
+        assert (ROOT / figures).is_file(), figures
+        if words[0] == "python":
+            assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), command

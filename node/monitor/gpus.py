@@ -44,12 +44,13 @@ class Gpus:
 
     def __call__(self) -> tuple[GpuView, ...]:
         """As they were when they were last read; empty before, and where there are none."""
+        views = self._views
         due = self._clock() - self._read_at >= KEPT_S
         if self._there and due and (self._reading is None or not self._reading.is_alive()):
             self._read_at = self._clock()
             self._reading = threading.Thread(target=self._read, name="atoll-gpus", daemon=True)
             self._reading.start()
-        return self._views
+        return views
 
     def wait(self, timeout: float) -> tuple[GpuView, ...]:
         """As a call, but what is being read is waited for."""
