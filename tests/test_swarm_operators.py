@@ -1,4 +1,4 @@
-"""Every command of docs/operators, in order, against a real swarm: what is written there works."""
+"""Every command of the README and of the pages for operators, in order, against a real swarm."""
 
 from __future__ import annotations
 
@@ -17,16 +17,29 @@ from node_process import nodes, wait_until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
-PAGES = sorted((Path(__file__).resolve().parent.parent / "docs" / "operators").glob("*.md"))
-# what pip would fetch is not this test's business
-NOT_RUN = {"pip install --upgrade atoll": [sys.executable, "-m", "pip", "--version"]}
+ROOT = Path(__file__).resolve().parent.parent
+OPERATORS = sorted((ROOT / "docs" / "operators").glob("*.md"))
+PAGES = [*OPERATORS, ROOT / "README.md", ROOT / "docs" / "own.md", ROOT / "docs" / "monitoring.md"]
+# what pip would fetch is not this test's business, what make runs is every change's, and there is
+# no other machine to log in to
+NOT_RUN = {
+    "pip install --upgrade atoll": [sys.executable, "-m", "pip", "--version"],
+    "make demo": ["make", "--version"],
+    "make test": ["make", "--version"],
+    "ssh -L 4391:127.0.0.1:4391 HOST": ["true"],
+}
+COMMAND = re.compile(r"^(node|pip|make|ssh) [^…]+$")
 STAYS = ("start", "bootstrap")  # until it is stopped
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of the page's fenced blocks."""
-    blocks = re.findall(r"^```\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.strip()]
+    """The lines of the page's fenced blocks that are typed."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    plain = [block for language, block in blocks if not language]
+    lines = [line for block in plain for line in block.splitlines() if line.strip()]
+    if page in OPERATORS:
+        assert all(map(COMMAND.match, lines)), lines
+    return [line for line in lines if COMMAND.match(line)]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +76,7 @@ class Terminal:
         words = shlex.split(line.replace("HOST:PORT/ID", self.address))
         if words[0] == "node":
             words = [sys.executable, "-m", *words]
+        words = [word.replace("~", str(self.home), 1) for word in words]
         stays = words[3:4] and words[3] in STAYS and "template" not in words
         if stays:
             self.leave()
@@ -74,7 +88,6 @@ class Terminal:
             wait_until(self.up, f"{line} to be up")
             return
         words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, "printed")
-        words = [word.replace("~", str(self.home), 1) for word in words]
         with (self.home / target).open("wb") as out:
             done = subprocess.run(
                 NOT_RUN.get(line, words), check=False, stdin=subprocess.DEVNULL, stdout=out,
@@ -114,6 +127,15 @@ def terminal(home: Path, address: str) -> Iterator[Terminal]:
             made.node.wait()
 
 
+def bring_text(page: Path, home: Path) -> None:
+    """The run file that the page shows, and some text."""
+    [run] = re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    (home / "run.toml").write_text(run)
+    (home / "text").mkdir()
+    words = "".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
+    (home / "text" / "all.txt").write_text(words)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_works(page: Path, swarm: str, tmp_path: Path) -> None:
     lines = commands(page)
@@ -121,6 +143,8 @@ def test_every_command_of_a_page_works(page: Path, swarm: str, tmp_path: Path) -
     with terminal(tmp_path / "home", swarm) as user:
         if page.stem in ("recover", "upgrade"):  # there has been a node, and it made a checkpoint
             user.run("node start --peers HOST:PORT/ID --checkpoint-every 1")
+        if page.stem == "own":
+            bring_text(page, user.home)
         for line in lines:
             if line.startswith("node export"):
                 user.leave()
