@@ -8,6 +8,7 @@ comes from a flag, else from the environment (``ATOLL_LISTEN``), else from a TOM
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -254,6 +255,11 @@ def _flat(file: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in file.items() if key != "island"} | dict(section)
 
 
+# what Kubernetes sets in pods for services called atoll or atoll-…: docs.kubernetes.io, "Service"
+_OF_A_SERVICE = re.compile(
+    ENVIRONMENT_PREFIX
+    + r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 NO_SETTINGS = (ENVIRONMENT_PREFIX + "CONFIG", ENVIRONMENT_PREFIX + "KERNELS")  # read elsewhere
 
 
@@ -268,6 +274,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in NO_SETTINGS:
             continue
         if variable not in known:
+            if "KUBERNETES_SERVICE_HOST" in environ and _OF_A_SERVICE.fullmatch(variable):
+                continue
             raise bad_config(
                 f"unknown environment variable {variable}",
                 "no setting has that name" + nearest(variable, known),

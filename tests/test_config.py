@@ -66,6 +66,25 @@ def test_peers_from_everywhere(tmp_path, env):
     assert resolve({}, env | {"ATOLL_PEERS": "a:1 b:2"}).peers == ("a:1", "b:2")
 
 
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting(env):
+    """As a pod sees a service called atoll with a port called peers."""
+    found = env | {
+        "ATOLL_SERVICE_HOST": "10.0.0.7",
+        "ATOLL_SERVICE_PORT": "4390",
+        "ATOLL_SERVICE_PORT_PEERS": "4390",
+        "ATOLL_PORT": "tcp://10.0.0.7:4390",
+        "ATOLL_PORT_4390_TCP": "tcp://10.0.0.7:4390",
+        "ATOLL_PORT_4390_TCP_ADDR": "10.0.0.7",
+        "ATOLL_HOSTS_PORT_4390_TCP_PROTO": "tcp",
+        "ATOLL_HOSTS_SERVICE_HOST": "10.0.0.8",
+        "ATOLL_NAME": "pod",
+    }
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert resolve({}, found | pod).name == "pod"
+    assert "ATOLL_" in _refused({}, found)  # elsewhere they are somebody's mistake
+    assert "did you mean ATOLL_PEERS?" in _refused({}, env | pod | {"ATOLL_PEER": "a:1"})
+
+
 def test_bad_peers_are_e102(env):
     assert "http://" in _refused({"peers": ["http://a:1"]}, env, "E102")
     assert "port" in _refused({"peers": ["a"]}, env, "E102")

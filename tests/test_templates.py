@@ -86,6 +86,7 @@ def test_kubernetes(tmp_path, kind):
     passes(f"{BIN}/kubernetes-validate", "--strict", path)
     service, pods = yaml.safe_load_all(path.read_text())
     pod = pods["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False  # ATOLL_PORT and its like are no settings
     assert pod["terminationGracePeriodSeconds"] == STOP_S
     assert service["spec"]["selector"] == pods["spec"]["selector"]["matchLabels"]
     [node] = pod["containers"]
@@ -105,6 +106,7 @@ def test_kubernetes_with_several_hosts(tmp_path, kind, monkeypatch):
     assert spec["serviceName"] == meet["metadata"]["name"]
     assert meet["spec"]["clusterIP"] == "None"
     [node] = spec["template"]["spec"]["containers"]
+    assert spec["template"]["spec"]["enableServiceLinks"] is False
     environ = {item["name"]: item["value"] for item in node["env"]}
     for index in (0, 2):
         name = f"{pods['metadata']['name']}-{index}.{spec['serviceName']}.ns.svc"
