@@ -9,7 +9,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, PeerJoined, RoundDone, Step
 from node.monitor.history import PHASES, History
 from node.monitor.state import NodeState
-from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
+from node.monitor.views import GpuView, LinkView, MachineView, NodeView, PeerView, RunView, Traffic
 
 GB = 2**30
 REGIONS = ("eu-north", "eu-west", "us-east", "us-west", "ap-south", "sa-east")
@@ -47,6 +47,7 @@ class Imagined:
         providers = self.state.providers
         providers.peers = self.peers
         providers.links = self.links
+        providers.all_links = self.all_links
         providers.traffic = lambda: {
             "gradients": Traffic(self.round * 9 * 10**6, self.round * 8 * 10**6),
             "state": Traffic(3 * 10**9, 0),
@@ -61,6 +62,18 @@ class Imagined:
             memory_used=61 * GB,
             disk_total=4000 * GB,
             disk_free=2710 * GB,
+            gpus=tuple(
+                GpuView(
+                    index=index,
+                    name="NVIDIA H100 80GB HBM3",
+                    utilisation=0.9 + 0.01 * index,
+                    memory_used=61 * GB,
+                    memory_total=80 * GB,
+                    temperature_c=58.0 + index,
+                    power_w=640.0,
+                )
+                for index in range(8)
+            ),
         )
         self.log.emit(PeerJoined(peer=self.ids[-1], name=f"isle-{islands - 1:02d}"))
         for _ in range(rounds):
@@ -85,6 +98,8 @@ class Imagined:
                 tokens=65_536,
                 tokens_per_second=41_000.0,
                 seconds=1.6,
+                data_s=0.02,
+                micro_batch=16,
             )
         )
         late = self.ids[self.round % len(self.ids)]
@@ -158,6 +173,7 @@ class Imagined:
                     download=3e7 + 2e6 * index,
                     agrees=True if status == "active" else None,
                     distance=0.05,
+                    clock_offset_s=0.01 * (index % 7) if index else None,
                     silent_s=30.0 if status == "suspect" else 0.4,
                 )
             )
@@ -170,3 +186,14 @@ class Imagined:
             *(LinkView(me, peer, 1e6 * 1.11**i) for i, peer in enumerate(others)),
             *(LinkView(peer, me, 2e6 * 1.1**i) for i, peer in enumerate(others)),
         ]
+
+    def all_links(self) -> list[LinkView]:
+        """Of everybody: this node's own, and all others as one end told them."""
+        others = [
+            LinkView(one, two, 1e6 * (1 + (7 * i + 3 * j) % 40), 0.004 * (1 + (i + j) % 30), 9.0)
+            for i, one in enumerate(self.ids)
+            for j, two in enumerate(self.ids)
+            if i and j and i != j and (i + j) % 11
+        ]
+        mine = [LinkView(v.source, v.target, v.bytes_per_second, 0.02) for v in self.links()]
+        return mine + others

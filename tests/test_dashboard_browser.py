@@ -19,7 +19,8 @@ from dashboard_kit import Imagined
 from node_process import nodes
 
 from node.monitor.api import ApiServer, make_app
-from node.monitor.events import Rejected
+from node.monitor.events import JoinProgress, Rejected
+from node.monitor.views import LinkView
 
 pytestmark = [
     pytest.mark.browser,
@@ -34,6 +35,7 @@ PANELS = (
     "waits",
     "time",
     "network",
+    "steps",
     "peers",
     "links",
     "trust",
@@ -130,7 +132,11 @@ async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
         weights = await page.evaluate(text("#waits .weights"))
         assert re.fullmatch(r"isle-03: 42\s?% of its share", weights), weights
         drawn = await page.evaluate("document.querySelectorAll('.uplot canvas').length")
-        assert drawn == 3
+        assert drawn == 6
+        assert len(await page.evaluate("[...document.querySelectorAll('.regions li')]")) == 6
+        gpus = await page.evaluate("document.querySelectorAll('#node [aria-label^=GPU]').length")
+        assert gpus == 16  # use and memory of each
+        await page.until(f"{text('#links')}.includes('Slowest to send')")
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
@@ -236,19 +242,48 @@ async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
-async def test_links_between_two_others_show_what_both_publish(page: Page) -> None:
-    async with served(Imagined(4, 20)) as url:
+LINKS = (
+    "[...document.querySelectorAll('#links tbody tr')]"
+    ".map(r => [...r.querySelectorAll('td')].map(c => [c.title, c.textContent]))"
+)
+
+
+async def test_links_between_two_others_show_what_they_tell_or_both_publish(page: Page) -> None:
+    swarm = Imagined(4, 20)
+    _, second, third, fourth = swarm.ids
+    told = [LinkView(second, fourth, 3e6, 0.25, 9.0), LinkView(fourth, second, None, 0.25, 9.0)]
+    swarm.state.providers.all_links = lambda: [*swarm.links(), *told]
+    async with served(swarm) as url:
         await page.go(url)
         await page.until(FILLED)
-        rows = await page.evaluate(
-            "[...document.querySelectorAll('#links tbody tr')]"
-            ".map(r => [...r.querySelectorAll('td')].map(c => [c.title, c.textContent]))"
-        )
-    assert rows[0][1][0] == "measured here"
-    assert "≈" not in rows[0][1][1]
-    how, shown = rows[1][2]  # from the second to the third: this node has no part in it
-    assert how == "at most, as announced"
-    assert shown == "21.0 MB/s≈ 35 ms"
+        await page.until(f"({LINKS})[0][1][0] === 'measured here'")
+        rows = await page.evaluate(LINKS)
+        assert rows[1][3] == ["measured there, told 9 s ago", "3.00 MB/s250 ms"]
+        assert rows[3][1] == ["at most, as announced", "21.0 MB/s250 ms"]
+        # of this one nobody has told: what both ends announce of all their links
+        assert rows[1][2] == ["at most, as announced", "21.0 MB/s≈ 35 ms"]
+        # who stands in it with the keyboard stays there while it is updated
+        await page.evaluate("document.querySelector('#links .scroll').focus()")
+        updates = await page.evaluate(UPDATES)
+        swarm.step()
+        await page.until(f"{UPDATES} > {updates} + 1")
+        assert await page.evaluate("document.activeElement.className") == "scroll"
+
+
+async def test_joining_is_shown_while_it_lasts(page: Page) -> None:
+    swarm = Imagined(3, 0)
+    swarm.state.status = "joining"
+    swarm.log.emit(JoinProgress(step=5, name="sync", text="12%, 1.2 of 10.4 GB, 7m left"))
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        assert "5/6 sync" in await page.evaluate(text("#joining"))
+        assert "7m left" in await page.evaluate(text("#joining"))
+        assert await page.evaluate("document.querySelector('#steps').hidden")
+        swarm.state.status = "active"
+        swarm.step()
+        await page.until("document.querySelector('#joining').hidden")
+        await page.until("!document.querySelector('#steps').hidden")
 
 
 async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
@@ -256,7 +291,7 @@ async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
         await page.go(url)
         await page.until(FILLED)
         order = []
-        for _ in range(80):
+        for _ in range(100):
             await page.press("Tab")
             where = await page.evaluate(FOCUSED)
             order.append(where)
@@ -272,6 +307,7 @@ async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
             "consensus",
             "rounds",
             "time",
+            "steps",
             "peers",
             "links",
             "node",
