@@ -31,6 +31,7 @@ from node.links import tell_links
 from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.own_model import layout_of, tokens_of
+from node.past import ask_past, tell_past
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.saving import Keeper, floats_saved, restore
@@ -205,6 +206,9 @@ class Participation:
             )
         spawn(self.swarm.run())
         tell_links(self.node.transport)
+        tell_past(self.node.transport, self.node.history)
+        before = self.reporter.round
+        spawn(self._learn_past(run.peers, before))
         self.reporter.links.offsets.update({one.peer: one.offset for one in run.greetings})
         spawn(self.reporter.links.run())
         for peer in run.peers:  # who has come since we were greeted, they themselves included
@@ -217,6 +221,9 @@ class Participation:
         self.node.place.told = self._moved
         self._moved()
         spawn(self._discover())
+
+    async def _learn_past(self, peers: list[PeerId], before: int) -> None:
+        await ask_past(self.node.transport, peers, self.node.history, before=before)
 
     # --- while it runs ---------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ MAX_PEERS = 512  # members of one round, and islands one island keeps track of
 MAX_FRAGMENTS = 12  # of one run: where an island stands with each is in its announcements
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
+MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it
 MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
 
 Digest = Annotated[bytes, Max(32)]
@@ -168,6 +169,41 @@ class Links(Message, kind=8):
 
     time: float
     links: Annotated[tuple[Link, ...], Max(MAX_PEERS)]
+
+
+class PastRequest(Message, kind=9):
+    """Ask how the run went before a round: what charts show, told by anybody and not proven."""
+
+    run: Digest
+    before: int
+    rows: int  # at most; more rounds are put together
+
+
+class PastRound(Struct):
+    """One round, or several put together: means, and the newest round and time."""
+
+    round: int
+    time: float
+    members: float
+    live: float
+    loss: float | None
+    validation_loss: float | None
+    consensus: float | None
+    consensus_after: float | None
+
+
+class Merged(Struct):
+    """How many tokens of an island were merged so far, as certificates say."""
+
+    peer: Peer
+    tokens: int
+
+
+class Past(Message, kind=36, max_bytes=256 * 1024):
+    """Answer to :class:`PastRequest`, oldest first."""
+
+    rounds: Annotated[tuple[PastRound, ...], Max(MAX_PAST)]
+    merged: Annotated[tuple[Merged, ...], Max(MAX_PEERS)]
 
 
 # --- a round ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -190,20 +190,58 @@ class History:
         self._size = size
         self._rewrite()
 
+    @property
+    def first(self) -> int | None:
+        """The oldest round that is known; None where there is none yet."""
+        return int(self._rows[0, _ROUND]) if self._size else None
+
+    def prepend(self, rows: Sequence[Mapping[str, float | None]], totals: Mapping[str, int]) -> int:
+        """Put rounds of the time before this node in front, oldest first, by names of columns.
+
+        Those that are not older than what is known, or not in order, are left out, as many as have
+        no room; the number that were taken. ``totals`` are merged tokens by island until now.
+        """
+        limit, taken = self.first, list[Array]()
+        for values in rows:
+            row = np.array([np.nan if (v := values.get(n)) is None else v for n in COLUMNS])
+            newest = taken[-1][_ROUND] if taken else -1.0
+            if newest < row[_ROUND] and (limit is None or row[_ROUND] < limit):
+                taken.append(row)
+        room = max(0, self._max_rows // 2 - self._size)
+        taken = taken[max(0, len(taken) - room) :]
+        if not taken:
+            return 0
+        losses = np.full((len(taken), MAX_ISLANDS), np.nan, dtype=np.float32)
+        self._losses = np.concatenate([losses, self._losses[: self._size]])
+        self._rows = np.concatenate([np.stack(taken), self._rows[: self._size]])
+        self._size += len(taken)
+        self.added += MAX_POINTS + 1  # readers start anew
+        for peer, tokens in totals.items():
+            if peer in self.totals or len(self.totals) < MAX_TOTALS:
+                self.totals[peer] = max(self.totals.get(peer, 0), tokens)
+        self._rewrite()
+        return len(taken)
+
     # --- out -------------------------------------------------------------------------------------
 
-    def columns(self, points: int = 600, *, last: int = 0) -> dict[str, Any]:
+    def columns(
+        self, points: int = 600, *, last: int = 0, before: int | None = None
+    ) -> dict[str, Any]:
         """At most ``points`` (or half as many) rows, equal numbers of rounds put into one.
 
-        ``last``: of the newest so many rounds only. Means, but the newest round and time and the
-        worst outcome; numbers have five digits, None is what is not known.
+        ``last``: of the newest so many rounds only; ``before``: of older rounds only. Means, but
+        the newest round and time and the worst outcome; numbers have five digits, None is what is
+        not known.
         """
         points = max(2, min(points, MAX_POINTS))
         start = 0
         if last and self._size:
             edge = self._rows[self._size - 1, _ROUND] - last
             start = int(np.searchsorted(self._rows[: self._size, _ROUND], edge, side="right"))
-        rows, losses = self._rows[start : self._size], self._losses[start : self._size]
+        stop = self._size
+        if before is not None:
+            stop = int(np.searchsorted(self._rows[:stop, _ROUND], before, side="left"))
+        rows, losses = self._rows[start:stop], self._losses[start:stop]
         every = max(1, math.ceil(len(rows) / points))
         starts = np.arange(0, len(rows), every)
         rows, losses = _merged(rows, starts), _means(losses, starts)

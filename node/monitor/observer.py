@@ -18,6 +18,7 @@ from typing import Any
 
 from bootstrap.handshake import Greeting, admission, greet
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from bootstrap.seeds import find_peers
 from bootstrap.state import fetch_manifest
 from gossip.membership import Liveness, Membership
@@ -35,6 +36,7 @@ from node.monitor.history import History
 from node.monitor.state import NodeState
 from node.monitor.terminal.source import INTERVAL_S, POINTS, Picture
 from node.monitor.views import NodeView, PeerView, RunView
+from node.past import ask_past
 from protocols.addresses import PeerAddress
 from protocols.asking import ask
 from protocols.errors import (
@@ -147,6 +149,7 @@ class Observer:
                 manifest=manifest.model_dump(mode="json"),
             )
             self.state.status = "active"
+            await ask_past(self.transport, peers, self.history, before=ENDLESS_ROUNDS)
         self._offset = greetings[0].offset
         self._answered = time.monotonic()
         for greeting in greetings:
