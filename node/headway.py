@@ -17,7 +17,7 @@ class Headway:
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        tell: Callable[[str], object],
         *,
         total: int = 0,
         unit: str = "",

@@ -6,7 +6,7 @@ import http.client
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -171,6 +171,24 @@ def gpu_line(gpu: Mapping[str, Any]) -> str:
         parts.append(f"{gpu['temperature_c']:.0f} °C")
     if gpu["power_w"] is not None:
         parts.append(f"{gpu['power_w']:.0f} W")
+    return "  ".join(parts)
+
+
+def gpus_line(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """One GPU as :func:`gpu_line`; of several means and sums, and the hottest."""
+    if len(gpus) == 1:
+        return gpu_line(gpus[0])
+
+    def known(key: str) -> list[float]:
+        return [gpu[key] for gpu in gpus if gpu[key] is not None]
+
+    parts = [f"{len(gpus)} x {clean(gpus[0]['name'], 30)}".rstrip()]
+    if use := known("utilisation"):
+        parts.append(f"{sum(use) / len(use):.0%} used")
+    if total := known("memory_total"):
+        parts.append(f"{sum(known('memory_used')) / 1e9:.0f} of {sum(total) / 1e9:.0f} GB")
+    if heat := known("temperature_c"):
+        parts.append(f"up to {max(heat):.0f} °C")
     return "  ".join(parts)
 
 

@@ -303,7 +303,7 @@ async def test_the_table_shows_links_and_fragments_as_well(log):
             ["2.00 MB/s", "100 ms", "here"],
             ["-", "200 ms", "told 3s ago"],
         ]
-        assert rows[0][:2] == [f"…{PEERS[1][-8:]}", f"…{PEERS[2][-8:]}"]
+        assert rows[0][:2] == ["beta", f"…{PEERS[2][-8:]}"]
         await pilot.press("v")
         assert [str(cell) for cell in table.get_row_at(0)][:4] == [
             "1 of 1", "11", "committed", "3 of 3",
@@ -337,6 +337,31 @@ def test_the_terminal_tells_who_was_waited_for():
     text = drawing.waited_for({"round": 4, "islands": slow}, {PEERS[1]: "alps"})
     assert text == "round 4: all waited for alps, 3.5 s after the first"
     assert drawing.waited_for({"round": 4, "islands": row}, {}) == ""
+
+
+class Pouring:
+    """Pictures without a pause, whatever happens to who draws them."""
+
+    title = "pouring"
+
+    def __init__(self, log):
+        self.replay = Replay()
+        for record in read_log(log):
+            self.replay.take(record)
+
+    async def pictures(self):
+        while True:
+            yield self.replay.picture()
+            await asyncio.sleep(0)
+
+
+async def test_it_can_be_left_while_pictures_come(log):
+    for _ in range(3):
+        app = Monitor(Pouring(log))
+        async with app.run_test(size=(120, 46)) as pilot:
+            await shown(app, pilot)
+            app.exit()  # the pictures go on coming while the screen is taken down
+    assert app.failure is None
 
 
 async def test_an_error_ends_it_with_its_code(tmp_path):

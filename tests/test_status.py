@@ -14,11 +14,16 @@ from api_kit import KEY, PEER, Kit
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node import status
 from node.monitor.api import ApiServer, make_app
-from node.monitor.events import JoinProgress
+from node.monitor.events import JoinProgress, RoundDone, Validation
 from node.monitor.history import History
 from node.monitor.views import GpuView, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
 from protocols.errors import OperatorError
+
+
+@pytest.fixture
+def kit():
+    return Kit()
 
 
 @pytest.fixture
@@ -137,6 +142,14 @@ def test_status_of_gpus_and_of_a_run_without_an_end(kit):
     assert "gpu       0 NVIDIA H100  87% used  21.5 of 85.9 GB  61 °C  350 W" in text
     assert "gpu       1 Idle\n" in text
     assert re.search(r"^run       x  round 0$", text, re.MULTILINE)
+
+
+def test_the_newest_validation_stays_until_there_is_another(kit):
+    kit.log.emit(Validation(round=0, step=0, validation_loss=5.5))
+    assert kit.state.snapshot()["training"]["validation_loss"] == 5.5
+    kit.log.emit(RoundDone(round=0, validation_loss=4.5))
+    kit.log.emit(RoundDone(round=1))  # eval_every is 2
+    assert kit.state.snapshot()["training"]["validation_loss"] == 4.5
 
 
 async def test_links_of_all_are_asked_for_apart_and_short(kit, server):

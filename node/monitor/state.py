@@ -31,6 +31,7 @@ from node.monitor.events import (
     RoundFailed,
     Step,
     Stopping,
+    Validation,
     plain,
 )
 from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
@@ -98,6 +99,7 @@ class NodeState:
         self.knobs: dict[str, KnobSet] = {}  # what was chosen from measurements, the newest
         self.checkpoint: tuple[float, CheckpointSaved] | None = None
         self.skipped: CheckpointSkipped | None = None  # since the newest one
+        self.validation_loss: float | None = None  # the newest: not every round has one
         self.lowest: tuple[int, float] | None = None  # validation loss, and in which round
         self._clock = clock
         self._moved = clock()  # when training last moved
@@ -131,6 +133,8 @@ class NodeState:
                 self.skipped = skipped
             case KnobSet() as knob:
                 self.knobs[knob.name] = knob
+            case Validation(validation_loss=loss):
+                self.validation_loss = loss
             case Stopping():
                 self.status = "leaving"
             case _:
@@ -255,9 +259,10 @@ class NodeState:
         if done.fragment < MAX_FRAGMENTS:
             self.fragments[done.fragment] = (when, done)
         self.round = max(self.round, done.round)
-        loss = done.validation_loss
-        if loss is not None and (self.lowest is None or loss < self.lowest[1]):
-            self.lowest = (done.round, loss)
+        if (loss := done.validation_loss) is not None:
+            self.validation_loss = loss
+            if self.lowest is None or loss < self.lowest[1]:
+                self.lowest = (done.round, loss)
         self.outcomes[done.outcome] += 1
         self.sent_bytes += done.sent_bytes
         self.received_bytes += done.received_bytes
@@ -271,7 +276,7 @@ class NodeState:
             "step": step,
             "tokens": self.tokens,
             "out_of_memory": self.out_of_memory,
-            "validation_loss": last.validation_loss if last is not None else None,
+            "validation_loss": self.validation_loss,
             "eta_s": last.eta_s if last is not None else None,
         }
 

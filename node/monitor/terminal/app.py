@@ -27,6 +27,7 @@ class Monitor(App[int]):
 
     TITLE = "Atoll"
     ENABLE_COMMAND_PALETTE = False
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (36, "-tall")]
     CSS = """
     #header { height: 2; padding: 0 1; background: $panel; }
     #alarms { height: auto; max-height: 6; padding: 0 1; }
@@ -34,6 +35,8 @@ class Monitor(App[int]):
     #header, .row Static { text-wrap: nowrap; text-overflow: ellipsis; }
     .row Static { width: 1fr; height: 100%; padding: 0 1; border: round $primary-darken-2; }
     #peers { height: 1fr; min-height: 5; border-top: solid $primary-darken-2; }
+    .-low #charts { display: none; }
+    .-low #events { height: 3; }
     #events { height: 7; border-top: solid $primary-darken-2; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -69,7 +72,7 @@ class Monitor(App[int]):
         """The panels, from top to bottom."""
         yield Static("connecting …", id="header")
         yield Static(id="alarms")
-        with Horizontal(classes="row"):
+        with Horizontal(classes="row", id="charts"):
             yield Static(id="loss")
             yield Static(id="consensus")
         with Horizontal(classes="row"):
@@ -89,6 +92,8 @@ class Monitor(App[int]):
             async with aclosing(self.source.pictures()) as pictures:
                 async for picture in pictures:
                     self._picture = picture
+                    if not self.is_running:  # it is being closed: there is nothing to draw on
+                        return
                     if not self.paused:
                         self.draw(picture)
         except OperatorError as error:

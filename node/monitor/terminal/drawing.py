@@ -8,11 +8,10 @@ from typing import Any
 from rich.text import Text
 
 from node.monitor.console import clean, duration, megabytes, number, short
-from node.status import gpu_line, joining, of_total
+from node.status import gpus_line, joining, of_total
 
 # told apart by shade as well as by colour
 PHASES = (
-    ("compute", "█", "green"),
     ("ready", "▓", "yellow"),
     ("match", "▒", "magenta"),
     ("exchange", "░", "cyan"),
@@ -21,7 +20,6 @@ PHASES = (
 )
 _LEFT = (0x40, 0x04, 0x02, 0x01)  # dots of a braille cell from the bottom up (Unicode, U+2800)
 _RIGHT = (0x80, 0x20, 0x10, 0x08)
-SHOWN_GPUS = 2
 LINK_COLUMNS = ("from", "to", "speed", "round trip", "measured")
 FRAGMENT_COLUMNS = ("fragment", "round", "how", "islands in it", "to merge", "same state", "state")
 PEER_COLUMNS = ("island", "state", "round", "agrees", "loss", "tok/s", "tokens", "apart", "link")
@@ -71,13 +69,24 @@ def chart(values: Sequence[float | None], width: int, height: int) -> list[str]:
     span = (high - low) or 1.0
     points = _fitted(values, 2 * width)
     cells = [[0] * width for _ in range(height)]
+    before: int | None = None
     for x, value in enumerate(points):
         if value is None:
+            before = None
             continue
         level = round((value - low) / span * (4 * height - 1))
         dots = _RIGHT if x % 2 else _LEFT
-        cells[height - 1 - level // 4][x // 2] |= dots[level % 4]
+        for step in _between(before, level):  # a line, not a cloud
+            cells[height - 1 - step // 4][x // 2] |= dots[step % 4]
+        before = level
     return ["".join(chr(0x2800 + cell) for cell in row) for row in cells]
+
+
+def _between(before: int | None, level: int) -> range:
+    """The levels from the last one, which is drawn already, to this one."""
+    if before is None or before == level:
+        return range(level, level + 1)
+    return range(before + 1, level + 1) if before < level else range(level, before)
 
 
 def _fitted(values: Sequence[float | None], count: int) -> list[float | None]:
@@ -115,7 +124,7 @@ def rounds(
     shown = list(rows)[-max(0, height - 2) :][::-1]
     if shown and (waited := waited_for(shown[0], names)):
         text.append(f"\n{waited}", "cyan")
-    longest = max((sum(row["phases"].values()) for row in shown), default=0.0) or 1.0
+    longest = max(map(merging_s, shown), default=0.0) or 1.0
     for row in shown:
         place = f".{row['fragment'] + 1}" if row["fragments"] > 1 else ""
         text.append(f"\n{str(row['round']) + place:>6} ")
@@ -125,10 +134,11 @@ def rounds(
                 told += f", {row['consensus']:.4f} apart before"
             text.append(told)
             continue
-        room = max(8, width - 30)
+        room = max(8, width - 36)
         for name, mark, style in PHASES:
             text.append(mark * round(row["phases"].get(name, 0.0) / longest * room), style)
-        text.append(f" {sum(row['phases'].values()):.1f} s {row['members']}/{row['live']}", "dim")
+        use = "" if row["utilisation"] is None else f" util {row['utilisation']:.0%}"
+        text.append(f" {merging_s(row):.1f} s {row['members']}/{row['live']}{use}", "dim")
         if row["dropped"]:
             text.append(f" without {len(row['dropped'])}", "bold yellow")
     return text
@@ -147,21 +157,6 @@ def node(state: Mapping[str, Any]) -> Text:
     good = "ok" if health["healthy"] else "; ".join(map(clean, health["reasons"]))
     lines.append(good, "green" if health["healthy"] else "yellow")
     network, machine, trust = state["network"]["rounds"], state["machine"], state["trust"]
-    lines.append(f"\nsent {megabytes(network['sent_bytes'])}")
-    lines.append(f"  received {megabytes(network['received_bytes'])}")
-    if network["compression"]:
-        lines.append(f"  {network['compression']:.1f}x smaller than fp32")
-    for gpu in machine["gpus"][:SHOWN_GPUS]:
-        lines.append(f"\n{gpu_line(gpu)}")
-    if machine["memory_available"] is not None:
-        lines.append(f"\nmemory free {megabytes(machine['memory_available'])}")
-        lines.append(f"  disk free {megabytes(machine['disk_free'] or 0)}")
-        lines.append(f"  load {machine['load'] or 0:.1f}/{machine['cores']}")
-    wrong = {**trust["rejected"], **trust["refused"]}
-    told = ", ".join(f"{count} {clean(name, 20)}" for name, count in wrong.items())
-    lines.append(f"\nturned away: {told or 'nothing'}")
-    if state["checkpoint"] is not None:
-        lines.append(f"\ncheckpoint of round {state['checkpoint']['round']}")
     step = state["training"]["step"]
     if step is not None:
         lines.append(
@@ -169,7 +164,21 @@ def node(state: Mapping[str, Any]) -> Text:
             f"{step['tokens_per_second']:,.0f} tokens/s"
         )
         if step["data_s"] and step["seconds"]:
-            lines.append(f"  {step['data_s'] / step['seconds']:.0%} of it waiting for data")
+            lines.append(f"  {step['data_s'] / step['seconds']:.0%} waiting for data")
+    lines.append(f"\nsent {megabytes(network['sent_bytes'])}")
+    lines.append(f"  received {megabytes(network['received_bytes'])}")
+    if network["compression"]:
+        lines.append(f"  {network['compression']:.1f}x smaller than fp32")
+    if machine["gpus"]:
+        lines.append("\ngpu " + gpus_line(machine["gpus"]))
+    if machine["memory_available"] is not None:
+        lines.append(f"\nmemory free {megabytes(machine['memory_available'])}")
+        lines.append(f"  disk free {megabytes(machine['disk_free'] or 0)}")
+        lines.append(f"  load {machine['load'] or 0:.1f}/{machine['cores']}")
+    wrong = {**trust["rejected"], **trust["refused"]}
+    told = ", ".join(f"{count} {clean(name, 20)}" for name, count in wrong.items())
+    saved = "none" if state["checkpoint"] is None else f"of round {state['checkpoint']['round']}"
+    lines.append(f"\ncheckpoint {saved}  turned away: {told or 'nothing'}")
     if state["node"]["join_address"]:
         lines.append(f"\njoin: node start --peers {state['node']['join_address']}", "dim")
     return lines
@@ -193,6 +202,11 @@ def peer_row(peer: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if peer["distance"] is None else f"{peer['distance']:.3f}",
         peer["link"] + rtt,
     )
+
+
+def merging_s(row: Mapping[str, Any]) -> float:
+    """Seconds from the snapshot to the merge; the trainer's own are not of it."""
+    return float(sum(row["phases"].get(name, 0.0) for name, _, _ in PHASES))
 
 
 def waited_for(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
