@@ -27,11 +27,6 @@ def kit():
 
 
 @pytest.fixture
-def kit():
-    return Kit()
-
-
-@pytest.fixture
 async def server(kit):
     server = ApiServer(make_app(kit.state, kit.log, History()), "127.0.0.1:0", may_move=False)
     await server.start()
