@@ -97,7 +97,7 @@ async def dashboard(islands: int, rounds: int, repeats: int, seconds: float) -> 
         "islands": islands,
         "rounds": rounds,
         "first_paint_s": paints[0],  # nothing was in the browser's memory yet
-        "later_paint_s": median(paints[1:]),
+        "later_paint_s": median(paints[1:] or paints),
         "paint_samples": paints,
         "update_core": round(median(costs), 5),
         "update_core_samples": [round(cost, 5) for cost in costs],

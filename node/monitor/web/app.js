@@ -12,7 +12,7 @@ const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25
 const POINTS = 360;
 const KEPT_ROUNDS = 48;
 const KEPT_EVENTS = 120;
-const LINKS_MS = 5000; // between two looks at the links of all: they change slowly
+const LINKS_MS = [2000, 15000]; // between two looks at all links, from the first on: they change slowly
 const THEMES = ["auto", "light", "dark"];
 
 /** What is known: the newest state, and the columns that the charts are drawn from. */
@@ -110,7 +110,7 @@ class App {
   }
 
   async followLinks() {
-    for (;;) {
+    for (let wait = LINKS_MS[0]; ; wait = Math.min(LINKS_MS[1], 2 * wait)) {
       if (!document.hidden) {
         try {
           this.store.links = await get("/api/v1/links");
@@ -119,7 +119,7 @@ class App {
           // the stream says when the node does not answer, or wants another key
         }
       }
-      await new Promise((done) => setTimeout(done, LINKS_MS));
+      await new Promise((done) => setTimeout(done, wait));
     }
   }
 
