@@ -27,7 +27,7 @@ class Monitor(App[int]):
 
     TITLE = "Atoll"
     ENABLE_COMMAND_PALETTE = False
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (36, "-tall")]
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (36, "-tall")]  # noqa: RUF012 - as textual declares it
     CSS = """
     #header { height: 2; padding: 0 1; background: $panel; }
     #alarms { height: auto; max-height: 6; padding: 0 1; }
