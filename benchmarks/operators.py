@@ -6,7 +6,8 @@ The dashboard is that of an imagined node among 64 islands with 10,000 rounds of
 headless chromium on this machine: seconds until the page is drawn, bytes of its scripts, and what
 a reader costs the node's process while a round a second comes in. That process also drives the
 browser, which counts. Of a command, CPU seconds of its process, all of it. Medians (of paints the
-first one, and the median of those after it), and all samples beside them; a busy machine shows in wall times.
+first one, and the median of those after it), and all samples beside them; a busy machine shows in
+wall times.
 """
 
 from __future__ import annotations
