@@ -314,6 +314,21 @@ class SimulatedSwarm:
                 assert known == fact, f"round {number} of fragment {replica.fragment} differs"
 
 
+def lengths(members: Sequence[Member]) -> list[int]:
+    """How many rounds of its life each has applied."""
+    return [len(member.replica.history) for member in members]
+
+
+def contributes(member: Member, to: Member, since: int) -> bool:
+    """Whether something of one member is in a round that another has applied since."""
+    for certificate in to.replica.certificates[since:]:
+        outcome = certificate.outcome
+        mine = [n for n, c in enumerate(outcome.contributors) if c.peer == member.peer]
+        if any(i.contributor in mine for part in outcome.parts for i in part.included):
+            return True
+    return False
+
+
 @asynccontextmanager
 async def simulated_swarm(
     count: int,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gossip_kit import RUN, announce_of
-from test_lineage import CREATOR, OTHERS, Chain, changing
+from lineage_kit import CREATOR, OTHERS, Chain, changing
 
 from bootstrap.state import StateServer, state_digest
 from gossip.certificate import genesis

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_kit import VALUES, make
 
 from node.checkpoint import (
     INDEX,
-    Checkpoint,
     CheckpointError,
     CheckpointStore,
     DiskFullError,
@@ -20,15 +20,6 @@ from node.checkpoint import (
     read_tensors,
     write_tensors,
 )
-
-VALUES = np.arange(5000, dtype=np.float32)
-
-
-def make(store: CheckpointStore, round: int) -> Checkpoint:
-    with store.draft() as draft:
-        write_tensors(draft / "outer.safetensors", {"base": VALUES + round})
-        (draft / "trainer.json").write_text("{}")
-        return store.commit(draft, Facts(run="r", round=round, step=10 * round, tokens=0))
 
 
 def names(store: CheckpointStore) -> list[str]:

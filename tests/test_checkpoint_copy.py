@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_checkpoint import make
+from checkpoint_kit import make
 
 from node.checkpoint import INDEX, CheckpointStore, verify
 from node.checkpoint_copy import CheckpointCopy

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from data_kit import TEXTS, json_lines, tokenizer_bytes
+from hf_kit import GPT2, OURS
 from swarm_kit import islands
-from test_hf import GPT2, OURS
 
 from node.export import export_hf
 from node.trainer.layout import Layout, initial_vector

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_replica_fragments import ME, OTHER, inline, normal
+from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Inner, Manifest
 from diloco import sparta
@@ -20,6 +20,7 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.virtual_time import inline
 
 SIZE, DENSE = 3000, 2500
 VECTORS: list[SharedVectors] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import RUN, Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import RUN, Member, SimulatedSwarm, lengths, simulated_swarm
 
 from gossip.certificate import leader_order, outcome_hash
 from protocols import virtual_time
@@ -25,10 +25,6 @@ from protocols.transport import Feed, Outgoing
 
 SLOW = 20e3  # bytes a second
 WITHIN = 10.0  # patiences: doubts, the time in which others could go on, a plan or two
-
-
-def lengths(members: Sequence[Member]) -> list[int]:
-    return [len(member.replica.history) for member in members]
 
 
 async def planned(members: Sequence[Member], number: int) -> float:

@@ -6,23 +6,9 @@ import asyncio
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, contributes, lengths, simulated_swarm
 
 from protocols import virtual_time
-
-
-def lengths(members: list[Member]) -> list[int]:
-    return [len(member.replica.history) for member in members]
-
-
-def contributes(member: Member, to: Member, since: int) -> bool:
-    """Whether something of one member is in a round that another has applied since."""
-    for certificate in to.replica.certificates[since:]:
-        outcome = certificate.outcome
-        mine = [n for n, c in enumerate(outcome.contributors) if c.peer == member.peer]
-        if any(i.contributor in mine for part in outcome.parts for i in part.included):
-            return True
-    return False
 
 
 def darken(swarm: SimulatedSwarm, one: Member, others: list[Member]) -> None:

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import Member, simulated_swarm
-from test_fault_links import contributes, lengths
+from simulated_swarm import Member, contributes, lengths, simulated_swarm
 
 from gossip.certificate import leader_order, sign_vote
 from gossip.instructions import Instruction, Send, Work

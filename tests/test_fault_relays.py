@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from exchange_kit import run, until
-from test_grouped_exchange import BIG, grouped, truthful
+from grouped_kit import BIG, grouped, truthful
 
 from gossip.lateness import owner_patience_s
 from protocols.memory import Link

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_kit import GPT2, MIXTRAL, OURS, QWEN, transformers
 from safetensors.torch import save_file
 
-from bootstrap.manifest import Data, Manifest, Model
+from bootstrap.manifest import Data, Manifest
 from node.data.supply import Given, _with_model
 from node.export import export_hf
 from node.import_hf import import_hf, read_config, tokenizer_in
@@ -18,21 +19,6 @@ from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
 from protocols.errors import OperatorError
 
-transformers = pytest.importorskip("transformers")
-
-GPT2 = {
-    "model_type": "gpt2", "vocab_size": 300, "n_positions": 64, "n_embd": 32, "n_layer": 2,
-    "n_head": 2,
-}  # fmt: skip
-QWEN = {
-    "model_type": "qwen2", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64, "tie_word_embeddings": True,
-}  # fmt: skip
-MIXTRAL = QWEN | {"model_type": "mixtral", "tie_word_embeddings": False}
-OURS = Model(
-    vocab_size=300, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_seq_len=64
-)
 families = pytest.mark.parametrize("plain", [GPT2, QWEN], ids=["gpt2", "qwen2"])
 TOKENS = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
 

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from data_kit import tokenizer_bytes
 
 from bootstrap.manifest import Data, Evaluation, Manifest, Model, Rounds
 from node.data import live
@@ -19,7 +20,6 @@ from node.hosts.tokens import fingerprint
 from node.setting_values import place
 from node.trainer.corpus import is_held_out
 from protocols.errors import OperatorError
-from tests.data_kit import tokenizer_bytes
 
 pytest.importorskip("datasets")
 SEQ_LEN, BATCH, STEPS, ISLANDS = 32, 2, 4, 3

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest, Model
 from bootstrap.manifest_rounds import Rounds
@@ -13,12 +14,10 @@ from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
-from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
 
 SIZES = (3000, 5000)
-ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2))
 
 
 class Waiting:
@@ -29,10 +28,6 @@ class Waiting:
 
     async def resume(self, *, contributed: bool, reset: bool) -> None:
         pass
-
-
-def normal(seed: int, size: int) -> torch.Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Outer, Rounds
@@ -16,16 +17,10 @@ from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
-from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
 
 SIZE = 3000
-ME, OTHER = (PeerId(Identity.from_seed(bytes([n]) * 32).peer_id) for n in (1, 2))
-
-
-def normal(seed: int) -> torch.Tensor:
-    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
 
 
 class Trainer:
@@ -60,7 +55,7 @@ def replica() -> Iterator[OuterReplica]:
     )
     vectors = SharedVectors.create(SIZE)
     made = OuterReplica(manifest, ME, vectors, RangeCodec("fp32", SIZE - 100), inline, (ME, OTHER))
-    made.base.copy_(normal(1))
+    made.base.copy_(normal(1, SIZE))
     made.sent.copy_(made.base)
     yield made
     del made.base, made.sent
@@ -82,7 +77,7 @@ async def commit(replica: OuterReplica, mine: int, mean: torch.Tensor) -> None:
 
 def restored(replica: OuterReplica) -> Trainer:
     """A trainer that resumes from a checkpoint of this place with local work in it."""
-    trainer = Trainer(replica, replica.base - 0.1 * normal(7))
+    trainer = Trainer(replica, replica.base - 0.1 * normal(7, SIZE))
     replica.trainer, replica.inherited = trainer, True
     return trainer
 
@@ -91,7 +86,7 @@ async def test_what_the_life_before_had_merged_is_not_sent_again(replica: OuterR
     trainer = restored(replica)
     work = replica.base - trainer.theta  # in the checkpoint, and in what was sent after it
     residual = replica.residual = Residual(SIZE, 0.9)
-    residual.values.copy_(normal(8))
+    residual.values.copy_(normal(8, SIZE))
     await commit(replica, SIZE, 0.5 * work)
     assert torch.equal(trainer.theta, replica.base)
     assert trainer.told == [(False, True)]
@@ -102,7 +97,7 @@ async def test_what_the_life_before_had_merged_is_not_sent_again(replica: OuterR
 async def test_what_it_has_not_had_merged_goes_with_the_next_round(replica: OuterReplica) -> None:
     trainer = restored(replica)
     work = replica.base - trainer.theta
-    await commit(replica, 0, 0.5 * normal(9))
+    await commit(replica, 0, 0.5 * normal(9, SIZE))
     torch.testing.assert_close(replica.base - trainer.theta, work)
     torch.testing.assert_close(trainer.take_snapshot(), work)
     await commit(replica, SIZE, 0.5 * work)  # in this life, so θ − sent is what is left
@@ -113,10 +108,10 @@ async def test_what_it_has_not_had_merged_goes_with_the_next_round(replica: Oute
 
 async def test_only_the_first_of_such_rounds_takes_local_work(replica: OuterReplica) -> None:
     trainer = restored(replica)
-    await commit(replica, SIZE, 0.5 * normal(9))
-    since = 0.1 * normal(10)
+    await commit(replica, SIZE, 0.5 * normal(9, SIZE))
+    since = 0.1 * normal(10, SIZE)
     trainer.theta -= since  # learnt in this life
-    await commit(replica, SIZE, 0.5 * normal(11))  # the life before was in this one as well
+    await commit(replica, SIZE, 0.5 * normal(11, SIZE))  # the life before was in this one as well
     torch.testing.assert_close(replica.base - trainer.theta, since)
 
 
@@ -126,7 +121,7 @@ async def test_a_trainer_that_was_only_started_again_keeps_what_it_learns(
     trainer = restored(replica)
     replica.inherited = False
     work = replica.base - trainer.theta
-    await commit(replica, SIZE, 0.5 * normal(9))  # what the ranks before it had sent
+    await commit(replica, SIZE, 0.5 * normal(9, SIZE))  # what the ranks before it had sent
     torch.testing.assert_close(replica.base - trainer.theta, work)
 
 
@@ -139,7 +134,7 @@ async def test_a_download_keeps_local_work_unless_it_may_be_in_what_was_missed(
     work = replica.base - trainer.theta
     place = Place(replica.place.run, 0, to, bytes([3]) * 32, b"", 9)
     state = OuterState(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
-    await replica.jump([normal(20)], state, keep="local")
-    assert torch.equal(replica.base, normal(20))
+    await replica.jump([normal(20, SIZE)], state, keep="local")
+    assert torch.equal(replica.base, normal(20, SIZE))
     kept = torch.zeros(SIZE) if inherited and to else work
     torch.testing.assert_close(replica.base - trainer.theta, kept)

@@ -8,11 +8,11 @@ import random
 
 import pytest
 import torch
+from roamer_kit import Islander, Islands, islands
 
 from diloco.mixing import extra_exchanges
 from protocols.memory import Link
 from protocols.virtual_time import run
-from tests.roamer_kit import Islander, Islands, islands
 
 
 def noise(scale: float, size: int = 3000):

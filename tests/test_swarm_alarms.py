@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine_kit import Machine
 from swarm_kit import Island, islands, node, settings, until
-from test_swarm_outbound import Machine
 
 from benchmarks.netns import Network, available
 from node.status import fetch, find

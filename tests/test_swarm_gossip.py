@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.swarm_kit import START_S, Island, Record, until
+from swarm_kit import START_S, Island, Record, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine_kit import Machine, await_merged
 from mode_kit import Watcher, merged_tokens, slowed, trained_tokens
 from swarm_kit import Record, islands, until
-from test_swarm_outbound import Machine, await_merged
 
 from benchmarks.netns import Network, available
 from diloco.knobs import inner_steps

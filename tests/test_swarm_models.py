@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from data_kit import folder, serving, tokenizer_bytes
+from hf_kit import GPT2, QWEN
 from swarm_kit import Island, Islands, islands, node, settings, until
-from test_hf import GPT2, QWEN
 
 from node.data.tokenizer import FileTokenizer
 from node.outer_files import read_checkpoint

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine_kit import SETTINGS, Machine, assert_same_bits, await_merged, await_up
 from nat_kit import INSIDE, put_behind
-from test_swarm_outbound import SETTINGS, Machine, assert_same_bits, await_merged, await_up
 
 from benchmarks.netns import Network, available
 

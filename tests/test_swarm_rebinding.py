@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from machine_kit import SETTINGS, Machine, assert_same_bits, await_merged, await_up
 from nat_kit import put_behind
-from test_swarm_outbound import SETTINGS, Machine, assert_same_bits, await_merged, await_up
 
 from benchmarks.netns import Network, available
 

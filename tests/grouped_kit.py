@@ -1,0 +1,95 @@
+"""Exchanges in groups on a simulated network, and what is true of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import exchange_kit
+import torch
+from exchange_kit import Peer, World
+from gossip_kit import leader, plan_of, roster_of
+
+from gossip.grouping import Grouping, lay_out, traffic
+from gossip.partition import Link as Speed
+from gossip.validity import Shape
+from protocols.identity import Identity, PeerId
+from protocols.messages import Part, Plan
+
+SIZE = 300_000
+MANY = [Identity.from_seed(bytes([number, 7]) * 16) for number in range(24)]
+
+
+def shape_of(codec: str = "int8", size: int = SIZE) -> Shape:
+    return Shape(size, (codec,), grouped=True)
+
+
+def plan_for(
+    peers: list[Peer], shape: Shape, grouping: Grouping, sites: int, upload: float
+) -> Plan:
+    """What a leader would plan for members of equal links, ``sites`` regions of equal size."""
+    members = [peer.identity for peer in peers]
+    roster = roster_of(members)
+    per = -(-len(roster) // sites)
+    regions = {peer: f"site-{index // per}" for index, peer in enumerate(roster)}
+    layout = lay_out(shape.size, [Speed(peer, 1e6, 1e6) for peer in roster], regions, grouping)
+    parts = tuple(Part(*piece, None) for piece in layout.pieces)
+    groups = layout.groups
+    plan = plan_of(leader(members), members, shape=shape, parts=parts, groups=groups)
+    sent = max(up for up, _ in traffic(parts, groups, dict.fromkeys(roster, True)).values())
+    scale = peers[0].wiring.codec.encoded_size(0, shape.size) / shape.size
+    return dataclasses.replace(plan, expected_s=sent * scale / upload)
+
+
+@asynccontextmanager
+async def grouped(
+    count: int = 4,
+    *,
+    codec: str = "int8",
+    how: Grouping | None = None,
+    sites: int = 2,
+    size: int = SIZE,
+    upload: float = 1e6,
+    **options: Any,
+) -> AsyncIterator[World]:
+    shape = shape_of(codec, size)
+    async with exchange_kit.world(
+        shape, count=count, members=MANY, upload=upload, **options
+    ) as here:
+        here.plan = plan_for(here.peers, shape, how or Grouping("region"), sites, upload)
+        yield here
+
+
+def counted(here: World, peer: Peer) -> dict[PeerId, set[int]]:
+    """Elements of each contributor, in every part that ``peer`` holds."""
+    found: dict[PeerId, set[int]] = {}
+    for result, _ in peer.exchange.parts.values():
+        for included in result.included:
+            name = here.plan.contributors[included.contributor].peer
+            whole = result.stop - result.start
+            found.setdefault(name, set()).add(whole - included.elements)
+    return found
+
+
+def truthful(here: World, by: Peer) -> bool:
+    """Whether every part that ``by`` holds is the mean of exactly what its result says."""
+    plan, codec = here.plan, by.wiring.codec
+    for result, data in by.exchange.parts.values():
+        size = result.stop - result.start
+        total, weight = torch.zeros(size), torch.zeros(size)
+        for included in result.included:
+            contributor = plan.contributors[included.contributor]
+            values = here.of(contributor.peer).values[result.start : result.stop]
+            total[: included.elements] += contributor.weight * values[: included.elements]
+            weight[: included.elements] += contributor.weight
+        found = torch.empty(size)
+        codec.decode(result.start, data, found)
+        wanted = total / weight.clamp_(min=1e-9)
+        if not torch.allclose(found, wanted, rtol=1e-4, atol=1e-5):
+            return False
+    return True
+
+
+BIG = 1_500_000  # elements: several chunks in each part
