@@ -145,7 +145,7 @@ async def _own(
             codec(one.codec).decode(body[8:].clone(), work)
             free = owner.arrive(client, work, weight)
             world.nodes[client].merged = world.nodes[client].steps
-            finished = owner.version >= one.rounds if share is not None else world.done
+            finished = owner.version >= world.rounds if share is not None else world.done
             if finished:
                 stop.set()
             elif share is None:

@@ -202,7 +202,7 @@ class Islands:
             replica.merged_mine = False
             while not replica.merged_mine:  # what came too late for a round is for the next one
                 round_ = replica.place.round
-                if round_ >= one.rounds:
+                if round_ >= self.world.rounds:
                     self.finished.set()
                 tokens = steps * one.batch
                 chain.update(
@@ -242,7 +242,7 @@ async def diloco(world: World) -> None:
 
         world.views = views
         churn = group.create_task(_churn(world, islands)) if one.churn else None
-        expected = one.rounds * one.inner_steps * one.step_s * max(1.0, one.straggler_factor)
+        expected = world.rounds * one.inner_steps * one.step_s * max(1.0, one.straggler_factor)
         async with asyncio.timeout(PATIENCE * expected + 600.0):
             await islands.finished.wait()
         if churn is not None:

@@ -110,6 +110,7 @@ class World:
     scenario: Scenario
     progress: Progress = lambda share: None
     start: Tensor = field(init=False)
+    rounds: int = field(init=False)  # in which the budget is spent by those who train in a round
     network: MemoryNetwork = field(init=False)
     nodes: dict[PeerId, Node] = field(default_factory=dict)  # living islands
     servers: list[Node] = field(default_factory=list)
@@ -134,6 +135,9 @@ class World:
         self._model = Learner(one, 0, 0).model
         for index in range(one.islands):
             self.add(index)
+        part = one.sample if one.mode == "fedavg" else 1.0
+        each = part * sum(node.chosen_steps for node in self.nodes.values())
+        self.rounds = max(1, round(self.budget / each)) if each else one.rounds
 
     def add(self, shard: int) -> Node:
         """A new island with the text of ``shard``; the first ones are slow, the last ones lie."""
