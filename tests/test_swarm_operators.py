@@ -165,7 +165,13 @@ def test_a_swarm_does_not_count_who_only_looks(swarm: str, tmp_path: Path) -> No
         state = second.state()
         assert {peer["peer"] for peer in state["peers"]} <= before
         assert max(event["live"] for event in second.events("round")[rounds:]) <= most
-        picture = json.loads((user.home / "picture.json").read_text())["state"]
+        whole = json.loads((user.home / "picture.json").read_text())
+        # links between others, as they tell them, and rounds of the time before it looked
+        told = whole["links"]
+        ends = [{told["peers"][link[0]], told["peers"][link[1]]} for link in told["links"]]
+        assert any(pair <= before and len(pair) == 2 for pair in ends)
+        assert len(whole["history"]["columns"]["round"]) > 1
+        picture = whole["state"]
         assert picture["node"]["peer"] not in before
         assert picture["run"]["id"] == state["run"]["id"]
         active = {p["peer"]: p["role"] for p in picture["peers"] if p["status"] == "active"}
