@@ -25,12 +25,12 @@ export class Links {
       this.kind = "";
       return fill(this.body, empty("This node knows of no other island, so there is no link."));
     }
-    if (peers.length <= NUMBERS_UP_TO) this.numbers(peers, (from, to) => this.cell(from, to));
-    else this.picture(peers, (from, to) => this.cell(from, to));
+    if (peers.length <= NUMBERS_UP_TO) this.numbers(peers, (from, to) => this.between(from, to));
+    else this.picture(peers, (from, to) => this.between(from, to));
   }
 
   /** What is known of a link; null of an island to itself. */
-  cell(from, to) {
+  between(from, to) {
     if (from === to) return null;
     const link = this.known.get(`${from.peer} ${to.peer}`);
     // where nobody has told of this very link: what both ends tell of theirs to everybody
