@@ -54,6 +54,7 @@ def _dims(**sizes: Any) -> ParallelDims:
 APART = {"attention": "document", "document_end": ord(" ")}
 MUON = {"optimizer": "muon"}
 BF16 = {"bf16": True}
+AGAIN = {"recompute": "full"}
 
 CASES = (
     Case("DDP", _dims(dp_replicate=2)),
@@ -124,9 +125,9 @@ CASES = (
     Case("MoE, EP, bf16", _dims(dp_shard=2, ep=2), "moe", BF16),
     Case("MoE, EP x TP, bf16", _dims(dp_shard=2, ep=2, tp=2), "moe", BF16),
     Case("PP x FSDP x TP, bf16", _dims(pp=2, dp_shard=2, tp=2), settings=BF16),
-    Case("FSDP, recompute full", _dims(dp_shard=2), settings={"recompute": "full"}),
+    Case("FSDP, recompute full", _dims(dp_shard=2), settings=AGAIN),
     Case("FSDP, recompute selective", _dims(dp_shard=2), settings={"recompute": "selective"}),
-    Case("TP, recompute full", _dims(tp=2), settings={"recompute": "full"}),
+    Case("TP, recompute full", _dims(tp=2), settings=AGAIN),
     Case("FSDP, offload", _dims(dp_shard=2), settings={"offload": True}),
     Case("FSDP, accumulation", _dims(dp_shard=2), settings={"micro_batch": 1}),
     Case("FSDP x TP, Muon", _dims(dp_shard=2, tp=2), inner=MUON),
@@ -148,9 +149,21 @@ CASES = (
     Case("llama, PP x FSDP x TP", _dims(pp=2, dp_shard=2, tp=2), "llama"),
     Case("llama, PP, documents apart", _dims(pp=2), "llama with documents"),
     Case("llama, PP, bf16", _dims(pp=2), "llama", BF16),
-    Case("llama, FSDP, recompute full", _dims(dp_shard=2), "llama", {"recompute": "full"}),
+    Case("llama, CP (Ulysses)", _dims(cp=2), "llama"),
+    Case("qwen3, CP (ring)", _dims(cp=2, attention="ring"), "qwen3"),
+    Case("mixtral, CP (ring of four)", _dims(cp=4, attention="ring"), "mixtral"),
+    Case("gpt2, CP (Ulysses of four)", _dims(cp=4), "gpt2"),
+    Case("gemma, FSDP x CP", _dims(dp_shard=2, cp=2), "gemma"),
+    Case("qwen3, CP (ring) x TP", _dims(cp=2, tp=2, attention="ring"), "qwen3"),
+    Case("llama, PP x CP", _dims(pp=2, cp=2), "llama"),
+    Case("llama, CP (Ulysses), documents apart", _dims(cp=2), "llama with documents"),
+    Case(
+        "llama, CP (ring), documents apart", _dims(cp=2, attention="ring"), "llama with documents"
+    ),
+    Case("llama, CP (ring), recompute full", _dims(cp=2, attention="ring"), "llama", AGAIN),
+    Case("llama, FSDP, recompute full", _dims(dp_shard=2), "llama", AGAIN),
     Case("qwen3, TP, recompute selective", _dims(tp=2), "qwen3", {"recompute": "selective"}),
-    Case("gpt2, FSDP, recompute full", _dims(dp_shard=2), "gpt2", {"recompute": "full"}),
+    Case("gpt2, FSDP, recompute full", _dims(dp_shard=2), "gpt2", AGAIN),
     Case("llama, FSDP, compile", _dims(dp_shard=2), "llama", {"compile": True}),
     Case("qwen3, TP, compile", _dims(tp=2), "qwen3", {"compile": True}),
     Case("llama, PP, compile", _dims(pp=2), "llama", {"compile": True}),
@@ -213,7 +226,8 @@ REFUSED = (
     Case("gpt2, TP", _dims(tp=2), "gpt2"),
     Case("mixtral, TP", _dims(tp=2), "mixtral"),
     Case("gpt2, PP", _dims(pp=2), "gpt2"),
-    Case("llama, CP", _dims(cp=2), "llama"),
+    Case("mistral, CP", _dims(cp=2), "mistral"),
+    Case("mixtral, EP", _dims(dp_shard=2, ep=2), "mixtral"),
 )
 
 

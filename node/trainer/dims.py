@@ -87,7 +87,7 @@ class ParallelDims(BaseModel):
     def check(self, model: Model, data: Data) -> None:
         """Raises ValueError that names the flag where the run's model or batch do not fit."""
         if model.kind == "hf":
-            self._check_foreign(model)
+            self._check_foreign(model, data)
         else:
             self._check_ours(model, data)
         self._check_stages(model)
@@ -102,13 +102,16 @@ class ParallelDims(BaseModel):
                 f"{data.batch_size} sequences of an inner step into micro-batches"
             )
 
-    def _check_foreign(self, model: Model) -> None:
-        for flag in ("cp", "ep"):
-            if getattr(self, flag) > 1:
-                raise ValueError(
-                    f"--{flag} {getattr(self, flag)}: a model of transformers is laid out by "
-                    "--dp-shard, --dp-replicate, --tp and --pp"
-                )
+    def _check_foreign(self, model: Model, data: Data) -> None:
+        if self.ep > 1:
+            raise ValueError(
+                f"--ep {self.ep}: a model of transformers is laid out by "
+                "--dp-shard, --dp-replicate, --tp, --cp and --pp"
+            )
+        if self.cp > 1:
+            from node.trainer.foreign_context import check_cp
+
+            check_cp(model, data, self.cp, self.attention, self.tp)
         if self.pp > 1:
             from node.trainer.foreign import check_pp
 

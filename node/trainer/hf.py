@@ -43,6 +43,7 @@ class ForeignDecoder(Decoder):
         self.layers = nn.ModuleDict()  # they are inside ``lm``
         self.lm: Any = _build(config)
         self.first = self.last = True  # stage of a pipeline
+        self.mask_of = documents_apart
         names = {module: name for name, module in self.named_modules()}
         head, embedding = self.lm.get_output_embeddings(), self.lm.get_input_embeddings()
         self.head_name = names.get(head, "")
@@ -91,9 +92,11 @@ class ForeignDecoder(Decoder):
         if self.config.attention == "document":
             if documents is None:
                 documents = document_numbers(x, self.config.document_end)
-            mask = documents_apart(documents)
+            mask = self.mask_of(documents)
         model = self.lm if self.last else self.lm.base_model
         given = {"input_ids" if self.first else "inputs_embeds": x, "attention_mask": mask}
+        if positions is not None:  # else they are counted from 0
+            given["position_ids"] = positions[None]
         out = model(**given, use_cache=False, return_dict=True)
         made: Tensor = out.logits if self.last else out.last_hidden_state
         return made
@@ -136,6 +139,11 @@ def pp_plan(config: Model) -> list[str]:
     with torch.device("meta"):
         lm = ForeignDecoder(config).lm
     return list(getattr(lm.config, "base_model_pp_plan", None) or {})
+
+
+def family(config: Model) -> str:
+    """What the library calls the kind of model, ``llama`` for one."""
+    return str(json.loads(config.config).get("model_type"))
 
 
 def model_of(config: dict[str, Any], **others: Any) -> Model:

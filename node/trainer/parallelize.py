@@ -35,6 +35,7 @@ from node.trainer.computing import Computing
 from node.trainer.context import attention_over, positions
 from node.trainer.experts import share_mixture
 from node.trainer.foreign import cut_foreign
+from node.trainer.foreign_context import share_sequences
 from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
@@ -50,7 +51,11 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     dims = ranks.dims
     fsdp = _Fsdp.over(ranks, computing) if ranks.mesh is not None else None
     if isinstance(model, ForeignDecoder):
+        if dims.cp > 1:
+            share_sequences(model, ranks.axis("cp"), dims.attention, seq_len)
         _lay_out_foreign(model, ranks, computing, fsdp)
+        if dims.cp > 1:
+            _tell_positions(model, ranks, seq_len)
         return
     for block in model.layers.values():
         assert isinstance(block, Block)
@@ -83,12 +88,7 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     if dims.cp > 1 and dims.attention == "ring":
         model.mask_of = _as_they_are
     if dims.cp > 1 or dims.tp > 1:
-        here = torch.arange(seq_len)
-        if dims.cp > 1:
-            here = positions(seq_len, ranks.at("cp"), dims.cp, dims.attention)
-        model.register_forward_pre_hook(
-            partial(_with_positions, here.to(ranks.device)), with_kwargs=True
-        )
+        _tell_positions(model, ranks, seq_len)
 
 
 def _lay_out_foreign(
@@ -108,6 +108,16 @@ def _lay_out_foreign(
 
 def _as_they_are(documents: Tensor) -> Tensor:
     return documents
+
+
+def _tell_positions(model: Decoder, ranks: Ranks, seq_len: int) -> None:
+    """Say with every call which tokens of a sequence are here."""
+    dims, here = ranks.dims, torch.arange(seq_len)
+    if dims.cp > 1:
+        here = positions(seq_len, ranks.at("cp"), dims.cp, dims.attention)
+    model.register_forward_pre_hook(
+        partial(_with_positions, here.to(ranks.device)), with_kwargs=True
+    )
 
 
 def _with_positions(here: Tensor, module: nn.Module, args: Any, kwargs: Any) -> Any:

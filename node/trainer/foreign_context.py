@@ -1,0 +1,144 @@
+"""Models of transformers over ranks that share a sequence (:mod:`node.trainer.context`).
+
+The library asks for attention by name, so one name is registered that asks the other ranks. That is
+all that may look at other tokens, and it must be plain causal attention: both are tried with a few
+tokens before a model is taken, since no plan of the library says so.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from bootstrap.manifest import Data, Model
+from node.trainer.context import attention_over
+from node.trainer.dims import Attention
+from node.trainer.hf import ForeignDecoder, family
+from node.trainer.model import Attend, causal_attention
+
+NAME = "atoll"  # of the attention, in the library's register
+PROBED = 32  # tokens, at most
+CLOSE = 1e-4  # of the largest element: what another order of additions may change
+FULL = ("full_attention", "sliding_attention")  # of a layer, by the configuration
+# what the library passes on that changes nothing, or is looked at in the configuration
+IDLE = ("position_ids", "cache_position", "return_dict", "is_causal", "sliding_window")
+
+
+def check_cp(config: Model, data: Data, size: int, kind: Attention, tp: int) -> None:
+    """Raises ValueError that names the flag where numbers do not fit."""
+    with torch.device("meta"):
+        text = ForeignDecoder(config).lm.config.get_text_config()
+    shares = size * (2 if kind == "ring" else 1)
+    if data.seq_len % shares:
+        raise ValueError(
+            f"--cp {size} does not divide seq_len {data.seq_len} into {shares} equal parts"
+        )
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if kind == "ulysses" and heads % (tp * size):
+        raise ValueError(
+            f"--cp {size} with --attention ulysses does not divide num_key_value_heads "
+            f"{heads // tp}; use --attention ring"
+        )
+    window = getattr(text, "sliding_window", None)
+    others = set(getattr(text, "layer_types", None) or ()) - set(FULL)
+    if others or (window is not None and window < data.seq_len and _slides(text)):
+        how = ", ".join(sorted(others)) or f"a window of {window} tokens"
+        raise _refused(config, size, f"not every layer sees all tokens before its own ({how})")
+
+
+def share_sequences(model: ForeignDecoder, mesh: DeviceMesh, kind: Attention, seq_len: int) -> None:
+    """Let a model of the CPU, whole or a stage, attend across a mesh of one axis, in place.
+
+    Raises ValueError where more or other things than causal attention mix its tokens.
+    """
+    _probe(model, mesh.size(), min(seq_len, PROBED))
+    if kind == "ring":
+        model.mask_of = _numbers
+    attend = attention_over(mesh, kind)
+    _use(model, lambda q, k, v, mask: attend(q, k, v, mask if kind == "ulysses" else _of(mask)))
+
+
+def _probe(model: ForeignDecoder, ranks: int, length: int) -> None:
+    half, seen = length // 2, dict[str, Any]()
+    generator = torch.Generator().manual_seed(0)
+    if model.first:
+        x = torch.randint(model.config.vocab_size, (1, length), generator=generator)
+    else:
+        x = torch.randn(1, length, model.width, generator=generator)
+    here, one = torch.arange(length), torch.zeros(1, length, dtype=torch.int64)  # document
+    before = model.lm.config._attn_implementation
+    with torch.no_grad():
+        library = model(x, documents=one)
+        _use(model, causal_attention, seen)
+        ours = model(x, here, one)
+        _use(model, lambda q, k, v, mask: v.repeat_interleave(q.shape[1] // v.shape[1], dim=1))
+        whole, part = model(x, here, one), model(x[:, half:], here[half:], one)
+    model.lm.set_attn_implementation(before)
+    if seen:
+        raise _refused(model.config, ranks, f"its attention knows of {', '.join(sorted(seen))}")
+    if not _close(ours, library):
+        raise _refused(model.config, ranks, "its attention is not plainly causal")
+    if not _close(part, whole[:, half:]):
+        raise _refused(model.config, ranks, "not its attention alone looks at other tokens")
+
+
+def _use(model: ForeignDecoder, attend: Attend, seen: dict[str, Any] | None = None) -> None:
+    """Have a model attend so; ``seen`` gets what else the library asks of attention."""
+    import transformers
+
+    transformers.AttentionInterface.register(NAME, partial(_attention, attend, seen))
+    model.lm.set_attn_implementation(NAME)
+
+
+def _attention(
+    attend: Attend,
+    seen: dict[str, Any] | None,
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """In the library's form: [B, H, S, E] each, and out comes [B, S, H, E]."""
+    if seen is not None:
+        asked = {name: value for name, value in given.items() if name not in IDLE}
+        seen |= {n: v for n, v in asked.items() if v is not None and v is not False and v != 0.0}
+        if v.shape[-1] != q.shape[-1]:
+            seen["values of another width than keys"] = True
+    if scaling is not None:  # attention divides by the root of the head's size
+        q = q * (scaling * q.shape[-1] ** 0.5)
+    return attend(q, k, v, mask).transpose(1, 2).contiguous(), None
+
+
+def _numbers(documents: Tensor) -> Tensor:
+    """Numbers of documents [B, T] in a shape that the library passes on as a mask."""
+    return documents[:, None, None, :]
+
+
+def _of(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[:, 0, 0]
+
+
+def _slides(text: Any) -> bool:
+    """Whether a window is used: some families have one in their configuration and none."""
+    types = getattr(text, "layer_types", None)
+    if types is not None:
+        return "sliding_attention" in types
+    return bool(getattr(text, "use_sliding_window", True))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= CLOSE * other.abs().max())
+
+
+def _refused(config: Model, ranks: int, why: str) -> ValueError:
+    return ValueError(
+        f"--cp {ranks}: {family(config)} cannot share sequences: {why}; "
+        "lay it out by --dp-shard, --dp-replicate, --tp and --pp"
+    )
