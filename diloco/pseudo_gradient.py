@@ -50,14 +50,17 @@ def accounted(
 
 @torch.no_grad()
 def rebase(local: Tensor, new_base: Tensor, accounted_for: Tensor) -> None:
-    """``local`` ← new_base + (local − accounted_for) in place, float32 [n] each.
+    """``local`` ← new_base + (local − accounted_for) in place, float32 of one shape each.
 
     Where nothing happened since the snapshot the difference is exactly zero, so that such an
     island ends on ``new_base`` bit for bit.
     """
-    for start in range(0, len(local), CHUNK):
-        here = slice(start, start + CHUNK)
-        local[here].sub_(accounted_for[here]).add_(new_base[here])
+    three = (local, accounted_for, new_base)
+    if local.device.type != "cpu" or not all(one.is_contiguous() for one in three):
+        local.sub_(accounted_for).add_(new_base)
+        return
+    for mine, old, new in zip(*(torch.split(one.view(-1), CHUNK) for one in three), strict=True):
+        mine.sub_(old).add_(new)
 
 
 @torch.no_grad()

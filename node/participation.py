@@ -152,7 +152,8 @@ class Participation:
                 restored,
                 self._on_applied,
                 joined=self.fetcher.joined_under_way
-                and (restored is None or restored.trained is None),
+                if restored is None
+                else restored.trained is None and restored.facts.step > 0,
             )
             self.conductor.refresh = self.fetcher.refresher(self.swarm)
             self.island = self.conductor.island

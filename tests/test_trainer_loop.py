@@ -319,6 +319,23 @@ def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
     assert all(a < b for a, b in pairwise(rates))
 
 
+def test_who_resumes_without_moments_warms_up_again(tmp_path: Path) -> None:
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == 2 * TARGET:
+            bench.trainer.optimizer.state.clear()
+        if isinstance(report, Applied) and report.round == 2:
+            return [Checkpoint(str(tmp_path)), Stop()]
+        return committing(99)(bench, report)
+
+    before = Bench(tmp_path, answer)
+    full = before.run(begin()).of(StepDone)[-1].lr
+    after = Bench(tmp_path, committing(3))
+    after.vectors.base[:] = before.vectors.base
+    rates = [r.lr for r in after.run(begin(round=2, resume=str(tmp_path))).of(StepDone)]
+    assert rates[0] < full / 15
+    assert all(a < b for a, b in pairwise(rates))
+
+
 @pytest.mark.parametrize("batch", [3, 4, 5, 16, 17])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("micro", [1, 3, 100])

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from diloco.pseudo_gradient import is_finite
+from diloco.pseudo_gradient import is_finite, rebase
 from node.checkpoint import FULL_DISK
 from node.trainer.channel import (
     Applied,
@@ -170,6 +170,8 @@ class Progress:
                 )
             self.round_step, self.step = standing.round_step, standing.step
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
+            if standing.step and not standing.optimizer_steps and not self.forgets:
+                self.rewarm_from = self.step  # its moments are as cold as a joiner's
         for piece, share in zip(self.pieces, shares, strict=True):
             piece.begin(share)
         self.begun = True
@@ -216,17 +218,15 @@ class Progress:
                 self.weights.set(name, base.get(name))
                 continue
             was = self.weights.scatter(name, sent.get(name))
-            for part in mine:
-                assert was is not None
-                part.sub_(was)
-            if command.evaluate:
-                since[name] = [part.clone() for part in mine]
-                for part in mine:
-                    part.zero_()
             new = self.weights.scatter(name, base.get(name))
             for part in mine:
+                assert was is not None
                 assert new is not None
-                part.add_(new)
+                if command.evaluate:
+                    since.setdefault(name, []).append(part - was)
+                    part.copy_(new)
+                else:
+                    rebase(part, new, was)
         loss = self._evaluate_base(base, piece) if command.evaluate else None
         for name, rests in since.items():
             for part, rest in zip(self.weights.local(name), rests, strict=True):
