@@ -19,13 +19,16 @@ after the other, :mod:`gossip.spread` adds them up.
 
 Signs are independent bits of BLAKE3's extended output, so all islands have the same ones
 whatever library they run. One word serves 32 elements, and flipping a sign is an exclusive or with
-a float's top bit, which makes the pass nearly as fast as memory is read.
+a float's top bit: compiled (:mod:`protocols.codecs.kernels`) the pass is nearly as fast as memory
+is read.
 """
 
 from __future__ import annotations
 
 import torch
 from blake3 import blake3
+
+from protocols.codecs.kernels import add_signed
 
 SIZE = 251  # buckets: the largest prime that fits into 1 KB of fp32
 _BITS = 32  # elements a word of signs serves, _WORDS apart
@@ -55,6 +58,8 @@ def sketch(vector: torch.Tensor, run: bytes, draw: int = 0, start: int = 0) -> b
             piece = torch.nn.functional.pad(piece, around)
         data = bytearray(signs.digest(length=4 * _WORDS, seek=index * 4 * _WORDS))
         words = torch.frombuffer(data, dtype=torch.int32)
+        if add_signed(piece, words, total):
+            continue
         torch.bitwise_left_shift(words, shifts, out=flips).bitwise_and_(_TOP_BIT)
         flips.bitwise_xor_(piece.view(torch.int32).view_as(flips))
         total += flips.view(torch.float32).view(-1, SIZE).sum(0)

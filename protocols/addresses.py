@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from protocols.errors import Malformed, OperatorError
@@ -101,6 +102,7 @@ def relay_of(address: str) -> PeerAddress:
     return parse_address(address.removeprefix(RELAY))
 
 
+@lru_cache(maxsize=1024)  # peers say theirs with every announcement
 def _normal(address: str) -> str:
     """An address as the book holds it; raises :class:`OperatorError` E102."""
     place = parse_address(address.removeprefix(RELAY))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gossip.sketch import SIZE, distances, distances_to_mean, read, sketch
+from protocols.codecs.kernels import SWITCH, add_signed, kernel
 
 RUN = b"r" * 32
 
@@ -176,3 +177,29 @@ def test_equal_vectors_have_equal_sketches_and_rounds_differ() -> None:
 @pytest.mark.parametrize("data", [b"", b"x" * 1003, b"\xff" * 1004])
 def test_what_is_no_sketch_is_not_read(data: bytes) -> None:
     assert read(data) is None
+
+
+def test_compiled_and_plain_sums_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel("int4") is None:
+        pytest.skip("there is no C compiler")
+    row = vectors(1, 300_007, 5, spread=1.0)[0]
+    compiled = [read(sketch(row, RUN, start=start)) for start in (0, 1, 128_511, 128_512)]
+    monkeypatch.setenv(SWITCH, "off")
+    for start, values in zip((0, 1, 128_511, 128_512), compiled, strict=True):
+        plain = read(sketch(row, RUN, start=start))
+        assert values is not None
+        assert plain is not None
+        torch.testing.assert_close(values, plain, rtol=1e-5, atol=1e-4)
+
+
+def test_add_signed_says_which_bit_is_whose_sign() -> None:
+    if kernel("int4") is None:
+        pytest.skip("there is no C compiler")
+    values = torch.arange(1.0, 32 * 6 + 1).view(32, 6)
+    signs, totals = torch.zeros(6, dtype=torch.int32), torch.zeros(3, dtype=torch.float64)
+    signs[4] = -(2**31)  # its first value alone
+    assert add_signed(values, signs, totals)
+    wanted = values.double().view(-1, 3).sum(0)
+    wanted[1] -= 2 * values[0, 4]
+    assert torch.equal(totals, wanted)
+    assert not add_signed(torch.zeros(32, 7), torch.zeros(7, dtype=torch.int32), totals)

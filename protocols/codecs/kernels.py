@@ -1,4 +1,4 @@
-"""Compiled inner loops of the codecs, where there is a C compiler; without one torch does it all.
+"""Compiled inner loops of codecs and sketches, where there is a C compiler; else torch does it all.
 
 ``kernels.c`` is compiled when the first codec is used, once a machine: the library is kept in
 ``$XDG_CACHE_HOME/atoll``, by default ``~/.cache/atoll``, under a name that follows from the source,
@@ -36,6 +36,7 @@ FLOATS = ("fp32", "bf16", "fp16")
 _int, _size, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _ENCODE = (_pointer, _size, _pointer)
 _REFUSED = (_pointer, _size)
+_SKETCH = (_pointer, _pointer, _size, _size, _pointer)
 _DECODE = (_pointer, _size, ctypes.c_double, ctypes.c_float, _pointer, _int)
 
 
@@ -79,8 +80,30 @@ class Kernel:
 
 def kernel(name: str) -> Kernel | None:
     """The loops of a float, int8 or int4, if they are compiled or can be."""
-    library = _library() if os.environ.get(SWITCH, "").lower() not in ("0", "off") else None
+    library = _wanted()
     return _kernel(library, name) if library is not None else None
+
+
+def add_signed(values: Tensor, signs: Tensor, totals: Tensor) -> bool:
+    """One pass of a sketch (:mod:`gossip.sketch`); False if it is not compiled and cannot be.
+
+    ``values`` fp32 [32, words] are added up in ``totals`` fp64 [buckets], value [b, j] in bucket
+    j modulo ``buckets``, with the sign that bit 31 - b of ``signs`` int32 [words] is. All
+    contiguous; ``words`` is a multiple of ``buckets`` and at most 8192.
+    """
+    library = _wanted()
+    if library is None:
+        return False
+    call = library.atoll_sketch
+    call.argtypes, call.restype = _SKETCH, _int
+    refused: int = call(
+        values.data_ptr(), signs.data_ptr(), signs.numel(), totals.numel(), totals.data_ptr()
+    )
+    return not refused
+
+
+def _wanted() -> ctypes.CDLL | None:
+    return _library() if os.environ.get(SWITCH, "").lower() not in ("0", "off") else None
 
 
 @functools.cache
