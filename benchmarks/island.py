@@ -9,8 +9,13 @@ goes into inner steps. Utilisation is for both
 
     inner steps x their median seconds / elapsed
 
-where the median is that of the steps that no sync interrupts. Needs Linux, root, `ip`, `tc`, and
-the `bench` extra.
+where the median is that of the steps that no sync interrupts.
+
+Daemons and trainers share the machine's cores here. What they do not owe to each other is told in
+processor time: `trainer_cpu_ratio` is that of a step of the tuned bare loop over that of an
+island's trainer with all that it does for the rounds, and `daemon_core_share` what a daemon takes
+of one core. With as many islands as cores no trainer can be faster than 1 less that share. Needs
+Linux, root, `ip`, `tc`, and the `bench` extra.
 """
 
 from __future__ import annotations
@@ -68,16 +73,24 @@ class Islands:
         peer = self._join_address(0)
         second = self._start(1, ["--peers", peer])
         self._together()
-        before, rounds = [_cpu(p.pid) for p in (first, second)], len(self._both())
+        trainers = [_trainer(process.pid) for process in (first, second)]
+        watched = [first.pid, second.pid, *trainers]
+        before, rounds = [_cpu(pid) for pid in watched], len(self._both())
+        began, since = [len(self._events(rank, "step")) for rank in (0, 1)], time.monotonic()
         time.sleep(self.seconds)
-        after, rounds = [_cpu(p.pid) for p in (first, second)], len(self._both()) - rounds
+        after, rounds = [_cpu(pid) for pid in watched], len(self._both()) - rounds
+        steps = [len(self._events(rank, "step")) - began[rank] for rank in (0, 1)]
+        watched_s = time.monotonic() - since
         for process in (first, second):
             process.terminate()
         for process in (first, second):
             process.wait(START_S)
         facts = [self._fact(rank) for rank in (0, 1)]
-        for fact, then, now in zip(facts, before, after, strict=True):
-            fact["daemon_cpu_s_a_round"] = (now - then) / max(1, rounds)
+        used = [now - then for then, now in zip(before, after, strict=True)]
+        for rank, fact in enumerate(facts):
+            fact["daemon_cpu_s_a_round"] = used[rank] / max(1, rounds)
+            fact["daemon_core_share"] = used[rank] / watched_s
+            fact["cpu_s_a_step"] = used[2 + rank] / max(1, steps[rank])
         return facts
 
     def _start(self, rank: int, arguments: Sequence[str]) -> subprocess.Popen[Any]:
@@ -170,6 +183,14 @@ def _cpu(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _trainer(daemon: int) -> int:
+    """The process id of a daemon's only rank."""
+    for child in Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split():
+        if b"node.trainer.rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise RuntimeError(f"process {daemon} has no trainer")
+
+
 def utilisation(fact: Fact) -> float:
     """See the top of this file."""
     return len(fact["steps"]) * statistics.median(fact["steps"]) / float(fact["elapsed"])
@@ -178,6 +199,14 @@ def utilisation(fact: Fact) -> float:
 def speed(fact: Fact) -> float:
     """Tokens a second, waiting left out."""
     return float(fact["tokens"] / (fact["elapsed"] - fact.get("waited", 0.0)))
+
+
+def _cpu_a_step(fact: Fact) -> float:
+    return float(fact["cpu_s_a_step"])
+
+
+def _core_share(fact: Fact) -> float:
+    return float(fact["daemon_core_share"])
 
 
 def figures(runs: dict[str, list[list[Fact]]]) -> Fact:
@@ -189,6 +218,9 @@ def figures(runs: dict[str, list[list[Fact]]]) -> Fact:
     return {
         "island_overhead_ratio": median("island", speed) / median("bare", speed),
         "island_overhead_ratio_tuned": median("island", speed) / median("bare tuned", speed),
+        "trainer_cpu_ratio": median("bare tuned", _cpu_a_step) / median("island", _cpu_a_step),
+        "daemon_core_share": median("island", _core_share),
+        "daemon_core_share_50mbit": median("island 50 Mbit", _core_share),
         "utilization_50mbit": median("island 50 Mbit", utilisation),
         "torchft_utilization_50mbit": median("torchft 50 Mbit", utilisation),
     }

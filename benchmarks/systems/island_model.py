@@ -56,9 +56,10 @@ def gradients(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tenso
     return float(loss.detach())
 
 
-def report(steps: list[float], elapsed: float) -> None:
-    """Tell the benchmark the seconds of each step, and of all together."""
-    print(json.dumps({"steps": steps, "elapsed": elapsed, "tokens": TOKENS * len(steps)}))
+def report(steps: list[float], elapsed: float, cpu: float = 0.0) -> None:
+    """Tell the benchmark the seconds of each step, those of all together, and of the processor."""
+    told = {"steps": steps, "elapsed": elapsed, "tokens": TOKENS * len(steps)}
+    print(json.dumps(told | {"cpu_s_a_step": cpu / max(1, len(steps))}))
 
 
 def until(seconds: float) -> Iterator[None]:
