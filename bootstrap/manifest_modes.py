@@ -95,6 +95,8 @@ def _of_gradients(
     if outer.get("optimizer") == "onebit-adam":
         wanted |= {"codec": "auto", "codecs": ("bf16", "int1"), "feedback": 1.0}
         rule["warmup_rounds"] = max(1, round(FROZEN_SHARE * total))
+    if outer.get("optimizer") == "powersgd":
+        wanted["feedback"] = 1.0
     return {"rounds": wanted, "outer": rule}
 
 
@@ -139,6 +141,12 @@ def check_gradients(mode: str, outer: Outer, rounds: Rounds, inner: str) -> None
         raise ValueError(
             "outer.optimizer onebit-adam has one codec for gradients and one for momentum: "
             'rounds.codec is auto, and rounds.codecs say ["bf16", "int1"]'
+        )
+    if outer.optimizer == "powersgd" and rounds.feeds_back:
+        raise ValueError(
+            f"outer.optimizer powersgd with codec {', '.join(rounds.allowed_codecs)}: what factors "
+            "lose is kept and sent later, what a coarse codec loses of factors is not; use int4 or "
+            "a finer codec"
         )
     if outer.optimizer == "adamw" and rounds.sparse:
         raise ValueError(

@@ -35,6 +35,7 @@ OuterRule = Literal[
     "delayed-nesterov",
     "adamw",
     "onebit-adam",
+    "powersgd",
 ]
 Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
 CodecChoice = Literal[
@@ -56,8 +57,9 @@ OUTER_DEFAULTS: dict[str, dict[str, Any]] = {
     "yogi": {"lr": 0.01, "momentum": 0.9},
     "adamw": {"lr": 1.0, "momentum": 0.0, "warmup_rounds": 0},  # [inner] has its rates
     "onebit-adam": {"lr": 1.0, "momentum": 0.0},
+    "powersgd": {"lr": 1.0, "momentum": 0.0, "warmup_rounds": 0},
 }
-OF_GRADIENTS = ("adamw", "onebit-adam")
+OF_GRADIENTS = ("adamw", "onebit-adam", "powersgd")
 
 
 class Section(BaseModel):
@@ -71,8 +73,8 @@ class Outer(Section):
 
     ``lr`` and ``momentum`` (β₁ of adam and yogi) are reached over ``warmup_rounds`` from
     ``lr_start`` and ``momentum_start``. Only the Nesterov rules are warmed up by default.
-    adamw and onebit-adam see gradients, and have the rates and the decay of the table ``inner``;
-    of onebit-adam ``warmup_rounds`` are those before its second moments are frozen.
+    adamw, onebit-adam and powersgd see gradients, and have the rates and the decay of the table
+    ``inner``; of onebit-adam ``warmup_rounds`` are those before its second moments are frozen.
     """
 
     optimizer: OuterRule = "nesterov"
@@ -83,6 +85,7 @@ class Outer(Section):
     warmup_rounds: int = Field(default=10, ge=0)
     beta2: float = Field(default=0.99, ge=0, lt=1)  # of adam and yogi
     epsilon: float = Field(default=1e-3, gt=0, le=1)  # likewise; τ of their paper (2003.00295)
+    rank: int = Field(default=4, ge=1, le=256)  # columns of the factors of powersgd
 
     @model_validator(mode="before")
     @classmethod
@@ -96,7 +99,7 @@ class Outer(Section):
     @property
     def schedule(self) -> dict[str, Any]:
         """What η and μ of a round follow from (:func:`diloco.outer.outer_rates`)."""
-        return self.model_dump(exclude={"optimizer", "beta2", "epsilon"})
+        return self.model_dump(exclude={"optimizer", "beta2", "epsilon", "rank"})
 
     @property
     def moving(self) -> bool:

@@ -22,6 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diloco.exact import total
+
 FLOOR = 1.0  # of √s, in terms of its mean
 
 
@@ -46,12 +48,5 @@ def step(momentum: Tensor, divisor: Tensor, common: Tensor, params: Tensor, *, l
 
 
 def mean(values: Tensor) -> float:
-    """Of float32 [n], to the same bits everywhere: halves are added to each other."""
-    count = len(values)
-    while len(values) > 1:
-        half = len(values) // 2
-        rest = values[2 * half :]
-        values = values[:half] + values[half : 2 * half]
-        if len(rest):
-            values = torch.cat((values[:-1], values[-1:] + rest))
-    return values.item() / count
+    """Of float32 [n], to the same bits everywhere."""
+    return total(values).item() / len(values)

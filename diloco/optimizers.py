@@ -19,6 +19,8 @@ delayed-nesterov nesterov of D's share s = arrivals / N; momentum    2401.09135,
 adamw            adam, where D is a gradient, after θ ← (1 − η λ) θ  1711.05101
 onebit-adam      adamw at first; then D is the momentum              2102.02888, see
                                                                      :mod:`diloco.onebit`
+powersgd         adamw, where D is a gradient that came as factors   1905.13727, see
+                                                                     :mod:`diloco.lowrank`
 ================ =================================================== =========================
 
 adam and yogi end with θ ← θ − η m̂ / (√ŝ + ε), where m̂ and ŝ are corrected for their start at zero
@@ -67,7 +69,7 @@ class Rates:
     share: float = 1.0  # of the islands whose work is in D, for delayed-nesterov
     beta2: float = BETA2
     epsilon: float = EPSILON
-    decay: float = 0.0  # λ, of adamw and onebit-adam
+    decay: float = 0.0  # λ, of those that see gradients
     warmup: int = WARM  # rounds before onebit-adam freezes its second moments
 
 
@@ -89,6 +91,7 @@ class Rule:
     end: Callable[[Vectors, Tensor, Rates], None] | None = None  # after all slices of a round
     # what an island sends in place of its D: (vectors, D, rates), D in place
     brings: Callable[[Vectors, Tensor, Rates], None] | None = None
+    factors: bool = False  # D comes as factors, of which bases are kept besides (diloco.lowrank)
 
     def init(self, params: Tensor) -> State:
         """The state before the first round: zeros, of float32."""
@@ -270,6 +273,7 @@ RULES = {
             end=_freeze,
             brings=_bring_momentum,
         ),
+        Rule("powersgd", ("m", "s"), _adamw, lr=1e-3, momentum=0.9, factors=True),
         Rule(
             "delayed-nesterov",
             ("v", "gathered"),

@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from diloco.optimizers import named
 from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
@@ -35,6 +37,7 @@ from node.hardware import Hardware, training
 from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island import Island
+from node.lowrank_state import LowRankReplica, plan_of
 from node.mixing import mix_of
 from node.modes import ONLY_MERGE_S, clients_of, once
 from node.monitor.events import Notice
@@ -42,13 +45,12 @@ from node.own_state import OwnReplica
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.reporting import Reporter
-from node.residual import Residual
 from node.roaming import make_roamer
 from node.saving import Restored
 from node.script.attached import Attached
 from node.sparse_state import SparseReplica
 from node.trainer.channel import Applied
-from node.trainer.layout import Outline
+from node.trainer.layout import Layout, Outline
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
@@ -71,6 +73,14 @@ REPLICAS: dict[str, type[OuterReplica]] = {
 }
 
 
+def kind_of(manifest: Manifest, layout: Outline) -> Callable[..., OuterReplica]:
+    """What keeps the outer state of a run."""
+    if named(manifest.outer.optimizer).factors:
+        assert isinstance(layout, Layout)  # scripts take steps of their own
+        return partial(LowRankReplica, plan=plan_of(layout.entries, manifest.outer.rank))
+    return REPLICAS.get(manifest.mode, OuterReplica)
+
+
 def make_replicas(
     node: Node, run: Run, layout: Outline, vectors: SharedVectors
 ) -> tuple[OuterReplica, ...]:
@@ -79,7 +89,7 @@ def make_replicas(
     if manifest.mode in GOSSIP:
         codec = RangeCodec(manifest.rounds.codec, layout.cuts[0].dense)
         return (OwnReplica(manifest, node.identity.peer_id, vectors, codec, node.offload),)
-    kind = REPLICAS.get(manifest.mode, OuterReplica)
+    kind = kind_of(manifest, layout)
     replicas: list[OuterReplica] = []
     for fragment, cut in enumerate(layout.cuts):
         here = slice(cut.start, cut.stop)
@@ -93,10 +103,8 @@ def make_replicas(
             fragment,
             here,
         )
-        if replica.size < len(replica.base):  # matrices and vectors alike
-            replica.codec = RangeCodec(replica.codec.name, replica.size)
-        if node.config.role == "island" and manifest.rounds.feeds_back:
-            replica.residual = Residual(cut.size, manifest.rounds.feedback)
+        if node.config.role == "island":
+            replica.residual = replica.new_residual()
         replicas.append(replica)
     return tuple(replicas)
 

@@ -28,7 +28,6 @@ class GossipReports(PeerReports):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.state.parameters = self.swarm.size
         self._exchanges = self.swarm.neighbours
 
     @property

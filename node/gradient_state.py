@@ -33,7 +33,7 @@ class GradientReplica(OuterReplica):
         """There is no work that could count later."""
 
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
-        if here.start >= self.codec.dense:
+        if here.start >= self.dense:
             rates = replace(rates, decay=0.0)
         super()._merge(here, mean, rates)
 

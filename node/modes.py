@@ -21,7 +21,16 @@ MOST_A_STEP = 2**24
 
 
 def check_runs(manifest: Manifest) -> None:
-    """Raise E204 for a run that is known to diverge."""
+    """Raise E204 for a run that is known to diverge, or that its model is no match for."""
+    if manifest.outer.optimizer == "powersgd":
+        from node.lowrank_state import plan_of
+        from node.trainer.layout import Layout
+
+        try:
+            plan_of(Layout.of_manifest(manifest).entries, manifest.outer.rank)
+        except ValueError as error:
+            why = f"outer.rank {manifest.outer.rank}: {error}"
+            raise operator_error("E204", why=why) from error
     if manifest.mode in GOSSIP and manifest.gossip.rule == "noloco":
         from diloco.mixing import check_noloco
 

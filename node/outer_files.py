@@ -83,9 +83,14 @@ def _vectors(
     import torch
 
     from diloco.optimizers import named
+    from node.lowrank_state import BASES, plan_of
+    from node.trainer.layout import Layout
 
     rule, fragments = named(manifest.outer.optimizer), manifest.rounds.fragments
     lengths = dict.fromkeys(rule.vectors, size) | dict.fromkeys(rule.numbers, fragments)
+    if rule.factors:
+        plan = plan_of(Layout.of_manifest(manifest).entries, manifest.outer.rank)
+        lengths[BASES] = plan.kept
     vectors = {name: torch.from_numpy(tensors[PREFIX + name]) for name in lengths}
     for name, vector in vectors.items():
         if vector.shape != (lengths[name],) or vector.dtype != torch.float32:

@@ -159,6 +159,7 @@ class Participation:
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
         self.reporter = make_reports(self.node, manifest, self.swarm, self.conductor)
+        self.node.state.parameters = layout.size
         self._serve(run)
         await self._start(stack, run)
 

@@ -96,6 +96,7 @@ class OuterReplica:
         """``codec`` is of the fragment, which lies at ``cut`` of ``vectors``."""
         self.manifest, self.me, self.codec, self.offload = manifest, me, codec, offload
         self.base, self.sent = (vector[cut] for vector in vectors.tensors())
+        self.dense = codec.dense  # elements of ``base`` in matrices, which come first
         self.rule = optimizers.named(manifest.outer.optimizer)
         self.vectors = self.rule.init(self.base).vectors  # by name
         self.alpha = manifest.rounds.alpha if manifest.rounds.fragments > 1 else 0.0
@@ -136,6 +137,11 @@ class OuterReplica:
     def standing(self) -> tuple[int, list[torch.Tensor]]:
         """Round and state, for who downloads them."""
         return self._place.round, self.state
+
+    def new_residual(self) -> Residual | None:
+        """What this island keeps of what its contributions lose; None: they lose too little."""
+        rounds = self.manifest.rounds
+        return Residual(self.size, rounds.feedback) if rounds.feeds_back else None
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """What is to be sent of elements [start, stop), fp32, into ``out``; returns it.
@@ -195,7 +201,7 @@ class OuterReplica:
         """
         outcome = certificate.outcome
         snapshot = await self._hold()
-        merged = self._merged_of_mine(outcome)
+        merged = self.merged_of_mine(outcome)
         mine = merged if snapshot == outcome.round else []
         twice = self.inherited and self.whole and bool(merged) and not mine
         codec = self.codec.named(outcome.codec)
@@ -203,7 +209,7 @@ class OuterReplica:
 
         def step() -> bytes:
             if self.residual is not None and twice:
-                self.residual.reset()
+                self.residual.settle_unseen()
             elif self.residual is not None and mine:
                 self.residual.settle(outcome, self.me, codec, self._progress)
             elif self.residual is not None:
@@ -272,7 +278,7 @@ class OuterReplica:
         """Keep the trainer from the vectors; the round of a snapshot that is out, or None."""
         return await self.trainer.hold() if self.trainer is not None else None
 
-    def _merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
+    def merged_of_mine(self, outcome: Outcome) -> list[tuple[int, int]]:
         """Ranges of my snapshot that are in the merged parts."""
         at = next((i for i, c in enumerate(outcome.contributors) if c.peer == self.me), None)
         return [

@@ -54,10 +54,6 @@ class Reporter(PeerReports):
     # since when who is ready, by fragment and round
     _ready: dict[tuple[int, int], dict[PeerId, float]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.state.parameters = sum(chain.rules.size for chain in self.swarm.chains)
-
     @property
     def round(self) -> int:
         """Rounds that all fragments have come through."""

@@ -58,6 +58,13 @@ class Residual:
                     self._settle_part(part, part.start + included.elements, me, codec, delta)
         self.forget_round()
 
+    def settle_unseen(self) -> None:
+        """The round is committed with work that this node sent before it was started again.
+
+        Of these values, which a checkpoint had, all went into that work.
+        """
+        self.reset()
+
     def forget_round(self) -> None:
         """Nothing of what this island merges now will be certified."""
         self._owned.clear()

@@ -206,10 +206,10 @@ class Restored:
 def floats_saved(manifest: Manifest) -> int:
     """fp32 numbers a parameter in a checkpoint: the outer state, θ and Adam's two moments.
 
-    And the residual where codecs lose so much that it is sent later.
+    And the residual where so much is lost of what is sent that it is sent later.
     """
     rule = named(manifest.outer.optimizer)
-    return 1 + len(rule.vectors) + 3 + manifest.rounds.feeds_back
+    return 1 + len(rule.vectors) + 3 + (manifest.rounds.feeds_back or rule.factors)
 
 
 def restore(

@@ -9,11 +9,14 @@ begin with, and what is evaluated.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from diloco import optimizers, sparta
 from diloco.pseudo_gradient import pseudo_gradient
 from node.replica import OuterReplica
+from protocols.codecs import RangeCodec
 
 
 class SparseReplica(OuterReplica):
@@ -21,6 +24,10 @@ class SparseReplica(OuterReplica):
 
     whole = False
     _drawn: tuple[int, torch.Tensor] = (-1, torch.empty(0))
+
+    def __init__(self, *state: Any, **options: Any) -> None:
+        super().__init__(*state, **options)
+        self.codec = RangeCodec(self.codec.name, self.size)  # matrices and vectors alike
 
     @property
     def size(self) -> int:

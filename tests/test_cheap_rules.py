@@ -1,4 +1,4 @@
-"""What sends little: SPARTA, client sampling, PowerSGD, 1-bit Adam; the knob of H."""
+"""What sends little: SPARTA, client sampling, 1-bit Adam; the knob of H."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco import federated, knobs, lowrank, onebit, optimizers, sparta
+from diloco import federated, knobs, onebit, optimizers, sparta
 
 
 @given(st.integers(10, 300), st.floats(0.01, 1.0), st.integers(0, 5))
@@ -70,42 +70,6 @@ def test_branches_merge_by_tokens() -> None:
     assert torch.allclose(merged, torch.full((3,), 0.75))
     with pytest.raises(ValueError, match="token"):
         federated.merged_branches([torch.zeros(3)], [0])
-
-
-def test_powersgd_finds_a_matrix_of_its_rank_and_islands_add_up_to_the_mean() -> None:
-    generator = torch.Generator().manual_seed(0)
-    thin = torch.randn(3, 20, 2, generator=generator), torch.randn(2, 15, generator=generator)
-    islands = thin[0] @ thin[1]  # three matrices in one common row space
-    factor = lowrank.first_factor(15, 4, seed=1)
-    for _ in range(2):
-        basis = lowrank.orthogonal(torch.stack([lowrank.left(m, factor) for m in islands]).mean(0))
-        factor = torch.stack([lowrank.right(m, basis) for m in islands]).mean(0)
-    assert torch.allclose(lowrank.product(basis, factor), islands.mean(0), atol=1e-4)
-
-
-def test_powersgd_with_feedback_loses_nothing_for_ever() -> None:
-    """The sum of what was applied approaches the sum of what was meant."""
-    matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(2))
-    error, applied = torch.zeros_like(matrix), torch.zeros_like(matrix)
-    factor = lowrank.first_factor(16, 2, seed=0)
-    for _ in range(200):
-        meant = matrix + error
-        basis = lowrank.orthogonal(lowrank.left(meant, factor))
-        factor = lowrank.right(meant, basis)
-        found = lowrank.product(basis, factor)
-        error, applied = meant - found, applied + found
-    assert (applied / 200 - matrix).norm() < 0.1 * matrix.norm()
-
-
-@given(st.integers(1, 6), st.integers(0, 100))
-def test_gram_and_schmidt_give_orthonormal_columns_or_zero(rank: int, seed: int) -> None:
-    factor = torch.randn(12, rank, generator=torch.Generator().manual_seed(seed))
-    factor[:, -1] = factor[:, 0] * 2  # depends on the first, unless it is the first
-    basis = lowrank.orthogonal(factor)
-    wanted = torch.eye(rank)
-    if rank > 1:
-        wanted[-1, -1] = 0.0
-    assert torch.allclose(basis.T @ basis, wanted, atol=1e-5)
 
 
 def sign(values: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ from protocols.errors import BadSignature, Malformed, OperatorError, RemoteProto
 from protocols.messages import ManifestRequest, ManifestText
 
 # changes only with the schema, and then so do all runs
-GOLDEN = "8ad05c4b76d65e8058ff2ec26f1e5d4a6d9a5f153d175f0c2aed8fc568fe799b"
+GOLDEN = "84a5542909513edbfe543dcbbe2853f0568b67ef154cdbf8d5d70ea1230c5046"
 
 
 def test_the_run_id_is_the_same_everywhere():

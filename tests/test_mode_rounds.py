@@ -65,6 +65,28 @@ def test_the_bound_on_staleness_spans_from_lock_step_on(bound: int) -> None:
         assert all(len(who) == 4 for who in found)
 
 
+def test_lock_step_waits_for_one_that_is_four_times_slower() -> None:
+    """Every round of mode allreduce has all gradients, and takes as long as the slowest needs."""
+    world, peers = lone(4, dataclasses.replace(AT_WILL, staleness=0))
+    peers[0].slower = 4.0
+    world.run(60.0)
+    found = outcomes(world)
+    assert all(len(merged(outcome)) == 4 for outcome in found)
+    assert 60.0 / (4 * 1.0 + 1.0) < len(found) < 60.0 / (4 * 0.3)
+
+
+def test_the_only_merge_waits_for_a_branch_that_is_four_times_slower() -> None:
+    only = dataclasses.replace(RULES, calls=True, staleness=0)
+    world = World(4, 1, rules=only, think=(60.0, 61.0))
+    slow = next(iter(world.peers.values()))
+    slow.slower = 4.0
+    world.open(slow)  # it thinks anew
+    world.run(235.0)
+    assert not any(outcome.work for outcome in outcomes(world))
+    world.run(300.0)
+    assert merged(next(o for o in outcomes(world) if o.work)) == set(world.peers)
+
+
 def test_lock_step_goes_on_without_the_dead() -> None:
     world, peers = lone(4, dataclasses.replace(AT_WILL, staleness=0))
     world.run(5.0)

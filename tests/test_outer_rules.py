@@ -15,10 +15,11 @@ from bootstrap.manifest_rounds import OF_GRADIENTS
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.certificate import genesis
-from node.assembly import REPLICAS
+from node.assembly import kind_of
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
 from node.replica import OuterReplica
+from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import pack_counts
@@ -92,23 +93,26 @@ def replica(name: str, **outer: Any) -> OuterReplica:
     manifest = Manifest.model_validate(
         {"mode": mode, "outer": {"optimizer": name, **outer}, "rounds": rounds}
     )
-    vectors = SharedVectors.create(N)
-    kind = REPLICAS.get(mode, OuterReplica)
-    made = kind(manifest, ME, vectors, RangeCodec(codec, N), inline, (ME, OTHER))
+    layout = Layout.of_manifest(manifest)
+    # where gradients travel as factors, what is sent of a model depends on its matrices
+    size = layout.size if named(name).factors else N
+    vectors = SharedVectors.create(size)
+    made = kind_of(manifest, layout)(
+        manifest, ME, vectors, RangeCodec(codec, size), inline, (ME, OTHER)
+    )
     _made.append((made, vectors))
-    made.base.copy_(noise(7))
+    made.base.copy_(noise(7, size))
     return made
 
 
 async def commit(made: OuterReplica, seed: int, contributors: int = 1) -> None:
     """A round that brings ``noise(seed)``, of one or both of the two in office."""
-    place = made.place
-    merged = noise(seed)
-    data = torch.empty(made.codec.encoded_size(0, N), dtype=torch.uint8)
-    made.codec.encode(0, merged, data)
+    place, size = made.place, made.size
+    data = torch.empty(made.codec.encoded_size(0, size), dtype=torch.uint8)
+    made.codec.encode(0, noise(seed, size), data)
     part = PartResult(
-        0, place.round, 0, N, OTHER, made.codec.name, bytes(32),
-        pack_counts([N] * contributors), bytes(32), b"",
+        0, place.round, 0, size, OTHER, made.codec.name, bytes(32),
+        pack_counts([size] * contributors), bytes(32), b"",
     )  # fmt: skip
     outcome = Outcome(
         0, place.round, place.previous, place.state, made.codec.name,
@@ -116,7 +120,7 @@ async def commit(made: OuterReplica, seed: int, contributors: int = 1) -> None:
         (part,), (ME, OTHER), place.work + 1,
     )  # fmt: skip
     run = made.manifest.run_id
-    await made.apply(Certificate(run, 0, 0, (ME, OTHER), outcome, ()), {(0, N): data})
+    await made.apply(Certificate(run, 0, 0, (ME, OTHER), outcome, ()), {(0, size): data})
 
 
 @pytest.mark.parametrize("name", NAMES)

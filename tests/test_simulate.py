@@ -132,6 +132,41 @@ def test_one_of_four_that_is_four_times_slower_contributes_all_it_learns(
     assert result.loss < result.points[0].loss - 0.2
 
 
+@pytest.mark.parametrize(
+    ("mode", "changes", "left"),
+    [
+        ("streaming", {"fragments": 2}, 8),  # what the last snapshots do not have
+        ("eager", {}, 0),
+        ("allreduce", {}, 0),
+        ("onebit-adam", {}, 0),
+        ("powersgd", {}, 0),
+        ("powersgd", {"alternate": True}, 0),
+        ("sparta", {"share": 0.25}, 8),  # two walks of four steps: each element has had its turn
+        ("btm", {}, 0),
+    ],
+)
+def test_lock_step_waits_for_the_slowest_and_has_all_of_its_work(
+    mode: str, changes: dict[str, Any], left: int
+) -> None:
+    """Nothing is lost, and it takes as long as the slowest needs: four times."""
+    result = run(mode, islands=4, stragglers=1, latency=0.01, **changes)
+    steps = SMALL["rounds"] * SMALL["inner_steps"]
+    assert result.notes["unmerged_steps"] <= left
+    assert result.points[-1].steps == steps  # of every island, the slow one too
+    slowest = steps * Scenario().step_s * Scenario().straggler_factor
+    assert slowest <= result.points[-1].time < 2 * slowest
+    assert result.loss < result.points[0].loss - 0.2
+
+
+def test_one_factor_a_step_learns_as_both_do_with_half_of_the_bytes() -> None:
+    one = {"rounds": 16, "rank": 2, "codec": "fp32"}
+    both, turns = (run("powersgd", alternate=alternate, **one) for alternate in (False, True))
+    assert turns.points[-1].bytes < 0.7 * both.points[-1].bytes
+    assert turns.points[-1].time < both.points[-1].time
+    assert turns.loss == pytest.approx(both.loss, abs=0.15)
+    assert turns.loss < turns.points[0].loss - 1.0
+
+
 def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
     open_, mean = (
         run("diloco", islands=5, attackers=1, attack=8.0, rule=rule) for rule in ("open", "mean")

@@ -8,6 +8,11 @@ import pytest
 from mode_kit import agree, falls
 from swarm_kit import Island, Islands, Record, islands, settings, until
 
+from bootstrap.manifest import Manifest
+from node.lowrank_state import BASES
+from node.outer_files import read_checkpoint
+from node.trainer.layout import Layout
+
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 SMALL = {"data__batch_size": 4, "total_rounds": 5000}
@@ -37,11 +42,11 @@ def test_eager_islands_train_through_their_rounds(tmp_path: Path, record_propert
         record_property("losses", falls(first))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "onebit-adam"])
+@pytest.mark.parametrize("optimizer", ["adamw", "onebit-adam", "powersgd"])
 def test_a_round_for_every_gradient(
     tmp_path: Path, optimizer: str, record_property: Record
 ) -> None:
-    """The joiner has the moments, or digests would differ; signs travel after the warm-up."""
+    """A joiner has moments and bases, or digests would differ; signs travel after the warm-up."""
     run = {"mode": "allreduce", "outer__optimizer": optimizer, "eval_every": 10}
     warm = 60
     if optimizer == "onebit-adam":
@@ -60,6 +65,19 @@ def test_a_round_for_every_gradient(
         record_property("losses", falls(first))
         rounds = first.events("round")
         record_property("seconds a round", (rounds[-1]["time"] - rounds[-11]["time"]) / 10)
+        sent = [event["sent_bytes"] for event in rounds[-20:]]
+        record_property("bytes a round", sum(sent) / len(sent))
+        if optimizer == "powersgd":
+            assert sum(sent) / len(sent) < Layout.of_manifest(Manifest()).size / 2  # 2.7 whole
+        for island in swarm:
+            island.kill()
+            kept = read_checkpoint(island.dir)
+            assert (BASES in kept.vectors) == (optimizer == "powersgd")
+            if optimizer == "adamw":
+                assert kept.residual is None
+            else:  # of gradients that this island has seen
+                assert kept.residual is not None
+                assert kept.residual.any()
 
 
 def test_a_few_coordinates_in_each_round(tmp_path: Path, record_property: Record) -> None:

@@ -82,6 +82,53 @@ def test_islands_in_pairs_learn_through_kill_join_and_leave(
             island.kill()
 
 
+def curve(islands: list[Island]) -> list[tuple[int, float]]:
+    """Tokens that all islands have trained on, and the validation loss that one found then."""
+    facts: list[tuple[float, int, float | None]] = []
+    for island in islands:
+        facts += [(e["time"], e["tokens"], None) for e in island.events("step")]
+        facts += [(e["time"], 0, e["validation_loss"]) for e in rounds(island)]
+    found, tokens = [], 0
+    for _, more, loss in sorted(facts, key=lambda fact: fact[0]):
+        tokens += more
+        if loss is not None:
+            found.append((tokens, loss))
+    return found
+
+
+def test_pairs_come_about_as_far_as_certified_rounds_with_as_many_tokens(
+    tmp_path: Path, record_property: Record
+) -> None:
+    """The same run but for its mode. Losses are compared where both have seen as many tokens.
+
+    In simulation NoLoCo ends 0.04 above DiLoCo (docs/algorithms.md). Here the run is short, losses
+    still fall by about 0.04 a round, and when b begins is the machine's choice: 0.3 is what some
+    rounds more or less make, and a tenth of what is learnt.
+    """
+    curves = {}
+    for mode in ("gossip", "diloco"):
+        root = tmp_path / mode
+        root.mkdir()
+        a, b, _, _ = begin(root, mode)
+        try:
+            join(b, a)
+            for island in (a, b):
+                assert island.await_end(4 * START_S) == 0, island.tail()
+            curves[mode] = curve([a, b])
+        finally:
+            for island in (a, b):
+                island.kill()
+    tokens = min(points[-1][0] for points in curves.values())
+    ends = {}
+    for mode, points in curves.items():
+        upto = [loss for seen, loss in points if seen <= tokens][-4:]
+        ends[mode] = sum(upto) / len(upto)
+        record_property(f"validation loss, {mode}", ends[mode])
+        assert points[0][1] - ends[mode] > 1.0
+    record_property("tokens", tokens)
+    assert abs(ends["gossip"] - ends["diloco"]) < 0.3, ends
+
+
 def test_push_sum_learns(tmp_path: Path, record_property: Record) -> None:
     a, b, _, _ = begin(tmp_path, "push-sum")
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import torch
 from torch import Tensor
 
 from diloco import federated, feedback, lowrank, optimizers, sparta
-from node.simulate.learner import rate_factor
+from node.simulate.learner import new_model, parameters, rate_factor
 from node.simulate.streams import Sender
 from node.simulate.world import Node, World
 from protocols.codecs import Codec, codec
@@ -42,6 +43,12 @@ async def _mean(node: Node, subject: str, vector: Tensor, one: Codec) -> Tensor:
     return (await node.collective.mean(members, subject, vector, one, shares)).mean
 
 
+async def _stepped(node: Node) -> None:
+    """A gradient was merged, and the common step taken."""
+    node.merged = node.steps + 1
+    await node.rest(1)
+
+
 async def allreduce(world: World) -> None:
     """Classic data parallelism: the mean gradient in every step, in any codec."""
 
@@ -55,13 +62,45 @@ async def allreduce(world: World) -> None:
             found = await node.collective.mean(members, str(step), vector, sender.codec, shares)
             node.learner.set_gradient(sender.merged(found, shares[0]))
             node.learner.step(world.share)
-            await node.rest(1)
+            await _stepped(node)
 
     await _all(world, island)
 
 
 async def powersgd(world: World) -> None:
-    """Data parallelism with gradients as products of thin matrices (1905.13727)."""
+    """Data parallelism with gradients as products of thin matrices."""
+    await (_in_turn if world.scenario.alternate else _both_factors)(world)
+
+
+async def _in_turn(world: World) -> None:
+    """One factor a step, as in rounds of ``node start`` (2306.08881)."""
+    one, size = world.scenario, len(world.start)
+    shapes = [parameter.shape for parameter in parameters(new_model(one))]
+    ends = itertools.accumulate(shape.numel() for shape in shapes)
+    entries = [(end - shape.numel(), shape) for end, shape in zip(ends, shapes, strict=True)]
+    plan = lowrank.Plan.of(entries, one.rank)
+
+    async def island(node: Node) -> None:
+        bases, errors = lowrank.first_bases(plan, one.seed), torch.zeros(size)
+        for step in range(one.rounds * one.inner_steps):
+            node.learner.gradient()
+            own = node.outgoing(node.learner.flat_gradient())
+            sent = lowrank.contribution(plan, step, bases, own, errors, 1.0)
+            mean = await _mean(node, str(step), sent, codec("fp32"))
+            lowrank.keep_lost(plan, step, bases, own, sent, errors, 1.0)
+            common = torch.empty(size)
+            for here, values in lowrank.expanded(plan, step, bases, mean):
+                common[here] = values
+            lowrank.turn(plan, step, bases, mean, one.seed)
+            node.learner.set_gradient(common)
+            node.learner.step(world.share)
+            await _stepped(node)
+
+    await _all(world, island)
+
+
+async def _both_factors(world: World) -> None:
+    """Both factors in every step, one after the other (1905.13727)."""
 
     async def island(node: Node) -> None:
         one, exact = world.scenario, codec("fp32")
@@ -80,7 +119,9 @@ async def powersgd(world: World) -> None:
             (*lefts,) = _unflat(found, [*lefts, *rest])
             for gradient, mean in zip(rest, lefts[len(meant) :], strict=True):
                 gradient.copy_(mean)
-            bases = [lowrank.orthogonal(p) for p in lefts[: len(meant)]]
+            bases = [
+                lowrank.orthogonal(p, f"{step} {i}") for i, p in enumerate(lefts[: len(meant)])
+            ]
             rights = [lowrank.right(m, p) for m, p in zip(meant, bases, strict=True)]
             factors = _unflat(await _mean(node, f"q {step}", _flat(rights), exact), rights)
             for index, gradient in enumerate(gradients):
@@ -89,7 +130,7 @@ async def powersgd(world: World) -> None:
                 own = lowrank.product(bases[index], rights[index])
                 torch.sub(meant[index], own, out=errors[index])
             node.learner.step(world.share)
-            await node.rest(1)
+            await _stepped(node)
 
     await _all(world, island)
 
@@ -123,7 +164,7 @@ async def onebit_adam(world: World) -> None:
             rule.step(vectors, mean, params, rates)
             rule.end(vectors, params, rates)
             node.learner.load(params)
-            await node.rest(1)
+            await _stepped(node)
 
     await _all(world, island)
 
@@ -133,6 +174,7 @@ async def sparse_averaging(world: World) -> None:
 
     async def island(node: Node) -> None:
         one, how = world.scenario, codec(world.scenario.codec)
+        walk = sparta.steps_a_walk(len(world.start), one.share)
         for step in range(one.rounds * one.inner_steps):
             await node.train(1)
             at = sparta.coordinates(len(world.start), one.share, step, one.seed)
@@ -140,6 +182,8 @@ async def sparse_averaging(world: World) -> None:
             moved = world.start[at] - local[at]
             mean = await _mean(node, str(step), node.outgoing(moved), how)
             node.learner.load(sparta.average(local, at, world.start[at] - mean))
+            if (step + 1) % walk == 0:  # all that was learnt before this walk has had its turn
+                node.merged = max(0, node.steps - walk)
 
     await _all(world, island)
     merged = torch.stack([node.learner.params() for node in world.nodes.values()]).mean(0)
@@ -160,6 +204,7 @@ async def branches(world: World) -> None:
         delta = node.outgoing(world.start - node.learner.params())
         mean = await _mean(node, "end", delta, codec(world.scenario.codec))
         node.learner.load(world.start - mean)
+        node.merged = node.steps
 
     await _all(world, island, merged)
 

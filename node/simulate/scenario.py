@@ -92,6 +92,7 @@ class Scenario(BaseModel):
     sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
     share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
     rank: int = Field(default=4, ge=1)  # of powersgd
+    alternate: bool = False  # powersgd with one factor a step, as under `node start`, and not both
     # "bytes": the model of diloco/loop.py; "llama": the one that `node start` trains, over bytes
     model: Literal["bytes", "llama"] = "bytes"
     hidden: int = Field(default=384, ge=8)  # width of the model

@@ -105,7 +105,7 @@ async def _stream(node: Node, base: Tensor, one: Scenario) -> None:
     share = 1.0 / len(members)
     flights: dict[int, asyncio.Task[Mean]] = {}
     node.learner.load(world.start)
-    taken = 0
+    taken, sent_at, reached = 0, [0] * one.fragments, [0] * one.fragments
     async with asyncio.TaskGroup() as group:
         for step in range(1, one.rounds * one.inner_steps + one.delay + 1):
             last = step >= one.rounds * one.inner_steps
@@ -123,7 +123,7 @@ async def _stream(node: Node, base: Tensor, one: Scenario) -> None:
             for p in sent:
                 here = parts[p]
                 vector = senders[p].vector(node.outgoing(base[here] - local[here]))
-                subject = f"{p} {schedule.turn(p, step)}"
+                subject, sent_at[p] = f"{p} {schedule.turn(p, step)}", node.steps
                 flights[p] = group.create_task(
                     node.collective.mean(
                         members, subject, vector, senders[p].codec, [share] * len(members)
@@ -134,6 +134,8 @@ async def _stream(node: Node, base: Tensor, one: Scenario) -> None:
                 merged = senders[p].merged(await flights.pop(p), share)
                 outers[p].take(merged, base[here])
                 blend(local[here], base[here], one.alpha)
+                reached[p] = sent_at[p]
+                node.merged = min(reached)
             if due:
                 node.learner.load(local)
 
@@ -154,6 +156,7 @@ async def _eager(node: Node, base: Tensor) -> None:
     share = 1.0 / len(members)
     node.learner.load(base)
     flight: asyncio.Task[Mean] | None = None
+    sent_at = 0
     async with asyncio.TaskGroup() as group:
         for round_ in range(one.rounds):
             for left in range(one.inner_steps, 0, -LOOK_EVERY):
@@ -164,6 +167,7 @@ async def _eager(node: Node, base: Tensor) -> None:
                 mean = sender.merged(await flight, share)
                 learnt = node.learner.params() - base - shift
                 flight, others = None, eager.others(mean, own, share)
+                node.merged = sent_at
                 steps.take(mean, base)
                 shift = torch.zeros_like(base)
                 node.learner.load(base + learnt)
@@ -174,8 +178,9 @@ async def _eager(node: Node, base: Tensor) -> None:
                     members, str(round_), vector, sender.codec, [share] * len(members)
                 )
             )
-            own = delta
+            own, sent_at = delta, node.steps
             shift = steps.ahead(eager.expected(delta, share, others), base) - base
             node.learner.load(base + shift)
         if flight is not None:
             steps.take(sender.merged(await flight, share), base)
+            node.merged = sent_at

@@ -253,8 +253,7 @@ async def live(world: World) -> Result:
     async with beside(world.watch()):
         await MODES[world.scenario.mode](world)
     world.observe()
-    if any(node.merged for node in world.nodes.values()):  # else all meet in lock-step
-        world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
+    world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
     control = [node.sent(control=True) for node in world.nodes.values()]
     world.notes["control_bytes"] = sum(control) / max(1, len(control))
     for node in world.servers:
