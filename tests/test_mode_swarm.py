@@ -119,7 +119,7 @@ LATE: dict[str, dict[str, Any]] = {
     "async": {"mode": "async", "rounds": FRAGMENTS},
     "fedavg": {
         "mode": "fedavg",
-        "outer": {"optimizer": "heavyball"},
+        "outer": {"optimizer": "heavyball", "momentum": 0.5, "momentum_start": 0.5},
         "rounds": FRAGMENTS | {"clients": 0.5},
     },
 }
