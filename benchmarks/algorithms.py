@@ -120,6 +120,7 @@ SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "straggler, fewer steps": (4, DILOCO | STRAGGLER),
     "straggler, asynchronous": (4, NESTEROV | {"mode": "async"} | STRAGGLER),
     "8 islands": (8, EIGHT),
+    "6 islands": (6, EIGHT),
     "8 islands, 2 attack, open trust": (8, EIGHT | {"attackers": 2, "rule": "open"}),
     "8 islands, 2 attack, mean": (8, EIGHT | {"attackers": 2, "rule": "mean"}),
     "8 islands, 30 % replaced": (8, EIGHT | {"churn": 0.3}),
@@ -274,7 +275,7 @@ def figures(rows: dict[str, Row]) -> dict[str, float | None]:
     waited = rows.get("straggler, waited for/4/0", {}).get("curve")
     found["straggler_speedup"] = None
     if waited:
-        target = 1.01 * waited[-1][3]
+        target = (1 + WITHIN[1] / 100) * waited[-1][3]
         slow = seconds_to(rows, "straggler, waited for", target)
         quick = [
             seconds_to(rows, name, target)

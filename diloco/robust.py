@@ -31,6 +31,8 @@ MEDIAN_STEPS = 64  # Weiszfeld's; each takes a constant share off the error
 CLIP_STEPS = 16
 SMOOTHING = 1e-3  # of the typical distance: nearer than that is as good as there
 RESOLUTION = 1e-6  # of the typical norm: shorter distances drown in the Gram matrix's rounding
+FAR = 2.0  # honest ones of many dims are nearly equally far from their middle
+FAINT = 1e-3
 TRIM = 0.25  # of the weight at each end
 MAX_INPUTS = 256
 PIECE = 8192  # columns sorted at a time, to stay in cache
@@ -100,11 +102,25 @@ def centered_clip(gram: Tensor, weights: Sequence[float]) -> list[float]:
 def open_rule(gram: Tensor, weights: Sequence[float]) -> list[float]:
     """The rule among strangers: geometric median of five or more, else CenteredClip; norms of two.
 
-    Of two nobody can say which one lies; that neither is longer than the other is all there is.
+    Of five and more, those that lie :data:`FAR` times as far from it as most do keep :data:`FAINT`
+    of their votes, and the median is taken once more: each had pulled it by a whole vote. (A robust
+    centre and then rejection, as in Rousseeuw and Leroy 1987, section 1.3, with a robust rule in
+    place of their mean. Not to zero: work without any part in the merge would stay its island's
+    own, be sent again, and lie farther off each time.) Of two nobody can say which one lies; that
+    neither is longer than the other is all there is.
     """
-    counted = sum(weight > 0 for weight in weights)
-    rule = norm_clip if counted < 3 else centered_clip if counted < 5 else geometric_median
-    return rule(gram, weights)
+    counted = [index for index, weight in enumerate(weights) if weight > 0]
+    if len(counted) < 5:
+        return (norm_clip if len(counted) < 3 else centered_clip)(gram, weights)
+    found = geometric_median(gram, weights)
+    away = _distances(gram[counted][:, counted], _column(found, counted)).tolist()
+    bound = FAR * sorted(away)[len(away) // 2]
+    far = {index for index, distance in zip(counted, away, strict=True) if distance > bound}
+    if not far:
+        return found
+    bounded = votes(weights)
+    left = [FAINT * one if index in far else one for index, one in enumerate(bounded)]
+    return geometric_median(gram, left)
 
 
 @torch.no_grad()

@@ -297,6 +297,23 @@ def test_who_lies_is_seen_by_its_weight(rule: Rule) -> None:
     assert max(found[6:]) < 0.01 * min(found[:6])
 
 
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
+def test_who_is_far_from_all_has_no_part_among_strangers(noise: float) -> None:
+    inputs, _ = attacked("turned", noise=noise)
+    found = robust.open_rule(gram(inputs), [1.0] * 8)
+    assert 0 < max(found[6:]) < 1e-3 * min(found[:6])
+    alone = robust.geometric_median(gram(inputs[:6]), [1.0] * 6)
+    assert found[:6] == pytest.approx(alone, rel=0.01)
+
+
+def test_a_slow_or_eager_island_is_not_far() -> None:
+    inputs = honest(8)
+    inputs[0] *= 0.25  # of a quarter of the steps
+    inputs[1] *= 1.5
+    found = robust.open_rule(gram(inputs), [1.0] * 8)
+    assert found == robust.geometric_median(gram(inputs), [1.0] * 8)
+
+
 @pytest.mark.parametrize("liars", [1, 2])
 def test_a_lie_told_in_one_part_only_is_judged_with_the_rest(liars: int) -> None:
     """Merged part by part the attacker would have its full weight in all parts but that one."""

@@ -22,6 +22,7 @@ from node.trainer.muon import Muon
 EVALUATED = {"bytes": 8192, "llama": 65_536}
 AT_ONCE = 8192  # of them
 TEXT_BYTES = 400_000  # of each island, where there is so much
+COMMON = (4, 5)  # places of the texts to start from and to validate with
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
 MAX_WIDE = 8  # d_ff comes in multiples of it
@@ -32,8 +33,9 @@ def shards(count: int) -> tuple[Tensor, ...]:
     """Disjoint texts from the Python sources of the standard library.
 
     One for each island, one for what all start from (:func:`initial`), and the last one to
-    validate with. Files are dealt in an order that looks random, as islands of one run have texts
-    of one kind.
+    validate with; those two are the same for any number of islands, so that their losses can be
+    compared. Files are dealt in an order that looks random, as islands of one run have texts of one
+    kind.
     """
     library = Path(sysconfig.get_path("stdlib"))
     names = [
@@ -43,9 +45,10 @@ def shards(count: int) -> tuple[Tensor, ...]:
     ]
     names.sort(key=lambda name: blake3(name.as_posix().encode()).digest())
     whole = b"".join((library / name).read_bytes() for name in names)
-    size = min(TEXT_BYTES, len(whole) // (count + 2))
+    size = min(TEXT_BYTES, len(whole) // (count + len(COMMON)))
     text = torch.frombuffer(bytearray(whole), dtype=torch.uint8).long()
-    return tuple(text[index * size : (index + 1) * size] for index in range(count + 2))
+    own = [place for place in range(count + len(COMMON)) if place not in COMMON]
+    return tuple(text[place * size : (place + 1) * size] for place in (*own[:count], *COMMON))
 
 
 def new_model(scenario: Scenario) -> nn.Module:
