@@ -154,8 +154,12 @@ class Dht:
         from bootstrap import records
 
         run = self._run if run is None else run
-        found = await self._node.get(records.topic_key(run, purpose), latest=True)
         entries: dict[PeerId, Entry] = {}
+        try:
+            found = await self._node.get(records.topic_key(run, purpose), latest=True)
+        except Exception:  # whatever hivemind makes of what others answer: as if nothing was found
+            logger.exception("a look-up in the DHT failed")
+            return entries
         if found is None or not isinstance(found.value, dict):
             return entries
         for subkey, item in found.value.items():

@@ -13,6 +13,7 @@ other holds, and how far its own clock is off.
 from __future__ import annotations
 
 import hmac
+import logging
 import statistics
 import time
 from collections import OrderedDict
@@ -20,11 +21,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bootstrap.dht import CLOCK_LIMIT
-from protocols.errors import Malformed, OperatorError, RemoteRefused, TransportError
+from protocols.errors import (
+    Malformed,
+    OperatorError,
+    RemoteProtocolError,
+    RemoteRefused,
+    TransportError,
+)
 from protocols.identity import PeerId
 from protocols.messages import PROTOCOL_VERSION, Hello, Welcome
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
+
+logger = logging.getLogger(__name__)
 
 GREET_TIMEOUT = 10.0  # seconds
 DIAL_BACK_TIMEOUT = 5.0  # seconds
@@ -218,7 +227,10 @@ async def greet(
     if run and welcome.run and welcome.run != run:
         raise _other_run(peer, run, welcome.run.hex())
     if welcome.record:
-        whereabouts.learn(welcome.record, expected=peer)
+        try:
+            whereabouts.learn(welcome.record, expected=peer)
+        except RemoteProtocolError as error:  # who answers is proven, and reached, without it
+            logger.info("%s gives an address record that does not hold: %s", peer, error)
     # as NTP does: their time was read half way between our two (RFC 5905, section 8)
     return Greeting(peer, welcome, welcome.time - (sent + received) / 2, received - sent)
 
@@ -238,7 +250,15 @@ class Clocks:
 
     @property
     def offset(self) -> float:
-        """The median over peers of their clock minus ours; 0 before any measurement."""
+        """The median over peers of their clock minus ours; 0 before any measurement.
+
+        Never beyond the limit: no node starts with such a clock (:meth:`check`), and what is
+        said later, by the only peer that was asked perhaps, must not cut it off.
+        """
+        return min(max(self._median, -self._limit), self._limit)
+
+    @property
+    def _median(self) -> float:
         return statistics.median(o for o, _ in self._samples.values()) if self._samples else 0.0
 
     def check(self) -> None:
@@ -249,13 +269,13 @@ class Clocks:
         if not self._samples:
             return
         doubt = statistics.median(trip for _, trip in self._samples.values()) / 2
-        if abs(self.offset) - doubt <= self._limit:
+        if abs(self._median) - doubt <= self._limit:
             return
-        side = "behind" if self.offset > 0 else "ahead of"
+        side = "behind" if self._median > 0 else "ahead of"
         raise OperatorError(
             "E301",
             "the clock is wrong",
-            f"it is {abs(self.offset):.1f} s {side} the median of {len(self._samples)} peers; "
+            f"it is {abs(self._median):.1f} s {side} the median of {len(self._samples)} peers; "
             f"at most {self._limit:g} s is allowed",
             SET_CLOCK,
         )

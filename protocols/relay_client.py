@@ -22,7 +22,14 @@ from typing import Protocol
 from aiohappyeyeballs import start_connection
 
 from protocols.addresses import AddressBook, parse_address, relay_of
-from protocols.errors import Malformed, RemoteRefused, TransportError, Unreachable, Why
+from protocols.errors import (
+    Malformed,
+    OperatorError,
+    RemoteRefused,
+    TransportError,
+    Unreachable,
+    Why,
+)
 from protocols.identity import PeerId
 from protocols.limits import Limits
 from protocols.relay_server import DIAL, HOLD_S, WAIT, RelayServer
@@ -203,7 +210,8 @@ class Relays:
             try:
                 async with asyncio.timeout(self._limits.connect):
                     sock = await _introduced(await connected(address), call.token)
-            except (OSError, Malformed, ValueError) as error:
+            except (OSError, OperatorError, Malformed, ValueError) as error:
+                # an address may be anything: the caller has made it up
                 logger.debug("a call of %s at %s: %s", call.caller, address, error)
                 continue
             self._serve(sock, address)

@@ -225,7 +225,32 @@ def test_the_median_outvotes_a_liar_and_slow_links_are_granted_doubt() -> None:
     with pytest.raises(OperatorError, match=r"4\.0 s ahead of"):
         ahead.check()
     ahead.add(identity(1).peer_id, 0.0, 5.0)  # a worse measurement changes nothing
-    assert ahead.offset == -4.0
+    assert ahead.offset == -3.0
+
+
+@pytest.mark.parametrize("lie", [500.0, -500.0, 1.7e308])
+def test_no_single_peer_moves_the_clock_beyond_the_limit(lie: float) -> None:
+    """A seed that is asked again while the node runs: with such a clock nobody would hear it."""
+    clocks = Clocks(limit=3.0)
+    clocks.add(identity(1).peer_id, 0.2, 0.02)
+    clocks.check()
+    clocks.add(identity(1).peer_id, lie, 0.01)
+    assert abs(clocks.offset) == 3.0
+    with pytest.raises(OperatorError):
+        clocks.check()
+
+
+async def test_a_record_that_does_not_hold_is_left_out(hosts: tuple[Host, Host]) -> None:
+    newcomer, seed = hosts
+    own = newcomer.whereabouts.own
+    assert own is not None
+
+    async def lying(peer: str, body: bytes) -> bytes:
+        return Welcome(1, "0.1.0", RUN, 0.0, "", own.data[:-1] + b"\x00", ()).encode()
+
+    seed.transport.on_call("hello", lying)
+    assert (await newcomer.greet(seed)).welcome.run == RUN
+    assert newcomer.whereabouts.get(seed.peer) is None
 
 
 def test_an_admission_holds_for_one_peer_in_one_run() -> None:

@@ -101,6 +101,17 @@ async def everything(caller: HttpTransport, peer: PeerId) -> None:
 # --- calls that arrive --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("made_up", ["no address", "", "0.0.0.0:1", "x" * 128, "a.b:70000"])
+async def test_an_address_that_is_none_ends_nothing(made_up: str) -> None:
+    """The caller says where it can be dialled, and the relay passes it on as it is."""
+    async with place() as here:
+        asked = RelayDial(here.hidden.peer_id, bytes(16), (made_up,))
+        here.closed.book.add(here.relay.peer_id, address(here.relay))
+        await here.closed.call(here.relay.peer_id, "relay-dial", asked.encode(), timeout=5)
+        await everything(here.open, here.hidden.peer_id)
+        assert not here.attending.done()
+
+
 @pytest.mark.parametrize("tls", [True, False])
 async def test_who_can_be_dialled_is_dialled_back(tls: bool) -> None:
     """The relay tells and carries nothing: neither to others nor where it calls itself."""
