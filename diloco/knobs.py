@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 EXPOSED = 0.05
 LEAST_STEPS, MOST_STEPS = 20, 500
+UNHEARD_OF = 1e15  # steps a round; more than that is not told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def inner_steps(
     if not (0 <= transfer_s < math.inf and 0 < step_s < math.inf and 0 < exposed < 1):
         raise ValueError(f"no H follows from {transfer_s} s, {step_s} s a step, {exposed}")
     waits = max(0.0, transfer_s - overlap_steps * step_s)
-    wanted = math.ceil(waits * (1 - exposed) / (exposed * step_s))
+    wanted = math.ceil(min(waits * (1 - exposed) / (exposed * step_s), UNHEARD_OF))
     chosen = min(most, max(least, wanted))
     if wanted > most:
         why = f"{wanted} steps would be needed: a coarser codec or fragments would help"

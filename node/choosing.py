@@ -15,7 +15,7 @@ from diloco.fragments import delay_for
 from diloco.knobs import inner_steps as for_exposure
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet
-from node.pace import Pace, Usual, inner_steps
+from node.pace import Pace, Usual, fastest_of, inner_steps
 from protocols.messages import Announce
 
 ALIKE = 0.05  # ends that differ by less are the same
@@ -46,7 +46,7 @@ class Chooser:
         if not rounds.dynamic_steps:
             return whole
         chosen = inner_steps(whole, mine, speeds)
-        fastest = max([mine, *speeds])
+        fastest = fastest_of([mine, *speeds])
         inputs = {"inner_steps": float(whole), "steps_per_second": mine, "fastest": fastest}
         why = "as quick as the fastest" if chosen == whole else "slower: to be done with the others"
         self._tell("own_steps", chosen, inputs, why)
@@ -61,8 +61,8 @@ class Chooser:
         speed = self.pace.steps_per_second
         if not etas or speed <= 0:
             return None
-        wanted = max(1, done + math.ceil(max(etas) * speed))
-        return wanted if wanted < (1 - ALIKE) * target else None
+        end = done + max(etas) * speed
+        return max(1, math.ceil(end)) if end < (1 - ALIKE) * target else None
 
     def tau(self) -> int:
         """Inner steps to take after a snapshot before its outcome is waited for."""
@@ -81,7 +81,7 @@ class Chooser:
         rounds, speed = self.manifest.rounds, self.pace.steps_per_second
         if not rounds.most_steps:
             return rounds.inner_steps
-        fastest = max([speed, *(announce.steps_per_second for announce in others)])
+        fastest = fastest_of([speed, *(announce.steps_per_second for announce in others)])
         if self.exchange.mean and fastest > 0:
             found = for_exposure(
                 self.exchange.most,

@@ -107,3 +107,24 @@ def test_who_began_late_ends_with_the_others() -> None:
     assert one.together(20, 1000, [500.0]) is None  # it is the others who end with it
     assert one.together(20, 1000, []) is None
     assert one.together(0, 1000, [0.0]) == 1
+
+
+@pytest.mark.parametrize("claim", [1e4, 1e18, 1.7e308])
+def test_one_that_claims_to_be_fast_does_not_stop_the_others(claim: float) -> None:
+    one = chooser(inner_steps=80)
+    assert one.steps([other(1, steps_per_second=claim)]) == 10
+    honest = [other(number, steps_per_second=10.0) for number in (1, 2)]
+    assert one.steps([*honest, other(3, steps_per_second=claim)]) == 10
+    # what two say is believed
+    pair = [other(number, steps_per_second=400.0) for number in (3, 4)]
+    assert one.steps([*honest, *pair, other(4, steps_per_second=claim)]) == 2
+
+
+@pytest.mark.parametrize("claim", [1e18, 1.7e308])
+def test_no_claim_is_beyond_the_arithmetic(claim: float) -> None:
+    one = chooser(inner_steps=20, most_steps=200)
+    one.exchange.add(5.0)
+    assert one.steps([other(steps_per_second=claim, wanted_steps=2**62)]) >= 1
+    assert one.wanted <= 200
+    assert one.together(5, 100, [claim]) is None
+    assert one.together(5, 100, [claim, 2.0]) is None

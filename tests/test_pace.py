@@ -10,7 +10,14 @@ from node.trainer.channel import StepDone
 
 @pytest.mark.parametrize(
     ("mine", "others", "wanted"),
-    [(0.0, [4.0], 40), (4.0, [], 40), (4.0, [4.2], 40), (2.0, [4.0], 20), (0.01, [4.0], 1)],
+    [
+        (0.0, [4.0], 40),
+        (4.0, [], 40),
+        (4.0, [4.2], 40),
+        (2.0, [4.0], 20),
+        (0.01, [4.0, 4.0], 1),
+        (0.01, [4.0], 5),
+    ],
 )
 def test_slow_islands_take_fewer_steps(mine: float, others: list[float], wanted: int) -> None:
     assert inner_steps(40, mine, others) == wanted
