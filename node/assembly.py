@@ -289,7 +289,7 @@ def _first_announcement(
         replica.place,
         role=node.config.role,
         status="joining" if newcomer else "active",
-        incarnation=int(node.daemon.started * 1000),
+        incarnation=node.home.incarnation(node.daemon.started),
         addresses=tuple(node.place.addresses()[:8]),
         version=__version__,
         region=node.config.region,

@@ -31,6 +31,7 @@ from protocols.errors import OperatorError
 INDEX = "checkpoint.json"
 MAX_INDEX_BYTES = 1024 * 1024
 DRAFT_PREFIX = ".draft-"
+OLD_PREFIX = f"{DRAFT_PREFIX}old-"  # in front of the name of one that a newer is to replace
 _NAME = re.compile(r"ckpt-(\d{8,})")
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -109,6 +110,10 @@ class CheckpointStore:
         self.directory = directory
         self.keep = keep
         directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob(f"{OLD_PREFIX}*"):  # killed between two renames
+            target = directory / old.name.removeprefix(OLD_PREFIX)
+            if _NAME.fullmatch(target.name) and not target.exists():
+                old.rename(target)
         for draft in directory.glob(f"{DRAFT_PREFIX}*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -156,12 +161,19 @@ class CheckpointStore:
             for path in (*draft.rglob("*"), draft):
                 _sync(path)
             target = self.directory / f"ckpt-{facts.round:08d}"
-            if target.exists():  # of an earlier life at the same round; a rename cannot replace it
-                target.rename(self.directory / f"{DRAFT_PREFIX}old-{time.time_ns()}")
-            draft.rename(target)
+            old = self.directory / f"{OLD_PREFIX}{target.name}"
+            if target.exists():  # made earlier in the same round; a rename cannot replace it
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
+            try:
+                draft.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
             _sync(self.directory)
         others = [path for path in self.paths() if path != target]
-        for path in (*others[self.keep - 1 :], *self.directory.glob(f"{DRAFT_PREFIX}old-*")):
+        for path in (*others[self.keep - 1 :], old):
             shutil.rmtree(path, ignore_errors=True)
         return Checkpoint(target, index)
 

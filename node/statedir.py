@@ -9,6 +9,7 @@
     events.jsonl     what happened (rotated)
     history.jsonl    the run so far, a line a round (see node.monitor.history)
     dashboard.key    what others need to see the dashboard, where it is shown to them
+    incarnation      the number of the newest start
     checkpoints/     see node.checkpoint
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
 """
@@ -32,6 +33,7 @@ from node.errors import operator_error
 
 _MAX_API_FILE = 4096
 _KEY_BYTES = 16
+_MAX_DIGITS = 15  # of Unix milliseconds, for thirty thousand years
 _MAX_LOG_FILE = 2 * 1024 * 1024
 
 
@@ -143,6 +145,24 @@ class StateDir:
         with os.fdopen(descriptor, "w") as file:
             file.write(key + "\n")
         return key
+
+    def incarnation(self, now: float) -> int:
+        """The number of this start: Unix milliseconds ``now``, and more than that of any before.
+
+        Others believe the newest start of a key, so one after which the clock was put back must
+        not seem to be the older one.
+        """
+        path, before = self.root / "incarnation", 0
+        with contextlib.suppress(OSError, ValueError):
+            text = path.read_text(encoding="ascii").strip()
+            before = int(text) if len(text) <= _MAX_DIGITS else 0
+        number = max(int(now * 1000), before + 1)
+        with contextlib.suppress(OSError):  # a full disk: the clock alone has to do
+            descriptor, draft = tempfile.mkstemp(dir=self.root, prefix=".incarnation-")
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{number}\n")
+            os.replace(draft, path)
+        return number
 
     def withdraw_api(self) -> None:
         """Undo :meth:`publish_api`."""

@@ -40,6 +40,30 @@ def test_the_newest_comes_back_and_two_are_kept(tmp_path: Path) -> None:
     assert np.array_equal(read["base"], VALUES + 3)
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_one_of_the_same_round_takes_the_place_of_the_other_or_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    make(store, 3)
+    rename, names_before = Path.rename, names(store)
+
+    def broken(path: Path, target: Path) -> Path:
+        if path.name.startswith(".draft-") and ".draft-old-" not in path.name:
+            raise SystemExit if killed else OSError(errno.EIO, "broken")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(SystemExit if killed else CheckpointError):
+        make(store, 3)
+    monkeypatch.undo()
+    again = CheckpointStore(tmp_path, keep=1) if killed else store
+    assert names(again) == names_before
+    assert again.latest().checkpoint is not None
+    make(again, 3)
+    assert names(again) == names_before
+
+
 def truncate(path: Path) -> None:
     os.truncate(path / "outer.safetensors", 100)
 
