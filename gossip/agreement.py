@@ -44,6 +44,7 @@ from gossip.validity import (
     check_outcome,
     check_plan,
     check_statement,
+    fixes,
     key_of,
 )
 from gossip.validity import Place as Place  # whoever uses an agreement names its place
@@ -135,16 +136,14 @@ class Agreement:
     def on_promise(self, sender: PeerId, promise: Promise) -> Remains | None:
         """Count a promise; the remains of the round once enough have promised.
 
-        A promise for a higher ballot than asked for ends the candidacy. Raises
-        RemoteProtocolError for one whose content does not belong to this round.
+        One for a higher ballot than asked for does not count; the others may do without it.
+        Raises RemoteProtocolError for one whose content does not belong to this round.
         """
         asked = self._asked
         if asked is None or sender not in asked.roster:
             return None
         ballot = (asked.epoch, asked.ballot)
         if (promise.epoch, promise.ballot) != ballot:
-            if (promise.epoch, promise.ballot) > ballot:
-                self._asked = None
             return None
         self._check_promise(promise, ballot)
         self._promises[sender] = promise
@@ -209,7 +208,9 @@ class Agreement:
         """The bytes of this part are held, decode, and match its digest."""
         if self.certificate is not None:
             return []
-        self.held.setdefault(key_of(result), result)
+        key = key_of(result)
+        if key not in self.held or fixes(self.plan, result):
+            self.held[key] = result
         return self._vote_if_complete()
 
     def on_vote(self, vote: Vote) -> list[Event]:

@@ -31,7 +31,7 @@ from gossip.relaying import Relaying, SharedInflow
 from gossip.routing import Routes
 from gossip.slicing import OwnContribution, SliceFeed, Source, WantsMerged, shares
 from gossip.transfers import Transfers, header_of
-from gossip.validity import PartKey, Place, Shape, check_statement, key_of
+from gossip.validity import PartKey, Place, Shape, check_statement, fixes, key_of
 from gossip.watches import Watches
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
@@ -380,9 +380,9 @@ class Exchange:
         return self._inflows[key]
 
     def _hold(self, result: PartResult, data: torch.Tensor) -> None:
-        """Keep a part, the first that comes."""
+        """Keep a part, the first that comes, or the one that the plan says it is."""
         key = key_of(result)
-        if not self.closed and key not in self.parts:
+        if not self.closed and (key not in self.parts or fixes(self.plan, result)):
             self.parts[key] = (result, data)
             self._inflows.pop(key, None)
             self.listener.held(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class Fetching:
     transfers: Transfers
     listener: Told
     me: PeerId
-    held: Collection[PartKey]
+    held: Mapping[PartKey, tuple[PartResult, torch.Tensor]]
     inflows: Mapping[PartKey, Inflow]
     whole: Whole
     hold: Callable[[PartResult, torch.Tensor], None]
@@ -43,8 +43,13 @@ class Fetching:
         """Fetch a part that is merged already, if it is not held or on its way."""
         key = key_of(result)
         running = self._tasks.get(key)
-        if result.digest and key not in self.held and (running is None or running.done()):
+        if result.digest and not self._has(result) and (running is None or running.done()):
             self._tasks[key] = self.transfers.start(self._fetch(result, plan))
+
+    def _has(self, result: PartResult) -> bool:
+        """Whether these very bytes are here."""
+        here = self.held.get(key_of(result))
+        return here is not None and here[0].digest == result.digest
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Fetch no more; returns what has yet to end."""
@@ -61,7 +66,7 @@ class Fetching:
         await self._while_it_comes(key, plan.patience_s)
         sources = [result.owner, *(peer for peer in plan.roster if peer != result.owner)]
         for peer in [peer for peer in sources if peer != self.me] * 2:
-            if key in self.held:
+            if self._has(result):
                 return
             try:
                 data = await pull_part(wiring, peer, result, plan.patience_s, self.whole)
@@ -73,7 +78,7 @@ class Fetching:
                 self.transfers.bytes_received += data.numel()
                 self.hold(result, data)
                 return
-        if key not in self.held:
+        if not self._has(result):
             self.listener.lost(result)
 
     async def _while_it_comes(self, key: PartKey, patience: float) -> None:

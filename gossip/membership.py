@@ -107,8 +107,9 @@ class Membership:
         """Take a verified announcement; returns whether it was news.
 
         The newest incarnation wins, and within it the highest sequence number. When the table
-        is full, the longest-silent peer that is not alive makes room; if there is none, the
-        newcomer is not kept.
+        is full, the longest-silent peer that is dead or has left makes room; if there is none, the
+        newcomer is not kept. Nobody loses its place by being silent for a moment: others may
+        be waiting for it, under as many names as they like.
         """
         peer = announce.peer
         if peer == self.me:
@@ -215,7 +216,7 @@ class Membership:
         idle = [
             (island.heard, peer)
             for peer, island in self.islands.items()
-            if island.liveness(now, self.patience) is not Liveness.ALIVE
+            if island.liveness(now, self.patience) in (Liveness.DEAD, Liveness.LEFT)
         ]
         if not idle:
             return False

@@ -5,8 +5,8 @@ What a plan contains is :mod:`gossip.planning`; who is to propose one is :mod:`g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
@@ -23,9 +23,10 @@ from gossip.planning import (
 )
 from gossip.rumours import PAUSE_S
 from gossip.spreading import SMALL
-from gossip.validity import Place
+from gossip.validity import PartKey, Place
+from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Plan
+from protocols.messages import Announce, PartResult, Plan
 
 NEWS_S = 4 * PAUSE_S  # in which a rumour reaches nearly all of a large swarm
 MOST_ROLLS = 256  # before a run's only merge is held up by none who say that they have restarted
@@ -43,6 +44,7 @@ class Opening:
     round_s: float  # usual seconds from round to round
     missed: Mapping[PeerId, int]  # rounds without a member's work
     ladder: Ladder  # what is known of the rounds before
+    lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
     quorum_since: float | None = None  # enough have been ready since
 
     @property
@@ -104,14 +106,14 @@ class Opening:
         }
         gone |= set(self.agreement.roster) - set(remains.roster)
         next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
-        if self.agreement.plan is not None:
+        if (plan := self.agreement.plan) is not None:
+            held = usable(remains.held, plan, self.agreement.held, self.lost)
             here = [a for a in self.company.members(now) if a.peer in remains.roster]
             owners = {announce.peer for announce in owners_among(here, self.rules)}
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live
-            return renewed_plan(
-                self.identity, self.place, self.agreement.plan, remains, gone, live, next_roster
-            )
+            remains = replace(remains, held=held)
+            return renewed_plan(self.identity, self.place, plan, remains, gone, live, next_roster)
         rules, roster = self.rules, self.agreement.roster
         measured = self.company.membership.stillness_s(roster, rules.patience_s)
         measured = max(measured, rules.least_patience_s)
@@ -166,3 +168,25 @@ class Opening:
                 order.remove(first)
                 order.insert(0 if first == agreement.me or not overdue else len(order), first)
         return order
+
+
+def usable(
+    held: Mapping[PartKey, PartResult],
+    plan: Plan,
+    mine: Container[PartKey],
+    lost: Container[PartKey],
+) -> dict[PartKey, PartResult]:
+    """Which of the parts that are merged, by what was said to a new leader, it builds on.
+
+    What it holds itself (``mine``), and what the ``plan`` that it knows has asked for and it has
+    not found that nobody has (``lost``). Else one member could name bytes that it alone knows for
+    every part, or that nobody gets, and no plan of the round would ever be completed.
+    """
+    asked = {(part.start, part.stop, part.owner) for part in plan.parts}
+    most = len(plan.contributors)
+    return {
+        key: result
+        for key, result in held.items()
+        if (key in mine or (key[:3] in asked and key not in lost))
+        and all(run.stop <= most for run in runs_of(result.counts))
+    }

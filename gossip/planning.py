@@ -14,7 +14,13 @@ from gossip.ladder import Ladder, budget_s, choose
 from gossip.lateness import step_s
 from gossip.mixing import MAX_NORM, MEAN, Mix
 from gossip.partition import Link
-from gossip.validity import MAX_EXPECTED_S, MAX_PATIENCE_S, MAX_TOKENS, Place, Shape
+from gossip.validity import (
+    MAX_EXPECTED_S,
+    MAX_PATIENCE_S,
+    MAX_TOKENS,
+    Place,
+    Shape,
+)
 from protocols.errors import LocalProtocolError
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
@@ -32,7 +38,9 @@ UNKNOWN_SPEED = 12.5e6  # bytes a second assumed of a link not measured yet: 100
 GUESSED = 10.0  # and so many times as long may everything take, where none has been measured
 ALIKE = 1.25  # speeds within this ratio of the median are equal: measuring is no better than that
 STARVED_S = 2.0  # the longest that a full link may starve one of its connections
-MAX_TRUSTED_RATIO = 1e4  # announced speeds are clamped to this span around the median
+# So far from the median, below and above it, announced speeds are believed. Among strangers nobody
+# gets more to merge by claiming a fast link, nor the others to wait long by claiming a slow one.
+FRIENDS, STRANGERS = (1e4, 1e4), (32.0, 1.0)
 NO_BOUND = -1  # of staleness
 MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 
@@ -59,6 +67,7 @@ class Rules:
     clients: Clients | None = None  # who trains in a round; None: all
     servers: bool = False  # those merge, while one is there
     switch: int | None = None  # rounds before this one have all codecs but the last, later ones it
+    believed: tuple[float, float] = FRIENDS  # of announced speeds
     calls: bool = False  # the roll is called for newcomers, instead of having them wait for a round
 
     def at(self, round_: int) -> Rules:
@@ -115,7 +124,7 @@ def fresh_plan(
     if draft and len(members) > MAX_WEIGHED:  # the plan has to show the products of all parts
         members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
-    links = _links(members, contributing)
+    links = _links(members, contributing, rules.believed)
     merging = {announce.peer for announce in owners_among(members, rules)}
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
@@ -288,14 +297,17 @@ def _contributor(announce: Announce) -> Contributor:
     return Contributor(announce.peer, weight, tokens, True, norm)
 
 
-def _links(members: Sequence[Announce], contributing: set[PeerId]) -> list[Link]:
+def _links(
+    members: Sequence[Announce], contributing: set[PeerId], believed: tuple[float, float]
+) -> list[Link]:
     known = sorted(s for a in members for s in (a.upload, a.download) if s > 0)
     median = known[len(known) // 2] if known else UNKNOWN_SPEED
+    slower, faster = believed
 
     def clamp(speed: float) -> float:
         if speed <= 0 or median / ALIKE <= speed <= median * ALIKE:
             return median  # who got more to send would seem faster, and get more yet
-        return min(max(speed, median / MAX_TRUSTED_RATIO), median * MAX_TRUSTED_RATIO)
+        return min(max(speed, median / slower), median * faster)
 
     return [
         Link(a.peer, clamp(a.upload), clamp(a.download), a.peer in contributing)

@@ -62,7 +62,7 @@ class Round:
     company: Company = field(init=False)
     telling: Telling = field(init=False)
     opening: Opening = field(init=False)
-    _lost: set[PartKey] = field(default_factory=set)  # merged parts that nobody has any more
+    _lost: set[PartKey] = field(default_factory=set)  # merged parts of the plan that nobody has
     _drafting: Drafting = field(init=False)
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
@@ -188,6 +188,7 @@ class Round:
         if self._finished:
             return []
         self._lost.add(key_of(result))
+        self.opening.lost.add(key_of(result))
         return self.tick(now)
 
     def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:

@@ -114,16 +114,7 @@ class Service:
         chain = self._chain(message.fragment)
         await self._come_to(chain, message.round, sender)
         if isinstance(message, Passed):
-            check_passed(self.wiring.run, message)
-            if sender == message.author:
-                told, here = replace(message, to=()), set(chain.replica.roster) - {chain.me, sender}
-                for peer in message.to:
-                    if peer in here:
-                        chain.sending.tell(chain.round, (peer,), told)
-            inner = decode_any(message.body, Plan, Votes)
-            if (inner.fragment, inner.round) != (message.fragment, message.round):
-                raise Malformed("passed on as what it is not")
-            sender, message = message.author, inner
+            sender, message = message.author, self._passed(chain, sender, message)
         if message.round < chain.replica.place.round:
             kept = chain.ledger.certificate(message.round)
             return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""
@@ -134,6 +125,26 @@ class Service:
             return answer.encode()
         chain.carry_out(of, of.on_message(sender, message, chain.now()))
         return b""
+
+    def _passed(self, chain: Chain, sender: PeerId, note: Passed) -> Plan | Votes:
+        """What a member in office says by way of others, to some of whom it goes from here.
+
+        It is looked at first: one that anybody could have made would be sent to all by each.
+        """
+        office = chain.replica.roster
+        if note.author not in office:
+            raise RemoteRefused("stranger", "not a member of this round")
+        check_passed(self.wiring.run, note)
+        message: Plan | Votes = decode_any(note.body, Plan, Votes)
+        author = message.leader if isinstance(message, Plan) else note.author
+        if (message.fragment, message.round, author) != (note.fragment, note.round, note.author):
+            raise Malformed("passed on as what it is not")
+        if sender == note.author:
+            told, here = replace(note, to=()), set(office) - {chain.me, sender}
+            for peer in note.to:
+                if peer in here:
+                    chain.sending.tell(chain.round, (peer,), told)
+        return message
 
     async def _on_certificates(self, body: bytes) -> bytes:
         request = CertificateRequest.decode(body)

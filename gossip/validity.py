@@ -142,6 +142,18 @@ def key_of(result: PartResult) -> PartKey:
     return (result.start, result.stop, result.owner, result.basis)
 
 
+def fixes(plan: Plan | None, result: PartResult) -> bool:
+    """Whether a plan takes this part for merged, and with this very outcome.
+
+    Only an owner that was started anew, or lies, has two for one part; then the plan decides.
+    """
+    return plan is not None and any(
+        part.result is not None
+        and (key_of(part.result), part.result.digest) == (key_of(result), result.digest)
+        for part in plan.parts
+    )
+
+
 def check_statement(result: PartResult, place: Place, shape: Shape) -> None:
     """A result as far as it can be judged without the plan, its signature excepted."""
     if (result.fragment, result.round) != (place.fragment, place.round):

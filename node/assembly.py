@@ -21,7 +21,7 @@ from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership
-from gossip.planning import Rules
+from gossip.planning import FRIENDS, STRANGERS, Rules
 from gossip.presence import Presence
 from gossip.promises import Record
 from gossip.roamer import Roamer
@@ -211,6 +211,7 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
         clients=clients_of(manifest),
         servers=rules.owners == "servers",
         switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
+        believed=STRANGERS if manifest.merge.trust == "open" else FRIENDS,
         calls=once(manifest),
         least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
     )

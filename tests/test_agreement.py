@@ -124,8 +124,8 @@ def test_a_new_leader_repeats_the_vote_of_the_highest_ballot() -> None:
     assert remains.voted == outcomes[0, 4]
 
 
-def test_a_higher_promise_ends_a_candidacy_and_strangers_promise_nothing() -> None:
-    members = EVERYBODY[:3]
+def test_who_has_promised_more_does_not_end_a_candidacy_and_strangers_promise_nothing() -> None:
+    members = EVERYBODY[:4]
     candidate = agreement_of(leader(members, 1), members)
     prepare = candidate.prepare(0, candidate.roster)
     mine = candidate.on_prepare(candidate.me, prepare)
@@ -133,9 +133,12 @@ def test_a_higher_promise_ends_a_candidacy_and_strangers_promise_nothing() -> No
     candidate.on_promise(candidate.me, mine)
     ask = Promise(0, prepare.ballot, 0, 0, None, ())
     assert candidate.on_promise(EVERYBODY[4].peer_id, ask) is None
-    other = next(peer for peer in candidate.roster if peer != candidate.me)
-    assert candidate.on_promise(other, Promise(0, prepare.ballot + 3, 0, 0, None, ())) is None
-    assert candidate.on_promise(other, ask) is None  # too late: somebody is ahead
+    bound, *others = (peer for peer in candidate.roster if peer != candidate.me)
+    assert candidate.on_promise(bound, Promise(0, prepare.ballot + 3, 0, 0, None, ())) is None
+    assert candidate.on_promise(others[0], ask) is None
+    remains = candidate.on_promise(others[1], ask)  # these three are a majority
+    assert remains is not None
+    assert bound not in remains.promised
 
 
 def test_in_a_later_epoch_all_must_promise() -> None:

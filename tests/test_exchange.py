@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import exchange_kit
 import pytest
 import torch
+from blake3 import blake3
 from exchange_kit import (
     CODEC,
     LEADER,
@@ -126,6 +127,31 @@ def test_what_a_dead_owner_had_merged_is_fetched_from_who_has_it() -> None:
             here.work(renewed, without=(dead,))
             await until(lambda: here.whole(dead))
             assert same_bytes([lucky, *others])
+
+    run(scene)
+
+
+def test_of_two_results_of_one_owner_the_plan_says_which_one_it_is() -> None:
+    """It was started anew, or lies: who holds the other one fetches what the plan has."""
+
+    async def scene() -> None:
+        async with world() as here:
+            part = PLAN.parts[0]
+            owner = here.of(part.owner)
+            lucky, other = (p for p in here.peers if p is not owner and p.me != PLAN.leader)
+            here.work()
+            await until(here.whole)
+            result, data = lucky.exchange.parts[key_of(result_of(lucky, part))]
+            key, twin = key_of(result), torch.zeros_like(data)
+            unsigned = dataclasses.replace(
+                result, digest=blake3(twin.numpy()).digest(), signature=b""
+            )
+            other.exchange.parts[key] = (sign_result(owner.identity, RUN, unsigned), twin)
+            done = dataclasses.replace(part, result=result)
+            other.held_.clear()
+            other.exchange.work(dataclasses.replace(PLAN, ballot=5, parts=(done, *PLAN.parts[1:])))
+            await until(lambda: result in other.held_)
+            assert torch.equal(other.exchange.parts[key][1], data)
 
     run(scene)
 

@@ -108,12 +108,14 @@ def test_the_long_silent_are_forgotten() -> None:
     assert set(membership.islands) == {B}
 
 
-def test_a_full_table_makes_room_by_the_longest_silent_that_is_not_alive() -> None:
+def test_a_full_table_makes_room_by_the_longest_silent_that_is_dead() -> None:
     membership = Membership(ME)
     peers = [PeerId(f"p{i}") for i in range(MAX_PEERS)]
     for number, peer in enumerate(peers):
         membership.on_announce(announce_of(peer), b"", 1, number / 1000)
     assert not membership.on_announce(announce_of(A), b"", 1, 1.0)
+    assert membership.liveness(peers[0], 5.0) is Liveness.SUSPECT
+    assert not membership.on_announce(announce_of(A), b"", 1, 5.0)  # it may be back in a moment
     assert membership.on_announce(announce_of(A), b"", 1, 30.0)
     assert peers[0] not in membership.islands
     assert len(membership.islands) == MAX_PEERS

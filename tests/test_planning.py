@@ -21,8 +21,11 @@ from gossip.agreed import Remains
 from gossip.agreement import Agreement
 from gossip.certificate import certify, outcome_of
 from gossip.ladder import Ladder
+from gossip.opening import usable
 from gossip.planning import (
+    FRIENDS,
     MAX_ROSTER,
+    STRANGERS,
     Rules,
     fresh_plan,
     next_roster_of,
@@ -30,6 +33,7 @@ from gossip.planning import (
     repeated_plan,
 )
 from gossip.validity import MAX_PATIENCE_S, MAX_TOKENS, Known, PartKey, check_plan, key_of
+from protocols.counts import Included, counts_of
 from protocols.errors import LocalProtocolError, Malformed
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, Certificate, PartResult, Plan, Promise
@@ -242,6 +246,24 @@ def test_results_for_other_contributors_are_no_remains(identities: Identities) -
     assert all(part.result is None for part in renewed.parts)
 
 
+def test_a_new_leader_builds_on_what_was_asked_for_and_is_to_be_had(
+    identities: Identities,
+) -> None:
+    members = identities(3)
+    plan = plan_of(leader(members), members)
+    results = results_of(plan, members)
+    liar = next(m for m in members if m.peer_id == plan.parts[2].owner)
+    part = plan.parts[0]
+    forged = result_of(liar, plan, part.start, part.stop, b"f")  # of another's part
+    counted = dataclasses.replace(results[1], counts=counts_of((Included(7, 5),)), signature=b"")
+    said = {key_of(result): result for result in (forged, results[0], results[2])}
+    assert usable(said, plan, (), ()) == {key_of(r): r for r in (results[0], results[2])}
+    assert usable(said, plan, {key_of(forged)}, ()) == said  # its bytes are here
+    lost = {key_of(results[2])}
+    assert usable(said, plan, (), lost) == {key_of(results[0]): results[0]}
+    assert usable({key_of(counted): counted}, plan, (), ()) == {}  # no such contributor
+
+
 def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) -> None:
     members = identities(3)
     first = leader(members)
@@ -325,3 +347,37 @@ def test_keys_tell_apart_what_was_merged_for_whom(identities: Identities) -> Non
         key_of(result) for p in (plan, fewer) for result in results_of(p, members)
     }
     assert len(keys) == 4
+
+
+@pytest.mark.parametrize("claim", [1e12, 1e-3])
+def test_no_stranger_merges_most_or_makes_all_wait_by_what_it_claims(
+    claim: float, identities: Identities
+) -> None:
+    members = identities(5)
+    usual = [announce_of(member.peer_id) for member in members]
+    liar = dataclasses.replace(usual[0], upload=claim, download=claim)
+    large = dataclasses.replace(RULES, size=2**20, believed=STRANGERS)
+
+    def planned(announces: list[Announce], rules: Rules) -> Plan:
+        return fresh_plan(
+            leader(members),
+            PLACE,
+            rules,
+            ballot=(0, 0),
+            roster=roster_of(members),
+            ready=announces,
+            members=announces,
+            next_roster=roster_of(members),
+        )
+
+    def owned(plan: Plan) -> int:
+        return sum(part.stop - part.start for part in plan.parts if part.owner == liar.peer)
+
+    honest, lied = planned(usual, large), planned([liar, *usual[1:]], large)
+    assert owned(lied) <= owned(honest) + 1024
+    assert lied.expected_s <= 40 * honest.expected_s
+    trusted = planned([liar, *usual[1:]], dataclasses.replace(large, believed=FRIENDS))
+    if claim > 1:
+        assert owned(trusted) > 0.9 * large.size
+    else:
+        assert trusted.expected_s > 1000 * honest.expected_s
