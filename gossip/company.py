@@ -27,7 +27,11 @@ PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to
 
 @dataclass
 class Company:
-    """The members of one round."""
+    """The members of one round.
+
+    Who does not deliver in it is ``gone``: by what was seen of it (``known``) or because it
+    explains who failed whom (``blamed``). Both are forgotten when a new plan counts on it.
+    """
 
     agreement: Agreement
     membership: Membership

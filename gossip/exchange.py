@@ -55,7 +55,12 @@ class Listener(Protocol):
 
 @dataclass
 class Exchange:
-    """The transfers of one round at one member."""
+    """The transfers of one round at one member.
+
+    Everything is looked up by its part (range, owner, basis). Where the plan has groups a part's
+    relay stands in for its owner: ``_vias`` says to whom my slice goes instead, ``_named`` which
+    part is meant by who passes it on, ``_passed`` whom I pass it on to.
+    """
 
     wiring: Wiring
     place: Place

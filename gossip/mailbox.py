@@ -1,8 +1,9 @@
 """Tensors by post: one is sent with a subject, the other waits for that subject, for so long.
 
-The modes without certificates (pairs, groups of every step, owners that are asked) all move their
-bytes this way: a push whose header is the subject. What comes before it is waited for is kept,
-within a bound; what nobody asks for makes room for newer things.
+In simulations (:mod:`node.simulate`) the modes without certificates (pairs, groups of every step,
+owners that are asked) all move their bytes this way, running islands theirs as
+:mod:`gossip.letters`: a push whose header is the subject. What comes before it is waited for is
+kept, within a bound; what nobody asks for makes room for newer things.
 
 >>> box = Mailbox(transport, max_length=codec.encoded_size(n))
 >>> await box.send(partner, "round 7", data, timeout=5)

@@ -1,5 +1,8 @@
 """An owner of parameters that islands bring work to: lock-step, stale-synchronous or asynchronous.
 
+Of simulations (:mod:`node.simulate`) alone: in a running swarm rounds are certified, and who merges
+a part of one is :mod:`gossip.owning`.
+
 Sans-IO: work goes in, replies come out. A parameter server is one owner of everything; several
 owners, one a part of the vector each, share its load, and with every island owning a part there is
 no centre. How work is taken into the parameters is injected (:mod:`diloco.asynchronous`,

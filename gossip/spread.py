@@ -1,5 +1,7 @@
 """How far islands are apart, from the sketches (:mod:`gossip.sketch`) that they publish. Pure.
 
+Nothing travels here: how news do is :mod:`gossip.rumours`, and plans :mod:`gossip.spreading`.
+
 An island publishes one sketch of its whole model: the sum of those of its fragments, each of the
 last snapshot before its merge. The signs are the same in the whole run, so any two sketches can be
 compared; whether they should be is another question. In rounds that all take together only those
