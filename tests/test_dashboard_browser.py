@@ -135,7 +135,7 @@ async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
         assert drawn == 6
         assert len(await page.evaluate("[...document.querySelectorAll('.regions li')]")) == 6
         gpus = await page.evaluate("document.querySelectorAll('#node [aria-label^=GPU]').length")
-        assert gpus == 16  # use and memory of each
+        assert gpus == 8
         await page.until(f"{text('#links')}.includes('Slowest to send')")
     assert [error for error in page.errors if "ERR_" not in error] == []
 

@@ -259,11 +259,10 @@ export class Panels {
     if (known(machine.memory_total)) rows.push(meter("Memory", machine.memory_total - machine.memory_available, machine.memory_total, `${bytes(machine.memory_used)} here, ${bytes(machine.memory_available)} free`));
     if (known(machine.disk_total)) rows.push(meter("Disk", machine.disk_total - machine.disk_free, machine.disk_total, `${bytes(machine.disk_free)} free of ${bytes(machine.disk_total)}`));
     for (const gpu of machine.gpus) {
-      const name = machine.gpus.length > 1 ? `GPU ${gpu.index}` : "GPU";
-      const more = [known(gpu.temperature_c) ? `${Math.round(gpu.temperature_c)} °C` : "", known(gpu.power_w) ? `${Math.round(gpu.power_w)} W` : ""].filter(Boolean).join(", ");
-      if (known(gpu.utilisation)) rows.push(el("div", {}, el("span", { title: gpu.name }, name), el("meter", { min: 0, max: 1, value: gpu.utilisation, "aria-label": `${name} in use` }), el("span", { class: "num" }, [percent(gpu.utilisation), more].filter(Boolean).join(", "))));
-      else rows.push(el("p", { class: "quiet" }, `${name} ${gpu.name}: the driver does not tell what it does.`));
-      if (known(gpu.memory_total)) rows.push(meter(`${name} mem`, gpu.memory_used, gpu.memory_total, `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_total)}`));
+      const name = `GPU ${gpu.index}`;
+      const told = [percent(gpu.utilisation), known(gpu.memory_total) ? `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_total)}` : DASH, known(gpu.temperature_c) ? `${Math.round(gpu.temperature_c)} °C` : DASH, known(gpu.power_w) ? `${Math.round(gpu.power_w)} W` : DASH];
+      const words = told.every((word) => word === DASH) ? "the driver does not tell what it does" : told.filter((word) => word !== DASH).join(" · ");
+      rows.push(el("div", { title: gpu.name }, el("span", {}, name), el("meter", { min: 0, max: 1, value: gpu.utilisation ?? 0, "aria-label": `${name} in use` }), el("span", { class: "num" }, words)));
     }
     fill(this.meters, ...(rows.length ? rows : [empty("This system does not tell its memory and disk.")]));
   }
