@@ -221,7 +221,7 @@ export class Panels {
       ["Health", state.health.healthy ? "✓ healthy" : `▲ ${state.health.reasons.join("; ")}`],
       ["Up for", duration(node.uptime_s)],
       ["Run", state.run ? `${state.run.label}, ${state.run.id.slice(0, 16)}` : "none yet"],
-      ["Trains on", `${node.device || DASH}, ${machine.cores} cores, load ${fixed(machine.load, 1)}`],
+      ["Trains on", `${node.device || DASH}${machine.gpus.length ? ` (${machine.gpus.length} × ${machine.gpus[0].name})` : ""}, ${machine.cores} cores, load ${fixed(machine.load, 1)}`],
       ["Model", parameters ? `${count(parameters)} parameters` : "known with the run"],
       ["Inner step", step ? `${count(step.step)}, ${seconds(step.seconds)} each` : "none yet"],
       ["Waits for data", known(step?.data_s) && step.seconds ? `${percent(step.data_s / step.seconds)} of an inner step` : DASH],
