@@ -23,7 +23,7 @@ class Imagined:
         self.now = 1_790_000_000.0 - 60.0 * rounds
         self.log = EventLog(clock=lambda: self.now)
         self.ids = [f"12D3KooW{self.random.getrandbits(220):044x}" for _ in range(islands)]
-        self.total = 2 * rounds
+        self.total = max(1, 2 * rounds)
         self.round = 0
         self.merged = [0] * islands
         self.history = history or History()
