@@ -254,6 +254,12 @@ def seconds_to(rows: dict[str, Row], name: str, loss: float) -> float | None:
     return next((point[0] for point in curve if point[3] <= loss), None)
 
 
+def target_loss(rows: dict[str, Row]) -> float | None:
+    """Until when runs with a slow island are timed: near what waiting for it ends with."""
+    waited = rows.get("straggler, waited for/4/0", {}).get("curve")
+    return (1 + WITHIN[1] / 100) * waited[-1][3] if waited else None
+
+
 def figures(rows: dict[str, Row]) -> dict[str, float | None]:
     """The keys of the study; None where rows are missing."""
     base = "data parallel, fp32"
@@ -272,10 +278,9 @@ def figures(rows: dict[str, Row]) -> dict[str, float | None]:
         found[f"bytes_ratio_at_{percent:g}pct"] = max(ratios, default=None)
     found["gossip_vs_diloco_loss"] = percent_over(rows, "NoLoCo pairs, int8", "DiLoCo, int4", 4)
     found["muon_vs_dp_loss"] = percent_over(rows, "Muon inside, int4", base, 4)
-    waited = rows.get("straggler, waited for/4/0", {}).get("curve")
+    target = target_loss(rows)
     found["straggler_speedup"] = None
-    if waited:
-        target = (1 + WITHIN[1] / 100) * waited[-1][3]
+    if target is not None:
         slow = seconds_to(rows, "straggler, waited for", target)
         quick = [
             seconds_to(rows, name, target)
@@ -286,6 +291,14 @@ def figures(rows: dict[str, Row]) -> dict[str, float | None]:
     eight = "8 islands"
     found["churn_loss_pct"] = percent_over(rows, "8 islands, 30 % replaced", eight, 8)
     found["byzantine_loss_pct"] = percent_over(rows, "8 islands, 2 attack, open trust", eight, 8)
+    honest = [
+        mean_of(rows, name, k)
+        for name, k in (("6 islands", 6), (f"{eight}, 2 attack, open trust", 8))
+    ]
+    six, open_ = honest
+    found["byzantine_loss_over_the_honest_alone_pct"] = (
+        100 * (open_ / six - 1) if six and open_ else None
+    )
     found["byzantine_mean_loss_pct"] = percent_over(rows, "8 islands, 2 attack, mean", eight, 8)
     return {key: None if value is None else round(value, 3) for key, value in found.items()}
 
