@@ -40,6 +40,7 @@ class Ending(Enum):
 
     LEVEL = "nobody asked is ahead any more"
     UNREACHABLE = "nobody asked answered"
+    FAR = "we miss so many rounds that a download brings us nearer"
     GONE = "the rounds we miss are kept by nobody asked"
     DIVERGED = "most of those on our round have another state than ours"
     FORKED = "the others build on another round than ours"
@@ -59,6 +60,8 @@ class CatchUp:
     held: Held
     advance: Advance
     rejected: Callable[[PeerId, str], None]
+    far: Callable[[PeerId], bool]  # whether a download gets us nearer to where a peer stands
+    replayed: Callable[[float], None]  # told how long a round took
     _silent: set[PeerId] = field(default_factory=set)  # did not answer: asked last, from then on
 
     async def follow(self, sources: Sequence[PeerId]) -> Ending:
@@ -95,6 +98,8 @@ class CatchUp:
     async def _follow(self, source: PeerId) -> Ending:
         first = self.place()[0].round
         while True:
+            if self.far(source):
+                return Ending.FAR
             asked = self.place()[0].round
             found = await self.certificates(source, asked, AT_ONCE)
             if not found:
@@ -106,7 +111,11 @@ class CatchUp:
                 ending = self._judge(certificate, here, roster)
                 if ending is not None:
                     return ending
+                if self.far(source):
+                    return Ending.FAR
+                began = self.wiring.now()
                 await self.advance(certificate, await self._gather(certificate, source))
+                self.replayed(self.wiring.now() - began)
             if self.place()[0].round == asked:
                 raise Malformed("certificates that lead nowhere")
 

@@ -18,16 +18,18 @@ from typing import Any
 import torch
 
 from gossip.agreement import NONE
+from gossip.approach import Approach
 from gossip.bodies import Wiring
 from gossip.common import Wired
 from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.forgetting import Forgetting
+from gossip.holding import Holding
 from gossip.hooks import Hooks, Replica
 from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Spread, Work
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
-from gossip.membership import Membership
+from gossip.membership import MEMBERS, Membership
 from gossip.missed import Missed
 from gossip.planning import Rules
 from gossip.presence import Presence
@@ -75,14 +77,15 @@ class Chain(Wired):
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _missed: Missed = field(default_factory=Missed)
+    _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
-        place, roster = self.replica.place, self.replica.roster
+        place, roster, size = self.replica.place, self.replica.roster, self.rules.size
         self.fragment = place.fragment
         self.membership = self.presence.membership.seen_from(self.fragment)
-        self.ledger = Ledger(self.keep_rounds, self.rules.size, self.ledger_directory)
+        self.ledger = Ledger(self.keep_rounds, size, self.ledger_directory)
         self.lineage = known_lineage or Lineage(self.wiring.run, roster, self.fragment)
         self._forgetting = Forgetting(
             self.now(),
@@ -108,6 +111,9 @@ class Chain(Wired):
             self._prove,
             self.hooks.rejected,
             lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
+            Approach(
+                self.rules.encoded_bytes(self.rules.codecs[0], 0, size), self.rules.state_bytes
+            ),
         )
         patience_s, rejected = self.rules.patience_s, self.hooks.rejected
         self.sending = Sending(
@@ -176,6 +182,7 @@ class Chain(Wired):
             self.lineage = lineage
             if certificate is not None:
                 self.ledger.add(certificate, {})
+            self.note(ready=False)  # what was to be sent was of another place
             self._open_round()
         await self._announce_move()
 
@@ -199,9 +206,15 @@ class Chain(Wired):
         """Do what is due when it is due, until cancelled."""
         if self.new_identity:
             await self.promises.begin()
+        told: frozenset[PeerId] = frozenset()  # who is waited for
         while True:
             now = self.now()
+            self._say_how_far()
             self.carry_out(self.round, self.round.tick(now))
+            awaited = frozenset(self._holding.awaited)
+            for peer in awaited - told:
+                self.hooks.peer(peer, "awaited", "it cannot catch up by itself")
+            told = awaited
             wake = max(self.round.wake_at(now), now + TICK_S)
             self._kick.clear()
             try:
@@ -213,6 +226,15 @@ class Chain(Wired):
                 pass
             if self.now() > wake and self.presence.woke_late(wake):
                 await asyncio.sleep(0.05)  # hear first what was said in the meantime
+
+    def _say_how_far(self) -> None:
+        """Ask the others to wait, where this node cannot catch up by itself."""
+        takes_part = self.status.role in MEMBERS and not self._forgetting.abstains(self.now())
+        before, asks = self.status.behind_s, self.following.asks() if takes_part else 0.0
+        if asks != before:
+            self.note(behind_s=asks)
+        if (asks > 0) != (before > 0):
+            self.presence.tell()
 
     # --- instructions ----------------------------------------------------------------------------
 
@@ -316,6 +338,7 @@ class Chain(Wired):
 
     def _open_round(self) -> None:
         place = self.replica.place
+        self._holding.over(self.now())
         if self._forgetting.listening(self.now()):
             self._forgetting.heard(place.round)
         forgot = self._forgetting.forgot(place.round)
@@ -335,6 +358,7 @@ class Chain(Wired):
             forgot,
             self.timing.ladder,
             self._missed.rounds(place.round),
+            self._holding,
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
 

@@ -6,7 +6,7 @@ that was there when the round began, and nobody who was found not to deliver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -158,6 +158,36 @@ class Company:
             for announce in self.membership.islands_alive(now)
             if announce.status == "joining" and (announce.head, announce.state) == here
         }
+
+    def asking(
+        self, awaited: Container[PeerId], now: float
+    ) -> tuple[dict[PeerId, float], set[PeerId]]:
+        """Who cannot catch up by itself: how many seconds each needs, and who is here by now.
+
+        Where a majority is there, who is in office is waited for until it is ready, and not before
+        it trains; where there is none, for its vote.
+        """
+        asks: dict[PeerId, float] = {}
+        here: set[PeerId] = set()
+        concerned = [
+            announce
+            for announce in self.membership.islands_alive(now)
+            if announce.behind_s > 0 or announce.peer in awaited
+        ]
+        if not concerned:
+            return asks, here
+        working = self.training(now) if self.majority_alive(now) else set[PeerId]()
+        place = (self.place.previous, self.place.state)
+        for announce in concerned:
+            peer = announce.peer
+            eta = self.eta(announce, now) if peer in working and not announce.ready else 0.0
+            if (announce.head, announce.state) == place:
+                here.add(peer)
+                if peer in awaited and eta:
+                    asks[peer] = eta
+            elif announce.behind_s > 0 and announce.round <= self.place.round:
+                asks[peer] = eta + self.membership.left(peer, announce.behind_s, now)
+        return asks, here
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """A peer did not deliver what the plan asked of it, to me."""

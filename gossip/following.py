@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from gossip.approach import Approach
 from gossip.bodies import Wiring
 from gossip.catchup import CatchUp, Ending, Held
 from gossip.certificate import heavier
@@ -40,17 +42,22 @@ class Following:
     prove: Callable[[Announce], Awaitable[None]]  # raises RemoteProtocolError, TransportError
     rejected: Callable[[PeerId, str], None]
     behind: Callable[[Ending, tuple[PeerId, ...]], None]
+    approach: Approach
     under_way: bool = False
     _replay: CatchUp = field(init=False)
+    _news: bool = False  # while it was under way
 
     def __post_init__(self) -> None:
         self._replay = CatchUp(
-            self.wiring, self.shape, self.place, self.held, self.advance, self.rejected
-        )
+            self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
+            self._is_far, self.approach.replayed,
+        )  # fmt: skip
 
     def compare(self, announce: Announce) -> None:
         """Notice that somebody is ahead, on a heavier chain, or at our place with another state."""
         here, _ = self.place()
+        if announce.role in MEMBERS and announce.status == "active":
+            self.approach.heard(announce.peer, announce.round, self.wiring.now())
         if self.is_ahead(announce):
             self.begin((announce.peer,))
         elif announce.head == here.previous and announce.state != here.state:
@@ -58,30 +65,74 @@ class Following:
 
     def begin(self, peers: tuple[PeerId, ...]) -> None:
         """Catch up with ``peers`` and whoever else is ahead, unless that is being done."""
-        if not self.under_way:
-            self.under_way = True
-            self.wiring.spawn(self._catch_up(peers))
+        if self.under_way or self.approach.downloading:
+            self._news = True
+            return
+        self.under_way, self._news = True, False
+        self.wiring.spawn(self._catch_up(peers))
+
+    @contextmanager
+    def downloading(self) -> Iterator[Approach]:
+        """The state is downloaded meanwhile: nothing is replayed, and then what is left is.
+
+        Tell what is given how far that is.
+        """
+        self.approach.begins(self.missing(), self.wiring.now())
+        try:
+            yield self.approach
+        except BaseException:  # also cancellation: it has ended all the same
+            self.approach.ends(self.wiring.now(), arrived=False)
+            raise
+        self.approach.ends(self.wiring.now(), arrived=True)
+        self._news = True
+        self._go_on()
+
+    def missing(self) -> int:
+        """Rounds from here to the furthest of those who are ahead."""
+        ahead = map(self.membership.announcement, self._ahead())
+        return max((a.round for a in ahead if a), default=0) - self.place()[0].round
+
+    def asks(self) -> float:
+        """Seconds for which the others would have to wait; 0: they need not."""
+        trying = self.under_way or self.approach.downloading
+        if not (trying or self.approach.asking):
+            return 0.0
+        return self.approach.asks(self.missing(), self.wiring.now())
+
+    def _is_far(self, source: PeerId) -> bool:
+        claim = self.membership.announcement(source)
+        missing = claim.round - self.place()[0].round if claim is not None else 0
+        return self.approach.is_far(missing)
+
+    def _go_on(self) -> None:
+        """What was said meanwhile may be of a later round."""
+        if self._news and not self.under_way and (ahead := self._ahead()):
+            self.begin(tuple(ahead[:MOST_ASKED]))
 
     async def _catch_up(self, peers: tuple[PeerId, ...]) -> None:
         """Replay what ``peers`` and all who are ahead have; report it where that is not enough."""
-        asked = {self.wiring.identity.peer_id}
-        endings = {Ending.LEVEL}
         try:
-            await self.settled()  # what is being applied right now may be all we miss
-            while sources := [p for p in (*peers, *self._ahead()) if p not in asked][:MOST_ASKED]:
-                asked.update(sources)
-                ending = await self._replay.follow(sources)
-                if ending is Ending.LEVEL:
-                    return
-                endings.add(ending)
-            if Ending.DIVERGED in endings:
-                self.behind(Ending.DIVERGED, tuple(asked))
-            elif endings & {Ending.GONE, Ending.FORKED}:
-                await self._judge(Ending.FORKED in endings)
+            await self._replay_from(peers)
         finally:
             self.under_way = False
+        self._go_on()
 
-    async def _judge(self, forked: bool) -> None:
+    async def _replay_from(self, peers: tuple[PeerId, ...]) -> None:
+        asked = {self.wiring.identity.peer_id}
+        endings = {Ending.LEVEL}
+        await self.settled()  # what is being applied right now may be all we miss
+        while sources := [p for p in (*peers, *self._ahead()) if p not in asked][:MOST_ASKED]:
+            asked.update(sources)
+            ending = await self._replay.follow(sources)
+            if ending is Ending.LEVEL:
+                return
+            endings.add(ending)
+        if Ending.DIVERGED in endings:
+            self.behind(Ending.DIVERGED, tuple(asked))
+        elif endings & {Ending.FAR, Ending.GONE, Ending.FORKED}:
+            await self._judge(endings)
+
+    async def _judge(self, endings: set[Ending]) -> None:
         """Replaying leads nowhere: report it if somebody really is on a heavier chain."""
         for peer in self._ahead()[:MOST_ASKED]:
             claim = self.membership.announcement(peer)
@@ -89,9 +140,10 @@ class Following:
                 continue
             here, _ = self.place()
             if self.is_ahead(claim):
-                forked = forked or claim.round <= here.round
-                ending = Ending.FORKED if forked else Ending.GONE
-                self.behind(ending, tuple(self._ahead()))
+                if claim.round <= here.round:
+                    endings.add(Ending.FORKED)
+                found = [e for e in (Ending.FORKED, Ending.GONE, Ending.FAR) if e in endings]
+                self.behind(found[0], tuple(self._ahead()))
                 return
 
     async def _proves(self, claim: Announce) -> bool:

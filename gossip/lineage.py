@@ -133,13 +133,14 @@ async def prove(
     peer: PeerId,
     run: bytes,
     founders: Sequence[PeerId],
-    claim: tuple[int, bytes, int],
+    claim: tuple[int, bytes | None, int],
     offload: Offload,
     *,
     fragment: int = 0,
 ) -> tuple[Certificate, Lineage]:
     """Have a peer show that a fragment came to ``claim`` = (round, head, work), round > 0.
 
+    Without a head, to any place of that round, with as much work at least.
     Returns the newest certificate and the way to it. Raises RemoteProtocolError where what it
     shows does not lead there, and what :meth:`Transport.call` raises.
     """
@@ -153,7 +154,13 @@ async def prove(
         raise Stale("it does not show the certificate it stands on")
     newest = shown.certificates[0]
     outcome = newest.outcome
-    if (outcome.round + 1, outcome_hash(outcome), outcome.work) != claim:
+    round_, head, work = claim
+    right = (
+        outcome.work >= work
+        if head is None
+        else (outcome_hash(outcome), outcome.work) == (head, work)
+    )
+    if outcome.round + 1 != round_ or not right:
         raise Stale("its certificate is of another place than it announces")
     lineage = Lineage(run, founders, fragment)
     first, total = 0, 1

@@ -200,8 +200,11 @@ class Membership:
 
     def eta(self, peer: PeerId, now: float) -> float:
         """Seconds until a peer is ready, by its last announcement and the time since."""
-        island = self.islands[peer]
-        return max(0.0, island.seen_from(self.fragment).eta - (now - island.said))
+        return self.left(peer, self.islands[peer].seen_from(self.fragment).eta, now)
+
+    def left(self, peer: PeerId, seconds: float, now: float) -> float:
+        """What is left by now of ``seconds`` that a peer has announced last."""
+        return max(0.0, seconds - (now - self.islands[peer].said))
 
     def islands_alive(self, now: float) -> list[Announce]:
         """Announcements of the live peers that take part in rounds (no seeds, no observers)."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
 from gossip.company import Company
+from gossip.holding import Holding
 from gossip.ladder import Ladder
 from gossip.planning import (
     NO_BOUND,
@@ -44,6 +45,7 @@ class Opening:
     round_s: float  # usual seconds from round to round
     missed: Mapping[PeerId, int]  # rounds without a member's work
     ladder: Ladder  # what is known of the rounds before
+    holding: Holding = field(default_factory=Holding)
     lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
     quorum_since: float | None = None  # enough have been ready since
 
@@ -68,6 +70,8 @@ class Opening:
             return False
         if self.quorum_since is None:
             self.quorum_since = now
+        if self.holds(now):
+            return False
         grace = self.rules.grace_s(self.round_s)
         if len(self.agreement.roster) > SMALL:
             grace += NEWS_S  # who is ready by now is not known to be yet
@@ -75,6 +79,15 @@ class Opening:
         return left <= 0 or not any(
             self.company.eta(late_one, now) <= left * 1.25 for late_one in late
         )
+
+    def holds(self, now: float) -> bool:
+        """Whether the ready wait for somebody who cannot catch up by itself."""
+        asks, here = self.company.asking(self.holding.awaited, now)
+        return self.holding.holds(asks, here, len(self.agreement.roster), now)
+
+    def begun(self, now: float) -> None:
+        """There is a plan: nobody is waited for any more."""
+        self.holding.over(now)
 
     def _roll_is_due(self, now: float, ready: Sequence[Announce]) -> bool:
         """Whether a round that merges nothing is to bring newcomers into office.

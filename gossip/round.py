@@ -19,6 +19,7 @@ from gossip.agreement import NONE, Agreement
 from gossip.certificate import check_certificate
 from gossip.company import Company
 from gossip.drafting import Drafting
+from gossip.holding import Holding
 from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
 from gossip.ladder import Ladder
 from gossip.membership import Membership
@@ -58,6 +59,7 @@ class Round:
     forgot: bool = False  # restarted: may have promised or voted in this round and forgotten it
     ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
+    holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
@@ -81,7 +83,7 @@ class Round:
         self.telling = Telling(self.agreement, self.company)
         self.opening = Opening(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
-            self.ladder,
+            self.ladder, self.holding,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
 
@@ -215,7 +217,7 @@ class Round:
             return []
         self.company.judge(now, self._patience())
         if not self.company.majority_alive(now):
-            return self._reform(now)
+            return [] if self._awaits_votes(now) else self._reform(now)
         self._lost_since = None
         if self.forgot and self._epoch() == 0:
             return []
@@ -330,6 +332,12 @@ class Round:
 
     # --- without a majority ----------------------------------------------------------------------
 
+    def _awaits_votes(self, now: float) -> bool:
+        """Whether those who are missing for a majority are on their way here, and waited for."""
+        if self.agreement.plan is not None or not self.company.ready_and_late(now)[0]:
+            return False
+        return self.opening.holds(now)
+
     def _reform(self, now: float) -> list[Instruction]:
         """Go on with those who are left, once it is certain enough that the rest is gone."""
         if self._lost_since is None:
@@ -364,6 +372,7 @@ class Round:
                 case Adopted(plan):
                     self._due_since = None
                     self._lost.clear()
+                    self.opening.begun(now)
                     self.company.adopted(plan)
                     self.telling.replanned()
                     self._drafting.adopted(plan, now)

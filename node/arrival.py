@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -30,7 +30,7 @@ from protocols.errors import (
     TransportError,
 )
 from protocols.identity import PeerId
-from protocols.messages import Announce, Known, KnownRequest
+from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
@@ -44,7 +44,7 @@ class Target:
     """A state that several peers stand at."""
 
     round: int
-    head: bytes
+    head: bytes | None  # None: the sources have moved on, and say what their state is but not where
     state: bytes
     work: int
     sources: tuple[PeerId, ...]
@@ -111,6 +111,7 @@ class Arrival:
                 await self._introduce(target.sources)
                 try:
                     state = await self._standing(target, fragment)
+                    target, state = await self._kept(target, state, fragment)
                     download = await download_state(
                         self.transport,
                         target.sources,
@@ -173,6 +174,38 @@ class Arrival:
             for peer in peers:
                 if peer not in self._greeted:
                     group.create_task(one(peer))
+
+    async def _kept(
+        self, target: Target, state: OuterState, fragment: int
+    ) -> tuple[Target, OuterState]:
+        """What a source keeps for us from now on: this state, or its newest one if it moved on.
+
+        Where rounds are short, a state that has to be asked for by its round would be gone each
+        time. Raises what the last source answered if none keeps any.
+        """
+        failure: TransportError | RemoteProtocolError | None = None
+        request = StateRequest(self.run, target.round, fragment, or_newer=True)
+        for peer in target.sources:
+            try:
+                reply = await self.transport.call(
+                    peer,
+                    "state",
+                    request.encode(),
+                    timeout=OFFER_TIMEOUT_S,
+                    max_reply=StateOffer.MAX_BYTES,
+                )
+                offer: StateOffer = StateOffer.decode(reply)
+                if offer.round <= target.round:
+                    return target, state
+                # where the others are by now it cannot know
+                newest = Target(offer.round, None, offer.digest, target.work, (peer,))
+                state = await self._standing(newest, fragment)
+            except (TransportError, RemoteProtocolError) as error:
+                failure = error
+            else:
+                others = [source for source in target.sources if source != peer]
+                return replace(newest, sources=(peer, *others)), state
+        raise failure or Stale("nobody stands there")
 
     async def _standing(self, target: Target, fragment: int) -> OuterState:
         """The place in the chain, verified from the creator on.

@@ -210,6 +210,7 @@ def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
         staleness=rules.staleness,
         clients=clients_of(manifest),
         servers=rules.owners == "servers",
+        state_bytes=sum(4 * len(vector) for vector in replica.state),
         switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
         believed=STRANGERS if manifest.merge.trust == "open" else FRIENDS,
         calls=once(manifest),

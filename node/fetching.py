@@ -53,6 +53,7 @@ class Fetcher:
         self.events, self.learned = node.events, learned
         self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
         self.joined_under_way = False
+        self.took: list[float] = []  # seconds, at entry, by fragment
         self._downloading: set[int] = set()
         self._downloaded = False  # at entry
 
@@ -111,7 +112,9 @@ class Fetcher:
             total=size,
         )
         for index, replica in enumerate(self.replicas):
+            began = time.monotonic()
             arrived = await arrival.fetch(replica.state, headway, index)
+            self.took.append(time.monotonic() - began)
             headway.part_done(_bytes(replica))
             await replica.settle(arrived.state)
             self.lineages[index] = arrived.state.lineage
@@ -168,32 +171,43 @@ class Fetcher:
         here = self.replicas[fragment].place.round
         membership = swarm.chains[fragment].membership
         heads = [a.round for a in membership.islands_alive(swarm.now())]
-        self.events.emit(RoundFailed(round=here, reason=ending.value, fragment=fragment))
+        if ending is not Ending.FAR:  # those rounds could be had
+            self.events.emit(RoundFailed(round=here, reason=ending.value, fragment=fragment))
         self.events.emit(Behind(round=here, head=max(heads, default=here), action="download"))
         self.node.tasks.spawn(self._download(swarm, fragment, ending))
 
     async def _download(self, swarm: Swarm, fragment: int, ending: Ending) -> None:
         """Take the swarm's state of a fragment, and keep local work where possible."""
-        replica = self.replicas[fragment]
+        chain, replica = swarm.chains[fragment], self.replicas[fragment]
         vectors = [torch.empty_like(vector) for vector in replica.state]
         before = replica.place.round
         arrival = self._arrival(swarm.membership.alive(swarm.now()))
+        on_our_chain, headway = ending in (Ending.FAR, Ending.GONE), self._headway()
         try:
-            state = (await arrival.fetch(vectors, self._headway(), fragment)).state
+            with chain.following.downloading() as approach:
+
+                def progress(done: int, total: int, sources: int) -> None:
+                    approach.progress(done, total, sources)
+                    headway(done, total, sources)
+
+                state = (await arrival.fetch(vectors, progress, fragment)).state
+                if on_our_chain and state.place.round <= replica.place.round:
+                    return  # it has come there by itself
+                missed = state.place.round - before
+                late = missed > replica.manifest.rounds.max_staleness
+                # replaying keeps it however late, so what takes its place does
+                keep = "nothing" if late and ending is not Ending.FAR else "local"
+                if ending is Ending.FORKED:
+                    keep = "all"
+                await chain.move(
+                    lambda: replica.jump(vectors, state, keep=keep),
+                    state.certificate,
+                    state.lineage,
+                )
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
             self.events.emit(Problem.of(error))
-            return
         finally:
             self._downloading.discard(fragment)
-        missed = state.place.round - before
-        keep = "local" if missed <= replica.manifest.rounds.max_staleness else "nothing"
-        if ending is Ending.FORKED:
-            keep = "all"
-        await swarm.chains[fragment].move(
-            lambda: replica.jump(vectors, state, keep=keep),
-            state.certificate,
-            state.lineage,
-        )
 
     def _headway(self) -> Headway:
         return Headway(lambda text: self.events.emit(Notice(text=f"downloads the state: {text}")))

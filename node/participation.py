@@ -126,6 +126,9 @@ class Participation:
             newcomer=self._newcomer,
             lineages=self.fetcher.lineages,
         )
+        if isinstance(self.swarm, Swarm):
+            for chain, seconds in zip(self.swarm.chains, self.fetcher.took, strict=False):
+                chain.following.approach.downloaded(seconds)
         self.keeper = Keeper(
             store,
             run.signed,

@@ -14,8 +14,9 @@ from gossip.common import AnySwarm
 from gossip.membership import Liveness
 from node.conductor import Conductor
 from node.links import LinkTable, Measuring
+from node.monitor.console import short
 from node.monitor.event_log import EventLog
-from node.monitor.events import PeerJoined, PeerLeft, PeerSuspected, Rejected
+from node.monitor.events import Notice, PeerJoined, PeerLeft, PeerSuspected, Rejected
 from node.monitor.state import NodeState
 from node.monitor.views import PeerView, Traffic
 from node.trainer.channel import Applied
@@ -96,6 +97,9 @@ class PeerReports(ABC):
             self.events.emit(PeerJoined.of(announce))
         elif what == Liveness.SUSPECT:
             self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
+        elif what == "awaited":
+            name = announce.name if announce is not None and announce.name else short(peer)
+            self.events.emit(Notice(text=f"holds the next round back for {name}: {why}"))
         elif what == "fault":
             self.events.emit(PeerSuspected(peer=peer, reason=why))
         elif what in (Liveness.DEAD, Liveness.LEFT):

@@ -74,6 +74,7 @@ class Standing(Struct):
     weight: float = 0.0
     eta: float = UNKNOWN_ETA_S
     norm: float = 0.0
+    behind_s: float = 0.0
 
 
 class Announce(Message, kind=3):
@@ -118,6 +119,8 @@ class Announce(Message, kind=3):
     others: Annotated[tuple[Standing, ...], Max(MAX_FRAGMENTS - 1)] = ()
     round_trip: float = 0.0  # seconds to the peers it calls, the median; 0: not measured
     wanted_steps: int = 0  # inner steps a round that its links ask for; 0: it has no say
+    # it cannot catch up by itself: in so many seconds it would be there if the others waited
+    behind_s: float = 0.0
 
 
 class Hello(Message, kind=4):
@@ -491,11 +494,15 @@ class ManifestText(Message, kind=35):
 
 
 class StateRequest(Message, kind=31):
-    """Ask a peer to keep its outer state of ``round`` for chunk downloads."""
+    """Ask a peer to keep its outer state of ``round`` for chunk downloads.
+
+    ``or_newer``: what it stands at will do where that is a later round, since it may have moved on.
+    """
 
     run: Digest
     round: int
     fragment: int = 0
+    or_newer: bool = False
 
 
 class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from blake3 import blake3
 from exchange_kit import until
 
 from gossip.agreement import Place
+from gossip.catchup import Ending
 from gossip.certificate import genesis, outcome_hash
 from gossip.chain import Chain
 from gossip.driver import Swarm
@@ -60,6 +62,7 @@ class ToyReplica:
         self.common = torch.zeros(size)  # what all would learn, beside what differs
         self.poison: Callable[[torch.Tensor], torch.Tensor] = lambda delta: delta
         self.lineage: Lineage | None = None
+        self.begins = 0  # the round that the history begins with
 
     def digest(self) -> bytes:
         return blake3(self.theta.view(torch.uint8).numpy()).digest()
@@ -124,6 +127,7 @@ class Member:
     task: asyncio.Task[None]
     rejected: list[tuple[PeerId, str]] = field(default_factory=list)
     behind: list[str] = field(default_factory=list)
+    moved: Sequence[asyncio.Event] = ()  # by fragment: set when it stands elsewhere
 
     @property
     def peer(self) -> PeerId:
@@ -157,6 +161,9 @@ class SimulatedSwarm:
     records: Path | None = None  # where members keep what they promised, over restarts
     hurry: dict[PeerId, float] = field(default_factory=dict)  # thinks so many times as fast
     regions: dict[PeerId, str] = field(default_factory=dict)
+    kind: type[ToyReplica] = ToyReplica
+    # a member can do no more than download a fragment's state
+    on_behind: Callable[[Member, int], Coroutine[Any, Any, None]] | None = None
 
     def start(
         self,
@@ -170,7 +177,7 @@ class SimulatedSwarm:
         peer = identity.peer_id
         transport = self.network.join(peer, upload=upload, download=upload)
         replicas = tuple(replicas) or tuple(
-            ToyReplica(peer, self.roster, self.size, self.codec, fragment)
+            self.kind(peer, self.roster, self.size, self.codec, fragment)
             for fragment in range(self.fragments)
         )
         self.incarnations[peer] = self.incarnations.get(peer, 0) + 1
@@ -204,10 +211,15 @@ class SimulatedSwarm:
             )
             moved[certificate.outcome.fragment].set()
 
+        def on_behind(fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+            behind.append(ending.name)
+            if self.on_behind is not None:
+                spawn(self.on_behind(self.members[peer], fragment))
+
         hooks = Hooks(
             applied=applied,
             rejected=lambda who, why: rejected.append((who, why)),
-            behind=lambda fragment, ending, peers: behind.append(ending.name),
+            behind=on_behind,
         )
         presence = Presence(
             wiring,
@@ -243,7 +255,8 @@ class SimulatedSwarm:
                 for chain, replica, event in zip(chains, replicas, moved, strict=True):
                     group.create_task(self._train(chain, replica, event))
 
-        member = Member(identity, replicas, swarm, self.group.create_task(live()), rejected, behind)
+        task = self.group.create_task(live())
+        member = Member(identity, replicas, swarm, task, rejected, behind, moved)
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
@@ -309,7 +322,7 @@ class SimulatedSwarm:
         """Raise unless all histories agree wherever they overlap."""
         seen: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         for replica in (one for member in self.members.values() for one in member.replicas):
-            for number, fact in enumerate(replica.history):
+            for number, fact in enumerate(replica.history, replica.begins):
                 known = seen.setdefault((replica.fragment, number), fact)
                 assert known == fact, f"round {number} of fragment {replica.fragment} differs"
 
@@ -345,6 +358,7 @@ async def simulated_swarm(
     grouping: Grouping = UNGROUPED,
     sites: int = 1,
     records: Path | None = None,
+    kind: type[ToyReplica] = ToyReplica,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
@@ -366,6 +380,7 @@ async def simulated_swarm(
             fragments,
             regions={i.peer_id: f"site-{n % sites}" for n, i in enumerate(identities)},
             records=records,
+            kind=kind,
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)

@@ -22,7 +22,7 @@ from protocols.envelope import seal
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryNetwork
-from protocols.messages import Announce, Certificates, HandoverRequest, Known
+from protocols.messages import Announce, CertificateRequest, Certificates, HandoverRequest, Known
 from protocols.virtual_time import inline as offload
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -43,6 +43,7 @@ class Scene:
         self.announces: list[bytes] = []
         self.seed.on_call("known", self._known)
         self.base, self.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
+        self.states: list[torch.Tensor] = []  # of those who stand somewhere
         self.untrue: list[PeerId] = []
 
     async def _known(self, peer: PeerId, body: bytes) -> bytes:
@@ -63,7 +64,8 @@ class Scene:
         lineage = chain.lineage() if kept is None else kept
 
         async def certificates(peer: PeerId, body: bytes) -> bytes:
-            return Certificates(tuple(chain.certificates[-1:])).encode()
+            asked = CertificateRequest.decode(body).round
+            return Certificates(tuple(chain.certificates[asked:][:1])).encode()
 
         async def handovers(peer: PeerId, body: bytes) -> bytes:
             request = HandoverRequest.decode(body)
@@ -76,9 +78,11 @@ class Scene:
         async def still() -> Any:
             yield
 
-        StateServer(
-            transport, RUN, lambda fragment: (round_, [state, state]), still=still, offload=offload
-        )
+        def current(fragment: int) -> tuple[int, list[torch.Tensor]]:
+            return len(chain.certificates), [state, state]
+
+        StateServer(transport, RUN, current, still=still, offload=offload)
+        self.states.append(state)
         return announce
 
     async def arrive(self) -> Arrived:
@@ -161,6 +165,49 @@ def test_nothing_but_a_forged_chain_is_an_error_of_its_own() -> None:
         assert caught.value.code == "E206"
         assert asyncio.get_running_loop().time() < 20
         assert scene.base.unique().tolist() == [0.0]
+
+    played(story)
+
+
+def test_who_has_moved_on_by_the_time_it_is_asked_gives_what_it_has() -> None:
+    """Where rounds are short it always has; what it has then is proven like anything else."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        for who in (CREATOR, OTHERS[0]):
+            scene.stand(who, chain, 5.0)
+        announced = chain.claim
+        for state in scene.states:
+            state.fill_(7.0)
+        chain.add()
+        chain.add()
+        found = await scene.arrive()
+        assert announced[0] == found.target.round - 2
+        assert found.state.place.previous == chain.head
+        assert found.target.state == state_digest(scene.states[:1] * 2)[0]
+        assert scene.base.unique().tolist() == [7.0]
+        assert len(found.served) == 2  # the other one was asked as well
+
+    played(story)
+
+
+@pytest.mark.parametrize("honest", HONEST[:2])
+def test_who_has_moved_to_where_nobody_let_it_is_passed_over(honest: Identity) -> None:
+    """Whoever of the two is asked first."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(honest, chain, 5.0)
+        lie = Chain()
+        lie.certificates, lie.head = list(chain.certificates), chain.head
+        lie.roster, lie.work = chain.roster, chain.work
+        scene.stand(LIAR, lie, 5.0)
+        scene.states[1].fill_(6.0)
+        lie.add(voters=[LIAR], tokens=10**9)
+        lie.roster = [LIAR]
+        await scene.arrive()
+        assert set(scene.untrue) <= {LIAR.peer_id}
+        assert scene.base.unique().tolist() == [5.0]
 
     played(story)
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from state_kit import ROUND, RUN, Bench, Identities, N, run
+from state_kit import ROUND, RUN, Bench, Identities, N, free, run
 
 from bootstrap.state import (
     StateServer,
     chunk_size,
+    state_digest,
 )
+from bootstrap.state.server import COPY_COSTS
 from protocols import virtual_time
 from protocols.errors import (
     RemoteRefused,
 )
 from protocols.identity import Identity
+from protocols.memory import MemoryTransport
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
 
 
-async def ask(bench: Bench, server: int = 0, round_: int = ROUND) -> StateOffer:
-    reply = await bench.me.call(
+async def ask(
+    bench: Bench, server: int = 0, round_: int = ROUND, by: MemoryTransport | None = None
+) -> StateOffer:
+    reply = await (by or bench.me).call(
         bench.peers[server], "state", StateRequest(RUN, round_).encode(), timeout=5.0
     )
     offer: StateOffer = StateOffer.decode(reply)
@@ -81,15 +87,16 @@ def test_no_outer_step_is_applied_while_the_copy_is_taken(identities: Identities
 def test_copies_are_few_and_given_up_when_idle(identities: Identities) -> None:
     async def scenario(bench: Bench) -> None:
         server = bench.servers[0]
+        second, third = (bench.network.join(one.peer_id) for one in identities(9)[7:])
         await ask(bench)
         bench.round += 1
-        await ask(bench, round_=ROUND + 1)
+        await ask(bench, round_=ROUND + 1, by=second)
         bench.round += 1
         with pytest.raises(RemoteRefused, match="busy"):
-            await ask(bench, round_=ROUND + 2)
+            await ask(bench, round_=ROUND + 2, by=third)
         await asyncio.sleep(12)
         await chunk_of(bench, 0)  # keeps the first one
-        await ask(bench, round_=ROUND + 2)
+        await ask(bench, round_=ROUND + 2, by=third)
         assert server.pinned == [ROUND, ROUND + 2]
         for _ in range(10):
             await asyncio.sleep(20)
@@ -130,3 +137,84 @@ def test_requests_beyond_the_state_or_of_another_run_are_refused(identities: Ide
                 await request
 
     run(identities, [1e9], scenario)
+
+
+async def newest(bench: Bench, transport: MemoryTransport, round_: int = ROUND) -> StateOffer:
+    request = StateRequest(RUN, round_, or_newer=True)
+    reply = await transport.call(bench.peers[0], "state", request.encode(), timeout=5.0)
+    offer: StateOffer = StateOffer.decode(reply)
+    return offer
+
+
+def test_who_takes_a_newer_state_as_well_gets_the_newest(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.round += 3
+        bench.base += 1
+        offer = await newest(bench, bench.me)
+        assert offer.round == ROUND + 3
+        assert offer.digest == state_digest([bench.base, bench.momentum])[0]
+        assert bench.servers[0].pinned == [ROUND + 3]
+        bench.round += 1
+        assert (await newest(bench, bench.me)).round == ROUND + 4
+        with pytest.raises(RemoteRefused, match="gone"):  # of a later round there is none yet
+            await newest(bench, bench.me, ROUND + 5)
+
+    run(identities, [1e9], scenario)
+
+
+def test_who_wants_newer_copies_over_and_over_has_one_and_takes_nobody_elses(
+    identities: Identities,
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        server, other = bench.servers[0], bench.network.join(identities(9)[8].peer_id)
+        await newest(bench, other)
+        for _ in range(20):
+            bench.round += 1
+            assert (await newest(bench, bench.me)).round == bench.round
+            assert server.pinned == [ROUND, bench.round]
+        both = bench.round
+        assert (await newest(bench, other)).round == both
+        bench.round += 1
+        await newest(bench, bench.me)
+        assert server.pinned == [both, both + 1]  # the other one reads the older one
+
+    run(identities, [1e9], scenario)
+
+
+def test_where_there_is_no_room_the_newest_copy_there_is_must_do(identities: Identities) -> None:
+    async def scenario(bench: Bench) -> None:
+        others = [bench.network.join(identity.peer_id) for identity in identities(9)[6:]]
+        for transport in others[:2]:
+            await newest(bench, transport)
+            bench.round += 1
+        assert (await newest(bench, bench.me)).round == ROUND + 1
+        with pytest.raises(RemoteRefused, match="busy"):
+            await newest(bench, bench.me, ROUND + 2)
+
+    run(identities, [1e9], scenario)
+
+
+def test_who_wants_newer_copies_cannot_have_more_made_than_in_a_share_of_the_time(
+    identities: Identities,
+) -> None:
+    async def main() -> None:
+        bench, copies = Bench(identities(1), []), 0
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            nonlocal copies
+            copies += 1
+            await asyncio.sleep(0.5)
+            return work()
+
+        transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
+        StateServer(transport, RUN, bench.current, still=free, offload=offload)
+        bench.peers = [transport.peer_id]
+        while asyncio.get_running_loop().time() < 100.0:
+            bench.round += 1
+            with contextlib.suppress(RemoteRefused):
+                await newest(bench, bench.me, bench.round)
+            await asyncio.sleep(0.1)
+        # each takes a second, in two steps, and there is room for two
+        assert 10 < copies <= 2 * 2 * (100.0 / COPY_COSTS + 1)
+
+    virtual_time.run(main())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.state.digest import StateBytes, chunk_size, state_digest
@@ -28,6 +28,7 @@ Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
 IDLE_S = 60.0  # a copy that nobody reads is given up
 TIMER_SLACK_S = 0.01
+COPY_COSTS = 10.0  # nobody can have more of the time spent on copies than one in so many
 EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
 
 
@@ -39,6 +40,8 @@ class _Pin:
     state: StateBytes
     chunk: int
     used: float  # when it was last asked for
+    replaceable: float  # by a newer one for its only reader, from then on: copies are not for free
+    readers: set[PeerId] = field(default_factory=set)  # who has not asked for another one since
 
 
 class StateServer:
@@ -90,17 +93,32 @@ class StateServer:
         request = StateRequest.decode(body)
         self._check_run(request.run)
         async with self._pinning:  # who asks for the same round meanwhile finds it below
-            pin = self._pins.get((request.fragment, request.round))
-            if pin is None:
-                self._make_room()
-                pin = await self._copy(request.fragment, request.round)
-                self._pins[request.fragment, request.round] = pin
-                log.info("keeping the state of round %d for %s", request.round, peer)
-        self._touch(pin)
+            pin = await self._pin(peer, request)
+        self._touch(pin, peer)
         return pin.offer
 
+    async def _pin(self, peer: PeerId, request: StateRequest) -> _Pin:
+        """What a peer may have: the round it asks for, or the newest one if that will do."""
+        fragment, round_ = request.fragment, request.round
+        if not 0 <= fragment < self._fragments:
+            raise Malformed(f"there is no fragment {fragment}")
+        here, _ = self._current(fragment)
+        wanted = max(round_, here) if request.or_newer else round_
+        self._let_go(peer, (fragment, wanted))
+        if (pin := self._pins.get((fragment, wanted))) is not None:
+            return pin
+        try:
+            self._make_room()
+        except RemoteRefused:
+            kept = [key for key in self._pins if key[0] == fragment and key[1] >= round_]
+            if not (request.or_newer and kept):
+                raise
+            return self._pins[max(kept)]  # better than nothing: the rest is replayed
+        round_, pin = await self._copy(fragment, wanted, or_newer=request.or_newer)
+        log.info("keeping the state of round %d for %s", round_, peer)
+        return self._pins.setdefault((fragment, round_), pin)
+
     async def _on_chunk(self, peer: PeerId, header: bytes) -> Feed:
-        del peer
         request = ChunkRequest.decode(header)
         self._check_run(request.run)
         pin = self._pins.get((request.fragment, request.round))
@@ -109,19 +127,19 @@ class StateServer:
         start = request.index * pin.chunk
         if start >= pin.state.length:
             raise Malformed(f"there is no chunk {request.index}")
-        self._touch(pin)
+        self._touch(pin, peer)
         return BufferFeed(*pin.state.pieces(start, min(start + pin.chunk, pin.state.length)))
 
     def _check_run(self, run: bytes) -> None:
         if run != self._run:
             raise Stale("another run")
 
-    async def _copy(self, fragment: int, round_: int) -> _Pin:
-        if not 0 <= fragment < self._fragments:
-            raise Malformed(f"there is no fragment {fragment}")
+    async def _copy(self, fragment: int, round_: int, *, or_newer: bool) -> tuple[int, _Pin]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         async with self._still():
             held, live = self._current(fragment)
-            if held != round_:
+            if held < round_ or (held > round_ and not or_newer):
                 raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
             vectors = await self._offload(lambda: [vector.clone() for vector in live])
 
@@ -129,11 +147,21 @@ class StateServer:
             state = StateBytes(vectors)
             chunk = chunk_size(state.length)
             digest, hashes = state_digest(vectors, chunk)
-            offer = StateOffer(round_, digest, state.length, chunk, hashes).encode()
-            return _Pin(offer, state, chunk, 0.0)
+            offer = StateOffer(held, digest, state.length, chunk, hashes).encode()
+            now = loop.time()
+            return _Pin(offer, state, chunk, now, now + COPY_COSTS * (now - began))
 
-        pin: _Pin = await self._offload(describe)
-        return pin
+        return held, await self._offload(describe)
+
+    def _let_go(self, peer: PeerId, wanted: tuple[int, int]) -> None:
+        """A peer wants this copy in the place of the fragment's that it had."""
+        now = asyncio.get_running_loop().time()
+        for key, pin in list(self._pins.items()):
+            mine = key[0] == wanted[0] and key != wanted and peer in pin.readers
+            if mine and now >= pin.replaceable:
+                pin.readers.discard(peer)
+                if not pin.readers:
+                    del self._pins[key]
 
     def _make_room(self) -> None:
         if len(self._pins) < self._max_pins:
@@ -143,8 +171,9 @@ class StateServer:
             raise RemoteRefused("busy", "all copies of the state are in use")
         del self._pins[key]
 
-    def _touch(self, pin: _Pin) -> None:
+    def _touch(self, pin: _Pin, reader: PeerId) -> None:
         loop = asyncio.get_running_loop()
+        pin.readers.add(reader)
         pin.used = loop.time()
         if self._expiry is None:
             self._expiry = loop.call_later(self._idle_s, self._expire)

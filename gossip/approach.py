@@ -1,0 +1,118 @@
+"""How a node that is behind comes nearer: by replaying rounds or by a download, and how soon. Pure.
+
+Fed with what was measured. A replay costs the bytes of a round, a download those of the state; what
+has not been measured yet follows from the other by the sizes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from protocols.identity import PeerId
+from protocols.messages import MAX_PEERS
+
+GAINS = 0.8  # of the others' pace: who needs more for a replay hardly comes nearer, or not at all
+WORTH = 1.5  # a download has to be quicker by so much
+WEIGHT = 0.3  # of the newest replay
+LITTLE = 1 / 8  # of a download: says little about how long it takes, and may be left at any time
+
+
+@dataclass
+class Approach:
+    """Of one fragment. ``round_bytes``: of its merged parts; no ``state_bytes``: no downloads."""
+
+    round_bytes: int
+    state_bytes: int
+    downloading: bool = False
+    asking: bool = False  # for the others to wait
+    _replay_s: float = 0.0  # 0: not measured
+    _download_s: float = 0.0
+    _began: float = 0.0
+    _done: float = 0.0  # of the download that is under way,
+    _missed: int = 0  # and rounds that were missing when it began
+    _heard: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # where, and when
+    _pace: deque[float] = field(default_factory=lambda: deque(maxlen=15))  # seconds a round
+
+    # --- what was measured -----------------------------------------------------------------------
+
+    def heard(self, peer: PeerId, round_: int, now: float) -> None:
+        """A peer says that it stands there."""
+        before, at = self._heard.get(peer, (round_, now))
+        if round_ > before:
+            self._pace.append((now - at) / (round_ - before))
+        if round_ != before or peer not in self._heard:
+            self._heard.pop(peer, None)
+            self._heard[peer] = (round_, now)
+            if len(self._heard) > MAX_PEERS:
+                del self._heard[next(iter(self._heard))]
+
+    def replayed(self, seconds: float) -> None:
+        """One round was replayed."""
+        self._replay_s += (WEIGHT if self._replay_s else 1.0) * (seconds - self._replay_s)
+
+    def downloaded(self, seconds: float) -> None:
+        """The state was downloaded."""
+        self._download_s = seconds
+
+    def begins(self, missing: int, now: float) -> None:
+        """A download is begun, at a time when so many rounds are missing here."""
+        self.downloading, self._began, self._missed, self._done = True, now, missing, 0.0
+
+    def progress(self, done: int, total: int, sources: int) -> None:
+        """So many of its bytes are here, from so many peers."""
+        del sources
+        self._done = done / total if total else 0.0
+
+    def ends(self, now: float, *, arrived: bool) -> None:
+        """It has ended; who got nothing by it takes downloads for slower than it thought."""
+        self.downloading, taken = False, now - self._began
+        if not arrived:
+            self._replay_s, taken = self.replay_s, 2 * max(taken, self.download_s)
+        self.downloaded(taken)
+
+    # --- what follows ----------------------------------------------------------------------------
+
+    @property
+    def replay_s(self) -> float:
+        """Seconds for one round, 0: not known."""
+        if self._replay_s or not self.state_bytes:
+            return self._replay_s
+        return self._download_s * self.round_bytes / self.state_bytes
+
+    @property
+    def download_s(self) -> float:
+        """Seconds for the state, 0: not known."""
+        if self._download_s or not self.round_bytes:
+            return self._download_s
+        return self._replay_s * self.state_bytes / self.round_bytes
+
+    def is_far(self, missing: int) -> bool:
+        """Whether a download brings it nearer than replaying ``missing`` rounds.
+
+        Whether the others go on meanwhile makes no difference: they go as far in either time.
+        """
+        return missing * self.replay_s > WORTH * self.download_s > 0
+
+    def asks(self, missing: int, now: float) -> float:
+        """Seconds in which it would stand where the others do, if they waited; 0: they need not.
+
+        It asks only if it does not come nearer otherwise, and then until it is there.
+        """
+        if missing <= 0 and not self.downloading:
+            self.asking = False
+        elif not self.asking and self._pace:
+            self.asking = self.replay_s > GAINS * median(self._pace)
+        return self._needs(max(0, missing), now) if self.asking else 0.0
+
+    def _needs(self, missing: int, now: float) -> float:
+        if not self.downloading:
+            return self._then(missing)
+        taken = now - self._began
+        whole = taken / self._done if self._done > LITTLE else max(taken, self.download_s)
+        return max(whole - taken, LITTLE * whole) + self._then(missing - self._missed)
+
+    def _then(self, missing: int) -> float:
+        """Seconds for so many rounds, by the quicker way."""
+        return self.download_s if self.is_far(missing) else max(0, missing) * self.replay_s

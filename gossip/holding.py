@@ -1,0 +1,91 @@
+"""How long those who are ready hold a round back for who cannot catch up by itself. Pure.
+
+Whoever needs longer to repeat a round than the others need to make one never stands where they do,
+however near it comes. It says so (``Announce.behind_s``: in so many seconds it would be there, if
+the others waited), and they wait: for the word of each not longer than twice what it said, of all
+words together not longer than the credit, which grows by a share of the time. The more are in
+office, the shorter a single wait may be: they drift apart meanwhile. Who was waited for in vain is
+not waited for again for a while, four times as long each time.
+
+So a hopeless link holds up nothing, any number of liars :data:`SHARE` of the time, and one of them
+a few rounds a day. Inner steps go on meanwhile, and none of them is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field
+
+from gossip.trips import LEAST_S
+from protocols.identity import PeerId
+from protocols.messages import MAX_PEERS
+
+SHARE = 0.1  # of the time may go into waiting for others
+FIRST_S = 10.0  # to begin with
+MOST_S = 1800.0  # that can be saved up, and longest wait of a lone member; n wait 1/n of it
+SLACK = 2.0  # words are off by so much,
+MARGIN_S = 3 * LEAST_S  # and by a message that is lost
+ENOUGH = 1.5  # what there is no credit for, with so much slack at least, is not begun
+QUIET_S = 10.0  # after it was waited for in vain once, four times as long after the next time
+QUIETER = 4.0
+MOST_VAIN = 8  # times that are counted
+
+
+@dataclass
+class Holding:
+    """What one member has waited, in all rounds of a fragment; it lives as long as the chain."""
+
+    credit: float = FIRST_S  # seconds
+    _looked: float | None = None
+    _until: dict[PeerId, float] = field(default_factory=dict)  # who is waited for, at most
+    _vain: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # times, and until when
+
+    @property
+    def awaited(self) -> Collection[PeerId]:
+        """Who is waited for now."""
+        return self._until.keys()
+
+    def holds(
+        self, asks: Mapping[PeerId, float], here: Container[PeerId], members: int, now: float
+    ) -> bool:
+        """Whether so many ``members`` who could begin are to wait for who ``asks``, for seconds.
+
+        ``here``: who has come meanwhile; may ask for more, to get ready. To be asked again and
+        again while nothing else is waited for, and told when that is :meth:`over`.
+        """
+        self._count(now)
+        left = min(self.credit, MOST_S / members)
+        modest = {peer: seconds for peer, seconds in asks.items() if 0 <= seconds <= left}
+        for peer, until in list(self._until.items()):
+            if peer in modest and now < until:
+                continue
+            del self._until[peer]
+            if peer in here:
+                self._vain.pop(peer, None)
+            else:
+                self._in_vain(peer, now)
+        for peer, seconds in modest.items():
+            known = peer in self._until or peer in here
+            if not known and ENOUGH * seconds <= left and self._may(peer, now):
+                self._until[peer] = now + min(left, SLACK * seconds + MARGIN_S)
+        return bool(self._until)
+
+    def over(self, now: float) -> None:
+        """The round has begun, or is over: nobody is waited for."""
+        self._count(now)
+        self._until.clear()
+
+    def _count(self, now: float) -> None:
+        passed = 0.0 if self._looked is None else max(0.0, now - self._looked)
+        self._looked = now
+        gained = -passed if self._until else SHARE * passed
+        self.credit = min(MOST_S, max(0.0, self.credit + gained))
+
+    def _may(self, peer: PeerId, now: float) -> bool:
+        return now >= self._vain.get(peer, (0, now))[1]
+
+    def _in_vain(self, peer: PeerId, now: float) -> None:
+        times, _ = self._vain.pop(peer, (0, 0.0))
+        self._vain[peer] = (min(times + 1, MOST_VAIN), now + QUIET_S * QUIETER**times)
+        if len(self._vain) > MAX_PEERS:
+            del self._vain[next(iter(self._vain))]

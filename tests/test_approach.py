@@ -1,0 +1,117 @@
+"""Replays or a download, whichever brings a node nearer; and when the others have to wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossip.approach import WORTH, Approach
+from protocols.identity import PeerId
+from protocols.messages import MAX_PEERS
+
+PEER = PeerId("peer")
+
+
+def approach(pace: float = 1.0) -> Approach:
+    """A state of four rounds' bytes; the others' rounds take ``pace`` seconds."""
+    made = Approach(round_bytes=100, state_bytes=400)
+    for round_ in range(10):
+        made.heard(PEER, round_, pace * round_)
+    return made
+
+
+def test_what_was_not_measured_follows_from_the_sizes() -> None:
+    one, other = approach(), approach()
+    one.replayed(2.0)
+    other.downloaded(2.0)
+    assert (one.replay_s, one.download_s) == (2.0, 8.0)
+    assert (other.replay_s, other.download_s) == (0.5, 2.0)
+    nothing = approach()
+    assert (nothing.replay_s, nothing.download_s) == (0.0, 0.0)
+    assert not nothing.is_far(10**6)
+
+
+def test_a_download_is_taken_where_it_is_nearer() -> None:
+    one = approach()
+    one.replayed(1.0)
+    one.downloaded(3.0)
+    last = int(WORTH * 3.0)
+    assert not one.is_far(last)
+    assert one.is_far(last + 1)
+
+
+def test_where_no_state_can_be_had_all_is_replayed() -> None:
+    one = Approach(round_bytes=100, state_bytes=0)
+    one.replayed(10.0)
+    assert not one.is_far(10**6)
+
+
+@pytest.mark.parametrize("replay", [0.5, 5.0])
+def test_it_asks_only_if_it_does_not_come_nearer(replay: float) -> None:
+    one = approach()
+    one.replayed(replay)
+    asks = one.asks(3, 100.0)
+    assert asks == (3 * replay if replay > 1.0 else 0.0)
+    assert one.asking == (asks > 0)
+    assert one.asks(0, 100.0) == 0.0
+    assert not one.asking
+
+
+def test_before_anything_is_known_it_does_not_ask() -> None:
+    one = Approach(100, 400)
+    one.replayed(5.0)
+    assert one.asks(3, 0.0) == 0.0
+
+
+def test_once_it_asks_it_does_so_until_it_is_there() -> None:
+    """A wait for it makes the others' rounds longer: it must not take that for their pace."""
+    one = approach()
+    one.replayed(1.5)
+    assert one.asks(2, 10.0) == 3.0
+    for round_ in range(10, 40):
+        one.heard(PEER, round_, 100.0 * round_)
+    assert one.asks(1, 10.0) == 1.5
+    assert one.asks(0, 10.0) == 0.0
+    assert one.asks(1, 10.0) == 0.0
+
+
+def test_what_is_left_of_a_download_and_of_the_rounds_meanwhile() -> None:
+    one = approach()
+    one.replayed(2.0)
+    one.begins(20, 100.0)
+    assert one.asks(20, 100.0) == one.download_s == 8.0
+    one.progress(50, 100, 1)
+    assert one.asks(20, 103.0) == pytest.approx(3.0)  # as long again
+    assert one.asks(22, 103.0) == pytest.approx(3.0 + 2 * 2.0)
+    assert one.asks(60, 103.0) == pytest.approx(3.0 + 8.0)  # another download
+    one.progress(100, 100, 1)
+    assert one.asks(20, 106.0) > 0.0
+    one.ends(106.0, arrived=True)
+    assert one.download_s == 6.0
+    assert one.asks(0, 106.0) == 0.0
+
+
+def test_who_got_nothing_by_a_download_replays_more() -> None:
+    one = approach()
+    one.downloaded(2.0)
+    assert one.is_far(10)
+    one.begins(10, 0.0)
+    one.ends(3.0, arrived=False)
+    assert one.replay_s == 0.5
+    assert one.download_s == 6.0
+    assert not one.is_far(10)
+
+
+def test_a_liar_does_not_hide_the_pace_of_the_others() -> None:
+    one = Approach(100, 400)
+    one.heard(PeerId("liar"), 10**9, 0.0)
+    for round_ in range(10):
+        one.heard(PEER, round_, 0.1 * round_)
+    one.replayed(1.0)
+    assert one.asks(1, 1.0) == 1.0
+
+
+def test_what_is_kept_of_the_others_is_bounded() -> None:
+    one = Approach(100, 400)
+    for number in range(3 * MAX_PEERS):
+        one.heard(PeerId(str(number)), number, 0.0)
+    assert len(one._heard) <= MAX_PEERS

@@ -1,0 +1,108 @@
+"""Whom the ready wait for, and what all waiting together may cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossip.holding import (
+    ENOUGH,
+    FIRST_S,
+    MARGIN_S,
+    MOST_S,
+    QUIET_S,
+    QUIETER,
+    SHARE,
+    SLACK,
+    Holding,
+)
+from protocols.identity import PeerId
+
+A, B = PeerId("a"), PeerId("b")
+NOBODY: frozenset[PeerId] = frozenset()
+
+
+def test_who_arrives_was_worth_it_and_is_waited_for_again() -> None:
+    holding = Holding()
+    assert holding.holds({A: 2.0}, NOBODY, 1, 0.0)
+    assert holding.holds({A: 0.5}, NOBODY, 1, 1.5)
+    assert not holding.holds({}, {A}, 1, 2.0)
+    assert holding.credit == pytest.approx(FIRST_S - 2.0)
+    assert holding.holds({A: 1.0}, NOBODY, 1, 2.1)
+
+
+def test_who_has_come_may_need_a_moment_more_to_get_ready() -> None:
+    holding = Holding()
+    assert holding.holds({A: 2.0}, NOBODY, 1, 0.0)
+    assert holding.holds({A: 1.0}, {A}, 1, 1.5)
+    assert not holding.holds({A: 1e6}, {A}, 1, 2.0)  # it does not know when: not that long
+    assert holding.holds({A: 1.0}, NOBODY, 1, 2.1)  # and it was not waited for in vain
+
+
+def test_a_word_is_believed_for_twice_as_long_and_then_less_often() -> None:
+    holding, now = Holding(credit=MOST_S), 0.0
+    for times in range(4):
+        assert holding.holds({A: 1.0}, NOBODY, 1, now)
+        now += SLACK + MARGIN_S - 0.01
+        assert holding.holds({A: 1.0}, NOBODY, 1, now)
+        now += 0.02
+        assert not holding.holds({A: 1.0}, NOBODY, 1, now)
+        quiet = QUIET_S * QUIETER**times
+        assert not holding.holds({A: 1.0}, NOBODY, 1, now + 0.99 * quiet)
+        now += quiet
+    assert holding.holds({B: 1.0}, NOBODY, 1, now - 1.0)  # another one's word is as good as ever
+
+
+@pytest.mark.parametrize("then", [{}, {A: FIRST_S + 1}, {A: float("nan")}])
+def test_who_is_gone_or_needs_too_long_after_all_is_given_up_on_at_once(
+    then: dict[PeerId, float],
+) -> None:
+    holding = Holding()
+    assert holding.holds({A: 4.0}, NOBODY, 1, 0.0)
+    assert not holding.holds(then, NOBODY, 1, 1.0)
+    assert not holding.holds({A: 1.0}, NOBODY, 1, 2.0)
+
+
+@pytest.mark.parametrize("seconds", [FIRST_S / ENOUGH + 0.1, 1e9, float("inf"), float("nan"), -1.0])
+def test_what_there_is_no_credit_for_is_not_begun(seconds: float) -> None:
+    assert not Holding().holds({A: seconds}, NOBODY, 1, 0.0)
+
+
+def test_many_do_not_wait_as_long_at_a_time_as_one() -> None:
+    for members in (1, 10):
+        longest = MOST_S / members / ENOUGH
+        assert not Holding(credit=MOST_S).holds({A: longest + 1.0}, NOBODY, members, 0.0)
+        holding = Holding(credit=MOST_S)
+        assert holding.holds({A: longest}, NOBODY, members, 0.0)
+        assert not holding.holds({A: longest}, NOBODY, members, MOST_S / members)
+        assert holding.credit == pytest.approx(MOST_S - MOST_S / members)
+
+
+def test_credit_is_saved_up_but_not_without_end() -> None:
+    holding = Holding()
+    holding.holds({}, NOBODY, 1, 0.0)
+    holding.holds({}, NOBODY, 1, 100.0)
+    assert holding.credit == pytest.approx(FIRST_S + 100.0 * SHARE)
+    holding.holds({}, NOBODY, 1, 1e7)
+    assert holding.credit == MOST_S
+
+
+def test_a_round_that_has_begun_costs_nothing_more() -> None:
+    holding = Holding()
+    assert holding.holds({A: 2.0}, NOBODY, 1, 0.0)
+    holding.over(1.0)
+    assert not holding.awaited
+    assert not holding.holds({}, NOBODY, 1, 2.0)
+    assert holding.credit == pytest.approx(FIRST_S - 1.0 + SHARE)
+    assert holding.holds({A: 2.0}, NOBODY, 1, 2.0)  # nobody knows that it would not have come
+
+
+@pytest.mark.parametrize("step", [0.01, 0.25])
+def test_any_number_of_liars_cost_no_more_than_the_share(step: float) -> None:
+    liars = [PeerId(f"liar-{number}") for number in range(100)]
+    holding, now, held = Holding(), 0.0, 0.0
+    while now < 1000.0:
+        asks = {liar: 0.3 + number / 100 for number, liar in enumerate(liars)}
+        waits = holding.holds(asks, NOBODY, 1, now)
+        now += step
+        held += step * waits
+    assert held <= FIRST_S + SHARE * 1000.0 + 2 * step
