@@ -29,6 +29,7 @@ from node.simulate.scenario import Scenario
 
 Row = dict[str, Any]
 BASE = "data parallel, fp32"
+SHOWN = 1.08  # in the plot: up to so many times the lowest loss
 
 HEAD = """# Which algorithm for which network
 
@@ -196,10 +197,18 @@ def plot(rows: dict[str, Row], path: Path) -> None:
         and (loss := mean_of(rows, name, 4))
     )
     figure, axes = plt.subplots(figsize=(9, 6))
-    best, front = float("inf"), []
+    highest = SHOWN * min(loss for _, loss, _ in points)
+    best, front, beyond = float("inf"), [], []
+    names = {name: number for number, (_, _, name) in enumerate(points, 1)}
     for sent, loss, name in points:
-        axes.plot(sent, loss, "o", color="tab:blue")
-        axes.annotate(name, (sent, loss), fontsize=7, xytext=(4, 3), textcoords="offset points")
+        if loss > highest:
+            beyond.append(f"{name} ({loss:.2f})")
+            continue
+        label = f"{names[name]:2}  {name}"
+        axes.plot(sent, loss, "o", color="tab:blue", label=label)
+        axes.annotate(
+            str(names[name]), (sent, loss), xytext=(5, 4), textcoords="offset points", fontsize=9
+        )
         if loss < best:
             best = loss
             front.append((sent, loss))
@@ -210,9 +219,9 @@ def plot(rows: dict[str, Row], path: Path) -> None:
         xscale="log",
         xlabel="bytes an island sends a parameter",
         ylabel="validation loss, nats a byte",
-        title="4 islands, equal tokens",
+        title="4 islands, equal tokens" + (f"; above: {', '.join(beyond)}" if beyond else ""),
     )
-    axes.legend()
+    axes.legend(fontsize=8, handlelength=1, loc="upper right")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
