@@ -114,6 +114,8 @@ class Island:
         self._writer: asyncio.StreamWriter | None = None
         self._background = Background()  # outlives the daemon's group, to end the ranks with grace
         self._supervisor: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()  # a restart and the end may come at once
+        self._ended = False  # by :meth:`stop`: a restart that is late for it starts nothing
         self._stopping = False
         self._ready = False
         self._gathering = False  # the ranks are not all started yet
@@ -138,6 +140,11 @@ class Island:
 
     async def start(self) -> None:
         """Start all ranks; returns at once, ``Ready`` follows as an event."""
+        async with self._changing:
+            self._ended = False
+            await self._start()
+
+    async def _start(self) -> None:
         if self.alive:
             raise RuntimeError("the island is running")
         self._stopping, self._failed, self._ranks = False, None, []
@@ -249,6 +256,11 @@ class Island:
 
     async def stop(self) -> None:
         """End all ranks: asked, then terminated, then killed. Queues ``Stopped`` if it came."""
+        self._ended = True
+        async with self._changing:
+            await self._stop()
+
+    async def _stop(self) -> None:
         self._stopping = True
         if self._supervisor is None:
             return
@@ -274,11 +286,14 @@ class Island:
     async def restart(self, **changes: Any) -> None:
         """Stop, and start again with changed settings, e.g. ``micro_batch=4`` after an E401.
 
-        The vectors stay as they are; the trainer waits for ``Begin`` as at its first start.
+        The vectors stay as they are; the trainer waits for ``Begin`` as at its first start. Where
+        :meth:`stop` was called meanwhile that is the end.
         """
-        await self.stop()
-        self.settings = TrainerSettings.model_validate({**dict(self.settings), **changes})
-        await self.start()
+        async with self._changing:
+            await self._stop()
+            self.settings = TrainerSettings.model_validate({**dict(self.settings), **changes})
+            if not self._ended:
+                await self._start()
 
     async def _supervise(self, life: _Life) -> None:
         """Read events until the first rank ends; then end the rest and say why."""

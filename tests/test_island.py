@@ -300,6 +300,22 @@ async def test_garbage_from_the_trainer_ends_it(tmp_path: Path) -> None:
     assert await all_gone(pids(running), PROMPT_S)
 
 
+@pytest.mark.parametrize("first", ["restart", "stop"])
+async def test_the_end_comes_while_the_ranks_are_started_again(tmp_path: Path, first: str) -> None:
+    async with standing_in(tmp_path, "exec sleep 60") as running:
+        before = pids(running)
+        calls = [running.restart, running.stop] if first == "restart" else [running.stop]
+        under_way = [asyncio.create_task(call()) for call in calls]
+        await asyncio.sleep(0)  # the first one has begun to end them
+        if first == "stop":
+            under_way.append(asyncio.create_task(running.restart()))
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*under_way)
+        assert not running.alive
+        assert pids(running) == before  # nothing was started in between
+        assert await all_gone(before, PROMPT_S)
+
+
 async def test_a_rank_that_does_not_listen_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
