@@ -46,7 +46,7 @@ class DiskFullError(OperatorError):
             "E402",
             f"no room for a checkpoint in {directory}",
             why,
-            "free disk space, or point the run directory to another disk",
+            "free disk space, lower --keep-checkpoints, or give another --dir",
         )
 
 

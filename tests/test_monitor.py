@@ -156,6 +156,17 @@ async def test_a_replay_may_be_slower(log):
     assert [len(one["history"]["columns"]["round"]) for one in seen] == [3, 7, 11, 12]
 
 
+def test_without_a_terminal_it_says_what_to_use(log, capsys, tmp_path):
+    assert outermost.run(["monitor", "--replay", str(log)]) == 2
+    err = capsys.readouterr().err
+    assert "needs a terminal" in err
+    assert "--once" in err
+    assert outermost.run(["monitor", "--replay", str(tmp_path / "none")]) == 2
+    out, err = capsys.readouterr()
+    assert "cannot replay" in err
+    assert out == ""  # no screen was opened for it
+
+
 def test_once_prints_one_picture(log, capsys):
     assert outermost.run(["monitor", "--replay", str(log), "--once"]) == 0
     assert json.loads(capsys.readouterr().out)["state"]["rounds"]["committed"] == 11

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import aclosing
 from pathlib import Path
 
 import typer
 
+from bootstrap.validation import bad_config
 from node.config import NodeConfig
-from node.monitor.terminal.source import AttachedSource, ReplaySource, Source
+from node.monitor.terminal.source import AttachedSource, ReplaySource, Source, read_log
 from node.status import find
 from protocols.addresses import parse_peers
 
@@ -18,9 +20,17 @@ from protocols.addresses import parse_peers
 def main(config: NodeConfig, *, replay: Path | None, speed: float, once: bool) -> int:
     """Show until it is left; the exit status. Raises the OperatorError that ended it."""
     source = choose(config, replay, 0 if once and replay else speed)
+    if replay is not None:
+        next(read_log(replay))  # what cannot be read is told on the terminal as it is
     if once:
         typer.echo(asyncio.run(_first(source)))
         return 0
+    if not sys.stdout.isatty():
+        raise bad_config(
+            "the monitor needs a terminal",
+            "its output goes elsewhere",
+            "use --once for one picture as JSON, or `node status`, with --watch again and again",
+        )
     from node.monitor.terminal.app import Monitor
 
     app = Monitor(source)
