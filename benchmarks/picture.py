@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--islands", type=int, default=4, choices=range(2, 1 + len(NAMES)))
     parser.add_argument("--rounds", type=int, default=12, help="to wait for, of every fragment")
     parser.add_argument("--width", type=int, default=1280)
-    parser.add_argument("--height", type=int, default=1500)
+    parser.add_argument("--height", type=int, default=1462)
     given = parser.parse_args()
     from swarm_kit import Island, islands, settings, until
 

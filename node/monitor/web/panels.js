@@ -176,7 +176,7 @@ export class Panels {
         el("td", {}, el("code", { title: f.state }, f.state.slice(0, 12) || DASH)));
     });
     const names = [["Fragment"], ["Round", "num"], ["Merged", "num"], ["How"], ["Islands in it", "num"], ["Time to merge", "num"], ["Same state"], ["State"]];
-    fill(card.querySelector(".body"), el("div", { class: "scroll" }, el("table", {}, el("caption", { class: "sr" }, "Where each fragment stands"), el("thead", {}, el("tr", {}, ...names.map(([name, kind]) => el("th", { scope: "col", class: kind }, name)))), el("tbody", {}, ...rows))));
+    fill(card.querySelector(".body"), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of fragments" }, el("table", {}, el("caption", { class: "sr" }, "Where each fragment stands"), el("thead", {}, el("tr", {}, ...names.map(([name, kind]) => el("th", { scope: "col", class: kind }, name)))), el("tbody", {}, ...rows))));
   }
 
   network(network) {
