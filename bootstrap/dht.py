@@ -154,9 +154,10 @@ class Dht:
         from bootstrap import records
 
         run = self._run if run is None else run
+        key = records.topic_key(run, purpose)
         entries: dict[PeerId, Entry] = {}
         try:
-            found = await self._node.get(records.topic_key(run, purpose), latest=True)
+            found = await self._node.get(key, latest=True)
         except Exception:  # whatever hivemind makes of what others answer: as if nothing was found
             logger.exception("a look-up in the DHT failed")
             return entries

@@ -108,6 +108,16 @@ def test_a_slow_island_holds_nobody_up_and_its_steps_count() -> None:
     assert going.points[-1].steps > 4 * 8 * (2 + 1 / 5) / 3
 
 
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [("diloco", {"islands": 4, "stragglers": 1}), ("fedavg", {"islands": 4, "sample": 0.5})],
+)
+def test_tokens_are_equal_whoever_makes_a_round(mode: str, changes: dict[str, Any]) -> None:
+    result = run(mode, rounds=20, **changes)
+    under_way = SMALL["inner_steps"]
+    assert 0 <= result.points[-1].steps - 20 * SMALL["inner_steps"] <= 1.5 * under_way
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize(
     ("mode", "changes"),
