@@ -28,12 +28,10 @@ from protocols.lane_socket import (
     SocketError,
     broken,
     fill,
-    lump,
     other_end_left,
     same_machine,
     shake,
     silent,
-    take_in_lumps,
     throw_away_unsent,
     wrapped,
 )
@@ -68,7 +66,6 @@ class Lane:
         self._alive = True
         self._progress = Progress()
         self._secure = False
-        self._lump = 1  # with fewer bytes the selector does not wake us
         self.local = same_machine(sock)
 
     def begin(self) -> None:
@@ -197,8 +194,6 @@ class Lane:
             self._turn()
 
     def load(self) -> tuple[int, bool, bool]:  # see protocols.lane_moves.load
-        if self._lump > 1 and self._receiving is not None:
-            self._turn()  # less may have come than wakes us
         return load(self._sock, self._receiving, self._sending)
 
     def due(self, now: float) -> float:
@@ -263,20 +258,9 @@ class Lane:
         self._watch(events)
 
     def _watch(self, events: int) -> None:
-        if events & _READ and not self.local:  # within a machine nobody looks without being woken
-            self._take_in_lumps()
         if events != self._events:
             self._reactor.watch(self, self._sock, self._events, events)
             self._events = events
-
-    def _take_in_lumps(self) -> None:
-        """Let a slow link gather a few packets before they are worth a turn."""
-        receiving = self._receiving
-        body = receiving is not None and not isinstance(receiving.drain, Frame)
-        size = lump(receiving.left) if receiving is not None and body else 1
-        if size != self._lump:
-            self._lump = size
-            take_in_lumps(self._sock, size)
 
     def _more_later(self) -> None:
         if not self._again:

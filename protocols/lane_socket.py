@@ -20,9 +20,6 @@ from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-_LUMP = 1 << 16  # bytes worth a turn: some forty packets
-_RECORD = 17 * 1024  # the longest that TLS may have taken in without having given it out
-
 _CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
@@ -97,18 +94,6 @@ def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, b
         if not at:
             raise SocketError(error) from error
     return at, False
-
-
-def lump(left: int) -> int:
-    """For how many bytes to wait at once where ``left`` of a body are to come: they will."""
-    most = min(_LUMP, left - _RECORD)
-    return 1 << (most.bit_length() - 1) if most > 0 else 1
-
-
-def take_in_lumps(sock: socket.socket, size: int) -> None:
-    """The selector is to call the socket readable once so many bytes are there, or the end."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def same_machine(sock: socket.socket) -> bool:
