@@ -138,7 +138,7 @@ class Together(Generic[K, T]):
         mine = self._under_way[key] = asyncio.get_running_loop().create_future()
         try:
             result = await work()
-        except Exception as error:
+        except Exception as error:  # whatever it is, those who wait for the same get it too
             mine.set_exception(error)
             mine.exception()  # else asyncio says that nobody has seen it, where nobody waits
             raise

@@ -194,6 +194,16 @@ async def test_records_expire_and_are_signed_anew() -> None:
     assert len(mine._known) == 2
 
 
+async def they_are_one_dht(nodes: list[DHTNode]) -> None:
+    """What one stores all find, and a node is found by its place."""
+    assert await nodes[3].store("key", b"value", time.time() + 60)
+    found = await asyncio.gather(*[node.get("key") for node in nodes])
+    assert [item.value for item in found] == [b"value"] * len(nodes)
+    wanted = nodes[-1].node_id
+    nearest = await nodes[1].find_nearest_nodes([wanted], k_nearest=1)
+    assert nearest[wanted] == {wanted: nodes[-1].peer_id}
+
+
 async def test_twenty_nodes_find_each_other_by_id_alone() -> None:
     roads = Roads()
     hosts = [Resident(roads, n) for n in range(1, 21)]
@@ -203,13 +213,8 @@ async def test_twenty_nodes_find_each_other_by_id_alone() -> None:
     for host in hosts[1:]:
         host.transport.book.add(hosts[0].peer, hosts[0].address)
         nodes.append(await DHTNode.create(p2p=host.p2p, initial_peers=seed, wait_timeout=3))
-    assert await nodes[3].store("key", b"value", time.time() + 60)
-    found = await asyncio.gather(*[node.get("key") for node in nodes])
-    assert [item.value for item in found] == [b"value"] * 20
-    wanted = nodes[-1].node_id
-    nearest = await nodes[1].find_nearest_nodes([wanted], k_nearest=1)
-    assert nearest[wanted] == {wanted: nodes[-1].peer_id}
-    assert isinstance(wanted, DHTID)
+    await they_are_one_dht(nodes)
+    assert isinstance(nodes[-1].node_id, DHTID)
     # an address was needed, and asked for, for each that was only heard of
     assert len(hosts[7].transport.book.peers()) > 1
     for node in nodes:
@@ -295,11 +300,6 @@ async def test_a_dht_of_twenty_nodes_over_http(
     for host in hosts[1:]:
         await host.transport.dial(hosts[0].address, hosts[0].peer)
         nodes.append(await DHTNode.create(p2p=host.p2p, initial_peers=seed))
-    assert await nodes[3].store("key", b"value", time.time() + 60)
-    found = await asyncio.gather(*[node.get("key") for node in nodes])
-    assert [item.value for item in found] == [b"value"] * 20
-    wanted = nodes[-1].node_id
-    nearest = await nodes[1].find_nearest_nodes([wanted], k_nearest=1)
-    assert nearest[wanted] == {wanted: nodes[-1].peer_id}
+    await they_are_one_dht(nodes)
     for node in nodes:
         await node.shutdown()
