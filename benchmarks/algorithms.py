@@ -35,7 +35,7 @@ from node.simulate.scenario import Scenario
 from node.simulate.world import simulate
 
 ROUNDS, INNER_STEPS = 180, 20
-SHORT = 60  # rounds of the rows beside the table, which are compared with each other alone
+SHORT = 60  # rounds of the rows with more islands and of those beside the tables
 SEEDS = (0, 1, 2)
 MODEL: dict[str, Any] = {"model": "llama", "hidden": 48, "layers": 2, "context": 48, "batch": 8}
 # all start from what one island learnt before, as in DiLoCo (2311.08105) section 3; not counted
@@ -150,10 +150,19 @@ def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
     ):
         for seed in seeds:
             for name in names:
-                k, changes = SPECIAL[name] if name in SPECIAL else (count, MAIN[name])
+                k, changes = SPECIAL[name] if name in SPECIAL else (count, _main(name, count))
                 rate = best_rate(rows, family_of(changes))
                 if rate is not None:
                     yield f"{name}/{k}/{seed}", _scenario(k, seed, {"inner_lr": rate} | changes)
+
+
+def _main(name: str, islands: int) -> dict[str, Any]:
+    """What a row of the tables differs by: shorter with more than 4 islands, at the same H."""
+    changes = MAIN[name]
+    if islands == 4:
+        return changes
+    rounds = changes.get("rounds", ROUNDS) * SHORT // ROUNDS
+    return changes | {"rounds": rounds, "warmup_rounds": min(10, rounds // 4)}
 
 
 def family_of(changes: dict[str, Any]) -> str:

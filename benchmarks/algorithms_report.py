@@ -43,7 +43,8 @@ Each row is one run of `node simulate`: the model of `node start` with {layers} 
 {parameters:,} parameters, over bytes, trained on the Python sources of the standard library, each
 island on files of its own, {rounds} x {steps} inner steps an island of {batch} sequences of
 {context} bytes each, with a cosine schedule, after {start} steps of as much text that one
-island took before and that all rows have in common; all rows see the same number of tokens.
+island took before and that all rows have in common; all rows of a table see the same number of
+tokens. The tables of 8 and 16 islands stand for {short} x {steps} inner steps an island.
 "bytes a parameter" is what an island sends of tensors over the whole run, as counted on the
 simulated network; control messages do not grow with the model (their bytes are in the JSON).
 "loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is
@@ -66,6 +67,7 @@ def document(rows: dict[str, Row]) -> str:
         picture=" ![Loss against bytes](images/algorithms.png)" if compared else "",
         parameters=parameters,
         rounds=ROUNDS,
+        short=SHORT,
         steps=INNER_STEPS,
         batch=MODEL["batch"],
         context=MODEL["context"],

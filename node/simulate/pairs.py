@@ -16,7 +16,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from diloco import optimizers
-from diloco.mixing import ALPHA, BETA, extra_exchanges
+from diloco.mixing import extra_exchanges
 from diloco.optimizers import Rates
 from gossip.certificate import genesis
 from gossip.presence import Presence
@@ -38,12 +38,18 @@ STALENESS = 4  # own rounds that an answer may be late, as in manifests of gossi
 class Own(Exchanging):
     """φ and momentum of one island (:class:`gossip.roamer.Mixing`)."""
 
-    def __init__(self, base: Tensor, codec: RangeCodec, rule: str, donor: Own | None) -> None:
+    def __init__(
+        self,
+        base: Tensor,
+        codec: RangeCodec,
+        rule: str,
+        rates: tuple[float, float],
+        donor: Own | None,
+    ) -> None:
         self.base, self.sent, self.offload = base, base.clone(), inline
         self.blend = Blend(base, codec, shares=rule == "push-sum")
-        noloco = rule == "noloco"
-        self.rule = optimizers.named("heavyball" if noloco else "sgd")
-        self.rates = (BETA, ALPHA) if noloco else (1.0, 0.0)
+        self.rule = optimizers.named("heavyball" if rule == "noloco" else "sgd")
+        self.rates = rates
         self.vectors = self.rule.init(base).vectors
         round_ = 0
         if donor is not None:
@@ -86,6 +92,9 @@ class Pairs:
         self.world, self.group = world, group
         one = world.scenario
         self.rule = "push-sum" if one.mode == "push-sum" else one.pairs
+        self.rates = (1.0, 0.0)
+        if self.rule == "noloco":
+            self.rates = one.noloco
         # norms and biases travel in bf16, as on the wire
         self.codec = RangeCodec(one.codec, dense=dense(new_model(one)))
         self.running: list[Islander] = []
@@ -97,7 +106,7 @@ class Pairs:
         """Begin an island's part, from the beginning or from a living one's state."""
         one = self.world.scenario
         base = (donor.base if donor else self.world.start).clone()
-        own = Own(base, self.codec, self.rule, donor)
+        own = Own(base, self.codec, self.rule, self.rates, donor)
         present = Present(node, self.codec, lambda: own.place, joining=donor is not None)
 
         def more(distance: float, progress: float) -> int:

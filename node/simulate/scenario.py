@@ -108,6 +108,14 @@ class Scenario(BaseModel):
         """Whether what the codec loses has to be sent later."""
         return self.codec in COARSE
 
+    @property
+    def noloco(self) -> tuple[float, float]:
+        """NoLoCo's β and α: the outer learning rate and momentum."""
+        from diloco.mixing import ALPHA, BETA
+
+        beta = BETA if self.outer_lr is None else self.outer_lr
+        return beta, ALPHA if self.outer_momentum is None else self.outer_momentum
+
     def start(self) -> Scenario:
         """What the parameters that all islands start from are made by: equal for all algorithms."""
         kept = ("seed", "islands", "model", "hidden", "layers", "context", "start_steps")
@@ -140,7 +148,8 @@ class Scenario(BaseModel):
                 "differences, and a tenth of them would be noise; use bf16 or int8"
             )
         if self.mode == "gossip" and self.pairs == "noloco":
-            mixing.check_noloco(mixing.ALPHA, mixing.BETA, mixing.BETA)
+            beta, alpha = self.noloco
+            mixing.check_noloco(alpha, beta, beta)
         if self.churn and self.mode not in ("diloco", "gossip"):
             raise ValueError(
                 f"churn with mode {self.mode}, which needs a stable group; use diloco or gossip"
