@@ -264,12 +264,12 @@ class Entrance:
             )
         peers = [g.peer for g in greetings if g.welcome.run == run]
         signed = await self._fetched(fetch_manifest(self.transport, peers, run), wrong="E205")
-        differences = [] if own is None else _differences(own, signed.manifest)
-        if differences:
+        found = [] if own is None else differences(own, signed.manifest)
+        if found:
             raise operator_error(
                 "E201",
                 f"the swarm trains another run ({signed.manifest.label})",
-                why="; ".join(differences[:8]),
+                why="; ".join(found[:8]),
                 fix="leave out --run to take the swarm's, or give peers of your run",
             )
         blobs = {"": b"", BYTES: b""}
@@ -368,7 +368,7 @@ class Entrance:
         self.events.emit(JoinProgress(step=step, name=name, text=text))
 
 
-def _differences(own: Manifest, theirs: Manifest) -> list[str]:
+def differences(own: Manifest, theirs: Manifest) -> list[str]:
     """What differs, apart from what only the creation of the run fills in or takes out."""
     filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "model.document_end "]
     if "vocab_size" not in own.model.model_fields_set:

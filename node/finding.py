@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bootstrap.manifest import SignedManifest
+from blake3 import blake3
+
+from bootstrap.manifest import Manifest, SignedManifest
+from node.data.tokenizer import BYTES
 from node.data.tokenizer import FILE as TOKENIZER
-from node.entrance import PASSING, Entrance, Run
+from node.entrance import PASSING, Entrance, Run, differences
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from protocols.errors import OperatorError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from node.runtime import Node
 
 ASK_AGAIN_S = 5.0  # a seed without a run asks its own peers so often
+SHARD = "evaluation.bin"
 
 
 @dataclass
@@ -42,10 +46,9 @@ class Finder:
         Raises OperatorError E101 to E103, E2xx, E301, E404, E501, E502 and E601.
         """
         config, node = self.node.config, self.node
-        shard_file = node.home.root / "evaluation.bin"
-        tokenizer_file = node.home.root / TOKENIZER
         if signed is not None:
-            run = await self._go_on(signed, shard_file.read_bytes(), _kept(tokenizer_file))
+            self._check_same(signed.manifest)
+            run = await self._go_on(signed)
             self.offer(run)
             return run
         # who joined before and made no checkpoint yet finds back by the peers it met
@@ -63,10 +66,13 @@ class Finder:
                 )
             found = await self.entrance.create(node.daemon.manifest)
         self.offer(found)
-        shard_file.write_bytes(found.shard)
-        if found.tokenizer:
-            tokenizer_file.write_bytes(found.tokenizer)
+        self._keep(found)
         return found
+
+    def _keep(self, run: Run) -> None:
+        (self.node.home.root / SHARD).write_bytes(run.shard)
+        if run.tokenizer:
+            (self.node.home.root / TOKENIZER).write_bytes(run.tokenizer)
 
     def release(self, error: OperatorError) -> bool:
         """Whether this seed can go back to waiting: the run it was brought is not to be had."""
@@ -76,8 +82,23 @@ class Finder:
         self.node.events.emit(Problem.of(error, fix="waiting for another run"))
         return True
 
-    async def _go_on(self, signed: SignedManifest, shard: bytes, tokenizer: bytes) -> Run:
-        """With a checkpoint: peers are welcome, but not needed."""
+    def _check_same(self, kept: Manifest) -> None:
+        """Raise E201 where this node was given settings of a run that are not its checkpoint's."""
+        config, own = self.node.config, self.node.daemon.manifest
+        found = [] if own is None else differences(own, kept)
+        if config.hf_config or config.init_from:  # they filled the model in
+            found = [line for line in found if not line.startswith("model.")]
+        if found:
+            raise operator_error(
+                "E201",
+                f"the checkpoint is of another run ({kept.label})",
+                why="; ".join(found[:8]),
+                fix="leave out --run, --preset, --mode and --set to go on with it, or begin "
+                "another run with --dir in a directory of its own",
+            )
+
+    async def _go_on(self, signed: SignedManifest) -> Run:
+        """With a checkpoint: peers are welcome, and needed only for what the directory has lost."""
         greetings = []
         if self.node.config.peers or self.node.cache.load():
             try:
@@ -86,7 +107,22 @@ class Finder:
                 if error.code not in PASSING:
                     raise
                 self.node.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
-        return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
+        home = self.node.home.root
+        shard, tokenizer = _kept(home / SHARD), _kept(home / TOKENIZER)
+        run = Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
+        if not (lost := _lost(run)):
+            return run
+        if not run.peers:
+            raise operator_error(
+                "E404",
+                f"{' and '.join(lost)} of {home} cannot be used",
+                why="it is missing or not what the run's manifest names, and no peer that would "
+                "have it answers",
+                fix="give a peer of the run with --peers, or put the file back from a copy",
+            )
+        run = await self.entrance.take(greetings, None)
+        self._keep(run)
+        return run
 
     async def _join(self) -> Run | None:
         """The run of the peers, or one of this node's own; None where a seed finds none."""
@@ -134,3 +170,17 @@ class Finder:
 
 def _kept(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
+
+
+def _lost(run: Run) -> list[str]:
+    """The files beside the checkpoint that are not, or no longer, what its manifest names."""
+    manifest = run.manifest
+    named = (
+        (SHARD, manifest.evaluation.digest, run.shard),
+        (TOKENIZER, manifest.data.tokenizer, run.tokenizer),
+    )
+    return [
+        name
+        for name, digest, data in named
+        if digest not in ("", BYTES) and blake3(data).hexdigest() != digest
+    ]

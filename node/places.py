@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from node.errors import operator_error
-from node.monitor.console import duration
+from node.monitor.console import clean, duration
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -36,10 +36,11 @@ def notes() -> Path:
 
 def note(directory: Path) -> None:
     """Remember that nodes run in ``directory``; without effect where that cannot be written."""
-    name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
+    path = os.fsencode(directory)
+    name = hashlib.sha256(path).hexdigest()[:16]
     with contextlib.suppress(OSError):
         notes().mkdir(parents=True, exist_ok=True)
-        (notes() / name).write_text(str(directory), encoding="utf-8")
+        (notes() / name).write_bytes(path)
         for old in sorted(notes().iterdir(), key=lambda path: path.stat().st_mtime)[:-MAX_NOTES]:
             old.unlink()
 
@@ -49,11 +50,12 @@ def noted() -> list[Path]:
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(notes().iterdir()):
-            directory = Path(path.read_text(encoding="utf-8"))
-            if (directory / "daemon.lock").exists():
-                found.append(directory)
-            else:
-                path.unlink()
+            with contextlib.suppress(OSError):  # one that cannot be read hides no other
+                directory = Path(os.fsdecode(path.read_bytes()))
+                if (directory / "daemon.lock").exists():
+                    found.append(directory)
+                else:
+                    path.unlink()
     return found
 
 
@@ -134,6 +136,7 @@ def as_text(places: Sequence[Place]) -> str:
         )
         for place in places
     ]
+    rows = [tuple(clean(cell) for cell in row) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -169,7 +172,9 @@ def stop(
             raise operator_error(
                 "E107",
                 f"process {pid} is still there after {timeout_s:.0f} s",
-                fix="give it longer with --timeout, or end it at once with --now",
+                fix=f"kill -9 {pid} (its newest checkpoint is whole)"
+                if now
+                else "give it longer with --timeout, or end it at once with --now",
             )
         time.sleep(_POLL_S)
     return pid

@@ -54,7 +54,8 @@ def test_start_with_a_preset(command, runtime, tmp_path):
         (("--preset", "huge"), "choose one of tiny"),
         (("--set", "inner.lrr=1"), "did you mean inner.lr?"),
         (("--set", "inner.lr=-1"), "inner.lr = '-1': must be more than 0"),
-        (("--set", "inner.lr"), "inner.lr"),
+        (("--set", "inner.lr"), "'inner.lr' is no KEY=VALUE"),
+        (("--set", "=1"), "'=1' is no KEY=VALUE"),
         (("--preset", "tiny", "--run", tmp_path / "x.toml"), "excludes"),
     ):
         status, _, err = command("start", *wrong)

@@ -149,3 +149,33 @@ def test_status_watch_goes_on_until_ctrl_c(tmp_path):
     assert process.returncode == 130
     assert time.monotonic() - began < 10
     assert "Traceback" not in out + err
+
+
+def test_one_note_that_cannot_be_read_hides_no_other(tmp_path):
+    home = StateDir(tmp_path / "z")
+    home.lock()
+    home.unlock()
+    note(tmp_path / "z")
+    (places.notes() / "00 no text").write_bytes(b"\xff\xfe\0")
+    (places.notes() / "00 a directory").mkdir()
+    assert noted() == [tmp_path / "z"]
+    assert noted() == [tmp_path / "z"]
+
+
+def test_a_directory_whose_name_is_no_utf_8_is_found_again(tmp_path):
+    home = StateDir(tmp_path / os.fsdecode(b"caf\xe9"))
+    home.lock()
+    home.unlock()
+    note(home.root)
+    assert noted() == [home.root]
+    assert json.loads(places.as_document([look(home.root)]))[0]["status"] == "stopped"
+    assert "caf" in as_text([look(home.root)]).encode().decode()  # can be written to a terminal
+
+
+def test_who_does_not_end_at_once_either_is_to_be_killed(tmp_path, daemon):
+    process = daemon(tmp_path / "x", signals=3)
+    with pytest.raises(OperatorError) as error:
+        stop(tmp_path / "x", timeout_s=0.5, now=True)
+    assert error.value.code == "E107"
+    assert f"kill -9 {process.pid}" in error.value.fix
+    assert "--now" not in error.value.fix

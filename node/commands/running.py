@@ -206,7 +206,14 @@ def _that_runs(manifest: Manifest) -> Manifest:
 def _preset(name: str, changes: Sequence[str]) -> Manifest:
     from node.presets import preset
 
-    split = dict(change.partition("=")[::2] for change in changes)
+    split = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not key or not equals:
+            raise bad_config(
+                "bad --set", f"{change!r} is no KEY=VALUE", "as in --set inner.lr=1e-3"
+            )
+        split[key] = value
     try:
         return preset(name, split)
     except ValidationError as error:

@@ -1,0 +1,120 @@
+"""Going on from a checkpoint: what must still be there beside it, and what is not overlooked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from identity_kit import identity
+
+from bootstrap.manifest import Evaluation, Manifest, SignedManifest
+from bootstrap.seeds import PeerCache
+from node.config import resolve
+from node.entrance import Run
+from node.finding import SHARD, Finder
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+
+TEXT = b"what nobody trains on" * 40
+
+
+def signed(**changes: Any) -> SignedManifest:
+    evaluation = Evaluation(digest=blake3(TEXT).hexdigest())
+    return SignedManifest.create(Manifest(evaluation=evaluation, **changes), identity(1))
+
+
+class Peers:
+    """Stands in for the entrance: one peer that is greeted and hands over the run, or nobody."""
+
+    def __init__(self, run: SignedManifest, *, there: bool) -> None:
+        self.run, self.there = run, there
+
+    async def greet_seeds(self, run: bytes) -> list[Any]:
+        if not self.there:
+            raise OperatorError("E501", "nobody", "nobody", "nothing")
+        welcome = SimpleNamespace(run=self.run.run_id)
+        return [SimpleNamespace(peer=identity(2).peer_id, welcome=welcome)]
+
+    async def take(self, greetings: list[Any], own: Manifest | None) -> Run:
+        assert own is None
+        return Run(self.run, TEXT, created=False, greetings=greetings)
+
+
+def finder(
+    home: Path,
+    run: SignedManifest,
+    *,
+    own: Manifest | None = None,
+    there: bool = False,
+    **flags: Any,
+) -> Finder:
+    offered: list[Run] = []
+    node = SimpleNamespace(
+        config=resolve({"dir": str(home), "resume": "true", **flags}, {}),
+        home=StateDir(home),
+        cache=PeerCache(home / "peers.json"),
+        daemon=SimpleNamespace(manifest=own),
+        events=SimpleNamespace(emit=lambda event: None),
+    )
+    return Finder(node, Peers(run, there=there), offered.append)  # type: ignore[arg-type]
+
+
+async def test_what_is_whole_is_taken_without_any_peer(tmp_path: Path) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT)
+    found = await finder(tmp_path, signed()).find(signed())
+    assert found.shard == TEXT
+    assert not found.created
+
+
+@pytest.mark.parametrize("kept", [None, b"", TEXT[:-1], b"x" * len(TEXT)])
+async def test_a_lost_or_damaged_evaluation_text_is_told_of(
+    tmp_path: Path, kept: bytes | None
+) -> None:
+    if kept is not None:
+        (tmp_path / SHARD).write_bytes(kept)
+    with pytest.raises(OperatorError) as caught:
+        await finder(tmp_path, signed()).find(signed())
+    assert caught.value.code == "E404"
+    assert SHARD in caught.value.what
+    assert "--peers" in caught.value.fix
+
+
+async def test_and_fetched_from_a_peer_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT[:100])
+    found = await finder(tmp_path, signed(), there=True, peers=["a:1"]).find(signed())
+    assert found.shard == TEXT
+    assert (tmp_path / SHARD).read_bytes() == TEXT
+    assert found.peers == [identity(2).peer_id]
+
+
+async def test_a_lost_tokenizer_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT)
+    run = signed(data={"tokenizer": "ab" * 32})
+    with pytest.raises(OperatorError, match=r"tokenizer\.json") as caught:
+        await finder(tmp_path, run).find(run)
+    assert caught.value.code == "E404"
+
+
+async def test_a_script_s_run_has_no_such_text(tmp_path: Path) -> None:
+    script = {"layout": "ab" * 32, "parameters": 8}
+    run = SignedManifest.create(Manifest(script=script), identity(1))
+    assert (await finder(tmp_path, run).find(run)).shard == b""
+
+
+async def test_settings_of_a_run_that_the_checkpoint_s_does_not_have_are_e201(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT)
+    own = Manifest(inner={"lr": 0.5})
+    with pytest.raises(OperatorError) as caught:
+        await finder(tmp_path, signed(), own=own).find(signed())
+    assert caught.value.code == "E201"
+    assert "inner.lr" in caught.value.why
+    assert "--set" in caught.value.fix
+    same = await finder(tmp_path, signed(inner={"lr": 0.5}), own=own).find(
+        signed(inner={"lr": 0.5})
+    )
+    assert same.manifest.inner.lr == 0.5
