@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+from dashboard_kit import Imagined
+
+from node.monitor.api import ApiServer, make_app
 
 PATIENCE_S = 60.0
 CHROMIUM = next(
@@ -27,6 +31,15 @@ CHROMIUM = next(
     ),
     "",
 )
+
+
+IN_A_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
+]
+FILLED = "document.documentElement.dataset.filled"
+UPDATES = "Number(document.documentElement.dataset.updates ?? 0)"
 
 
 class Page:
@@ -170,3 +183,17 @@ async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
 
 def _first_number(file: Path) -> int:
     return int(file.read_text().splitlines()[0])
+
+
+def text(selector: str) -> str:
+    return f"document.querySelector({selector!r}).textContent"
+
+
+@contextlib.asynccontextmanager
+async def served(swarm: Imagined, key: str = "") -> AsyncIterator[str]:
+    app = make_app(swarm.state, swarm.log, swarm.history, key=key)
+    server = ApiServer(app, "127.0.0.1:0")
+    try:
+        yield f"http://{await server.start()}/"
+    finally:
+        await server.aclose()

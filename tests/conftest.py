@@ -13,7 +13,7 @@ import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from contract_kit import NETWORKS, SOON, Net
@@ -21,6 +21,9 @@ from hypothesis import HealthCheck, settings
 
 from protocols.identity import Identity, verify
 from protocols.transport import Transport
+
+if TYPE_CHECKING:
+    from browser_kit import Page
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch, and by processes tests start
 # nodes of tests are none of this user's
@@ -131,3 +134,12 @@ async def net(request: pytest.FixtureRequest) -> AsyncIterator[Net]:
 async def pair(net: Net) -> tuple[Transport, Transport]:
     """Two members of it."""
     return await net.join(), await net.join()
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    from browser_kit import browser
+
+    async with browser(tmp_path / "profile") as page:
+        await page.shape(1440, 900)
+        yield page

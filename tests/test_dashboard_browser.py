@@ -1,20 +1,18 @@
 """The dashboard in a headless chromium: a large imagined swarm, and a small real one.
 
 ``make test-browser``. Figures (first paint, bytes, script) are printed with ``-s``.
+How it is read and used without a mouse: :mod:`test_dashboard_reading`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from browser_kit import CHROMIUM, Page, browser
+from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
 from dashboard_kit import Imagined
 from node_process import nodes
 
@@ -22,11 +20,7 @@ from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, Rejected
 from node.monitor.views import LinkView
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
-]
+pytestmark = IN_A_BROWSER
 KEY = "k" * 20
 PANELS = (
     "loss",
@@ -42,71 +36,9 @@ PANELS = (
     "node",
     "log",
 )
-FILLED = "document.documentElement.dataset.filled"
-UPDATES = "Number(document.documentElement.dataset.updates ?? 0)"
 FIRST_PAINT_S = 1.0
-OVERFLOWING = (
-    "[...document.querySelectorAll('.stats .value, .stats .note')]"
-    ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
-)
 ROUNDS = "[...document.querySelectorAll('#rounds tbody th')].map(e => e.textContent)"
 ACTIVE = "[...document.querySelectorAll('.peers tbody tr[data-status=active]')].length"
-FOCUSED = """(() => {
-  const e = document.activeElement;
-  const box = e.closest('section[id],nav,header,fieldset');
-  const outline = getComputedStyle(e).outlineStyle;
-  const radio = e.type === 'radio';
-  return [e.tagName, e.className || e.id, box?.id || box?.tagName || '', outline, radio];
-})()"""
-BROKEN = (
-    "[...all('[aria-labelledby]')]"
-    ".filter(e => !document.getElementById(e.getAttribute('aria-labelledby')))",
-    "[...all('table')].filter(e => !e.caption)",
-    "[...all('button')].filter(e => !e.textContent.trim())",
-    "[...all('canvas.matrix, [role=img]')].filter(e => !e.getAttribute('aria-label'))",
-    "[...all('[id]')].filter((e, i, found) => found.findIndex(o => o.id === e.id) !== i)",
-)
-# contrast as in WCAG 2.2, 1.4.3, of the colours that text and its background have
-CONTRAST = """(() => {
-  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const style = getComputedStyle(document.documentElement);
-  const light = (name) => {
-    pen.fillStyle = style.getPropertyValue(name).trim();
-    pen.fillRect(0, 0, 1, 1);
-    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data]
-      .map((v) => v / 255)
-      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const pairs = [['--ink', '--card'], ['--quiet', '--card'], ['--quiet', '--page'],
-    ['--ink', '--warn-page'], ['--bad-ink', '--bad-page'], ['--good-ink', '--card'],
-    ['--bad-ink', '--card']];
-  return pairs.map(([ink, paper]) => {
-    const [low, high] = [light(ink), light(paper)].sort((a, b) => a - b);
-    return [ink, paper, (high + 0.05) / (low + 0.05)];
-  });
-})()"""
-
-
-@contextlib.asynccontextmanager
-async def served(swarm: Imagined, key: str = "") -> AsyncIterator[str]:
-    app = make_app(swarm.state, swarm.log, swarm.history, key=key)
-    server = ApiServer(app, "127.0.0.1:0")
-    try:
-        yield f"http://{await server.start()}/"
-    finally:
-        await server.aclose()
-
-
-@pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Page]:
-    async with browser(tmp_path / "profile") as page:
-        await page.shape(1440, 900)
-        yield page
-
-
-def text(selector: str) -> str:
-    return f"document.querySelector({selector!r}).textContent"
 
 
 async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
@@ -284,84 +216,6 @@ async def test_joining_is_shown_while_it_lasts(page: Page) -> None:
         swarm.step()
         await page.until("document.querySelector('#joining').hidden")
         await page.until("!document.querySelector('#steps').hidden")
-
-
-async def test_the_keyboard_reaches_everything_in_order(page: Page) -> None:
-    async with served(Imagined(12, 30)) as url:
-        await page.go(url)
-        await page.until(FILLED)
-        order = []
-        for _ in range(100):
-            await page.press("Tab")
-            where = await page.evaluate(FOCUSED)
-            order.append(where)
-            if where[2] == "log":
-                break
-        places = list(dict.fromkeys(where[2] for where in order if where[2]))
-        assert order[0][1] == "skip"
-        expected = [
-            "NAV",
-            "HEADER",
-            "range",
-            "loss",
-            "consensus",
-            "rounds",
-            "time",
-            "steps",
-            "peers",
-            "links",
-            "node",
-            "log",
-        ]
-        assert [place for place in places if place in expected] == expected
-        seen = [where for where in order if not where[4] and where[0] != "BODY"]
-        assert all(where[3] != "none" for where in seen), "every stop shows its focus"
-
-
-async def test_a_chart_is_read_with_arrow_keys_and_as_a_table(page: Page) -> None:
-    async with served(Imagined(3, 30)) as url:
-        await page.go(url)
-        await page.until(FILLED)
-        await page.evaluate("document.querySelector('#loss .plot').focus()")
-        assert "Round 29" in await page.evaluate(text("#loss .legend"))
-        await page.press("ArrowLeft")
-        await page.press("ArrowLeft")
-        assert "Round 27" in await page.evaluate(text("#loss [aria-live]"))
-        label = await page.evaluate(
-            "document.querySelector('#loss .plot').getAttribute('aria-label')"
-        )
-        assert "Validation loss" in label
-        await page.evaluate("document.querySelector('#loss summary').click()")
-        await page.until("document.querySelectorAll('#loss details tbody tr').length === 20")
-        await page.evaluate("document.querySelectorAll('#rounds tbody button')[3].click()")
-        assert "round 26" in await page.evaluate(text("#waits-title"))
-        await page.evaluate("document.querySelectorAll('.peers thead button')[1].click()")
-        sort = "document.querySelectorAll('.peers thead th')[1].ariaSort"
-        assert await page.evaluate(sort) == "ascending"
-
-
-async def test_names_roles_and_headings(page: Page) -> None:
-    async with served(Imagined(3, 30)) as url:
-        await page.go(url)
-        await page.until(FILLED)
-        assert await page.evaluate("document.querySelectorAll('h1').length") == 1
-        for tag in ("header", "main", "nav", "footer"):
-            assert await page.evaluate(f"document.querySelectorAll('body {tag}').length") == 1, tag
-        for broken in BROKEN:
-            found = f"(all => {broken}.length)(s => document.querySelectorAll(s))"
-            assert await page.evaluate(found) == 0, broken
-
-
-@pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1440, True), (820, False)])
-async def test_it_fits_and_can_be_read(page: Page, width: int, dark: bool) -> None:
-    await page.shape(width, 844, dark=dark)
-    async with served(Imagined(9, 30)) as url:
-        await page.go(url)
-        await page.until(FILLED)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= width
-        assert await page.evaluate(OVERFLOWING) == [], "figures stay in their boxes"
-        for ink, paper, ratio in await page.evaluate(CONTRAST):
-            assert ratio >= 4.5, (ink, paper, ratio)
 
 
 async def test_a_locked_dashboard_is_opened_by_the_key(page: Page) -> None:
