@@ -94,11 +94,7 @@ class Keeper:
         self._began = started = time.monotonic()
         try:
             with self.store.draft() as draft:
-                async with self.still():
-                    trainer = await self._stage(draft)
-                    outer, facts = await self._outer(), self._facts()
-                await self.offload(lambda: self._write(draft, outer))
-                await self._trainer_done(draft, trainer)
+                facts = await self._fill(draft)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
@@ -124,6 +120,21 @@ class Keeper:
             )
         )
         return True
+
+    async def _fill(self, draft: Path) -> Facts:
+        """Write both parts. Also after an error nobody writes into the draft any more."""
+        trainer: asyncio.Future[Saved] | None = None
+        try:
+            async with self.still():
+                trainer = await self._stage(draft)
+                outer, facts = await self._outer(), self._facts()
+            await self.offload(lambda: self._write(draft, outer))
+        except Exception:
+            if trainer is not None:  # or its files would come back into a folder that was removed
+                await asyncio.wait([trainer], timeout=WRITING_TIMEOUT_S)
+            raise
+        await self._trainer_done(draft, trainer)
+        return facts
 
     async def _stage(self, draft: Path) -> asyncio.Future[Saved] | None:
         """Have the trainer copy its part; it is written when the future is done."""
