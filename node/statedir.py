@@ -179,10 +179,14 @@ class StateDir:
 
     def crash_log(self, text: str) -> Path | None:
         """Keep a traceback: in ``logs/``, else in the temporary directory, else nowhere."""
-        name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        prefix = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-"
+        with contextlib.suppress(OSError):
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.logs.mkdir(exist_ok=True)
         for directory in (self.logs, Path(tempfile.gettempdir())):
-            with contextlib.suppress(OSError):
-                directory.mkdir(parents=True, exist_ok=True)
-                (directory / name).write_text(text)
-                return directory / name
+            with contextlib.suppress(OSError):  # a new file: others may write links to there
+                descriptor, path = tempfile.mkstemp(".log", prefix, directory)
+                with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                    file.write(text)
+                return Path(path)
         return None

@@ -36,8 +36,10 @@ def find(directory: Path, *, api: str = "", key: str = "") -> tuple[str, str]:
     """``HOST:PORT`` and key of the API of the daemon that runs in ``directory``; else E106."""
     if api:
         return api, key
-    found = StateDir(directory).find_api()
-    if found is None:
+    home = StateDir(directory)
+    found = home.find_api()
+    # a killed node leaves the file, and the next one on this machine may have taken the port
+    if found is None or home.holder() is None:
         raise operator_error("E106", f"no node runs with the state directory {directory}")
     return found.address, key or found.key
 

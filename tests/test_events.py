@@ -18,6 +18,8 @@ from node.monitor.events import (
     JoinProgress,
     Notice,
     PeerJoined,
+    PeerLeft,
+    PeerRefused,
     Problem,
     RoundDone,
     RoundFailed,
@@ -236,12 +238,20 @@ def test_other_lines():
 def test_peers_cannot_write_into_the_terminal():
     hostile = "\x1b]0;owned\x07\x1b[2J\u202eevil\x00"
     for event in (
-        PeerJoined(peer=hostile, name=hostile, region=hostile, version=hostile),
+        PeerJoined(peer=hostile, name=hostile, region=hostile, version=hostile, role=hostile),
+        PeerRefused(peer=hostile, code=hostile),
         RoundDone(round=1, dropped={hostile: hostile}),
         Notice(text=hostile),
     ):
         text = render(event)
         assert all(c.isprintable() or c == "\n" for c in text)
+    forged = "alps\nround 9 loss 0.01"
+    for event in (
+        PeerJoined(peer="p", name=forged, region=forged, version=forged, role=forged),
+        PeerLeft(peer="p", reason=forged),
+    ):
+        assert "\n" not in render(event), "nobody writes a line of its own into the log"
+    assert "\n" in render(Problem(code="E501", what="x", why="a: refused\nb: no answer", fix="y"))
     assert len(clean("x" * 10_000)) == 500
 
 

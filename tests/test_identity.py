@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -125,3 +126,20 @@ def test_an_encrypted_key_is_explained(tmp_path: Path) -> None:
     os.chmod(path, 0o600)
     with pytest.raises(OperatorError, match="unencrypted"):
         Identity.load(path)
+
+
+def test_a_key_that_a_full_disk_cut_short_is_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new" / "identity.pem"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            Identity.load_or_create(path)
+    made = Identity.load_or_create(path)
+    assert Identity.load_or_create(path).peer_id == made.peer_id
+    assert path.parent.stat().st_mode & 0o777 == 0o700

@@ -238,7 +238,7 @@ def test_what_peers_wrote_cannot_move_the_cursor():
     evil = "\x1b[2J\x07evil"
     replay = Replay()
     replay.state.providers.peers = lambda: [
-        replace(view, name=evil, region=evil) for view in replay._peers.values()
+        replace(view, name=evil, region=evil, role=evil) for view in replay._peers.values()
     ]
     replay.take(Record(1, 1.0, done(0)))
     picture = replay.picture()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,26 @@ def test_without_a_disk_the_clock_has_to_do(tmp_path: Path) -> None:
     home = StateDir(tmp_path / "nowhere")
     assert home.incarnation(5.0) == 5000
     assert home.incarnation(5.0) == 5000
+
+
+def test_a_traceback_is_written_over_nothing_and_read_by_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the directory cannot be used it goes to a folder that everybody writes to."""
+    (tmp_path / "file").write_text("")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setattr("time.strftime", lambda form: "20261122-000000")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (shared / f"crash-20261122-000000-{os.getpid()}.log").symlink_to(victim)
+    log = StateDir(tmp_path / "file" / "state").crash_log("what happened")
+    assert log is not None
+    assert log.parent == shared
+    assert log.read_text() == "what happened"
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert victim.read_text() == "precious"
+    made = StateDir(tmp_path / "new")
+    assert made.crash_log("x")
+    assert made.root.stat().st_mode & 0o777 == 0o700

@@ -224,3 +224,16 @@ def test_a_directory_that_cannot_be_made(tmp_path):
 def test_a_damaged_api_file_is_as_good_as_none(tmp_path, text):
     (tmp_path / "api.json").write_text(text)
     assert StateDir(tmp_path).find_api() is None
+
+
+async def test_of_a_node_that_was_killed_nobody_else_is_taken_for_it(tmp_path, server):
+    """Its file is still there, and another node has its port now."""
+    killed = StateDir(tmp_path)
+    killed.lock()
+    killed.publish_api(server.address)
+    assert await asyncio.to_thread(status.fetch, tmp_path)
+    killed.unlock()
+    with pytest.raises(OperatorError) as caught:
+        await asyncio.to_thread(status.fetch, tmp_path)
+    assert caught.value.code == "E106"
+    assert str(tmp_path) in caught.value.what

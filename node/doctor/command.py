@@ -49,10 +49,13 @@ def as_text(findings: Sequence[Finding]) -> str:
     lines = []
     width = max(len(one.name) for one in findings)
     for one in findings:
-        lines.append(f"{one.status:<4}  {one.name:<{width}}  {clean(one.found)}")
+        lines.append(f"{one.status:<4}  {one.name:<{width}}  {clean(one.found, lines=True)}")
         if one.status != "ok":
             indent = " " * (8 + width)
-            lines += [f"{indent}why: {clean(one.why)}", f"{indent}fix: {clean(one.fix)}"]
+            lines += [
+                f"{indent}why: {clean(one.why, lines=True)}",
+                f"{indent}fix: {clean(one.fix, lines=True)}",
+            ]
     failed = sum(one.status == "fail" for one in findings)
     warned = sum(one.status == "warn" for one in findings)
     told = [f"{failed} failed"] if failed else []

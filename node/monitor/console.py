@@ -110,13 +110,14 @@ def render(event: Event, key: str = "") -> str:
         case PeerJoined():
             where = f" in {clean(event.region)}" if event.region else ""
             who = _who(event.peer, event.name)
-            return f"peer {who} joined{where} ({event.role}, atoll {clean(event.version) or '?'})"
+            what = f"{clean(event.role)}, atoll {clean(event.version) or '?'}"
+            return f"peer {who} joined{where} ({what})"
         case PeerLeft():
             return f"peer {_who(event.peer)} left{_because(event.reason)}"
         case PeerSuspected():
             return f"peer {_who(event.peer)} does not deliver{_because(event.reason)}"
         case PeerRefused():
-            return f"peer {_who(event.peer)} refused, {event.code}{_because(event.reason)}"
+            return f"peer {_who(event.peer)} refused, {clean(event.code)}{_because(event.reason)}"
         case CheckpointSaved():
             took = f"{megabytes(event.bytes)} in {event.seconds:.1f} s"
             return f"checkpoint of round {event.round}: {took}, {clean(event.path)}"
@@ -125,8 +126,8 @@ def render(event: Event, key: str = "") -> str:
         case Problem():
             word = "error" if event.fatal else "warning"
             return (
-                f"{word} {event.code}: {clean(event.what)}\n"
-                f"  why: {clean(event.why)}\n  fix: {clean(event.fix)}"
+                f"{word} {event.code}: {clean(event.what, lines=True)}\n"
+                f"  why: {clean(event.why, lines=True)}\n  fix: {clean(event.fix, lines=True)}"
             )
         case AlarmRaised():
             word = "ALARM" if event.level == "critical" else "alarm"
@@ -204,8 +205,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
 
 
-def clean(text: str, limit: int = 500) -> str:
-    """Text for a terminal: printable characters and line ends only, cut at ``limit``."""
+def clean(text: str, limit: int = 500, *, lines: bool = False) -> str:
+    """Text for a terminal: printable characters only, cut at ``limit``.
+
+    ``lines`` keeps line ends, which in a peer's name or reason would forge lines of a log.
+    """
+    if not lines:
+        text = text[: limit + 1].replace("\n", " ")
     kept = "".join(c for c in text[: limit + 1] if c.isprintable() or c == "\n")
     return kept if len(kept) <= limit else kept[: limit - 1] + "…"
 

@@ -191,9 +191,10 @@ def peer_row(peer: Mapping[str, Any]) -> tuple[str, ...]:
     agrees = {True: "yes", False: "NO", None: "-"}[peer["agrees"]]
     rtt = "" if peer["rtt_s"] is None else f" {peer['rtt_s'] * 1000:.0f} ms"
     region = f" ({clean(peer['region'], 12)})" if peer["region"] else ""
+    role = "" if peer["role"] == "island" else f" {clean(peer['role'], 9)}"
     return (
         who + region,
-        clean(peer["status"], 9) + ("" if peer["role"] == "island" else f" {peer['role']}"),
+        clean(peer["status"], 9) + role,
         str(peer["round"]),
         agrees,
         number(peer["loss"]),
