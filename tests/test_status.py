@@ -13,6 +13,7 @@ from api_kit import KEY, PEER, Kit
 
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node import status
+from node.monitor import api
 from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, RoundDone, Validation
 from node.monitor.history import History
@@ -52,6 +53,49 @@ async def test_a_port_in_use_is_e303_or_moved(kit, server):
             assert answer.status == 200
     finally:
         await other.aclose()
+
+
+async def connected(address):
+    """Whether a connection is kept open for as long as an answer takes; it stays open."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    try:
+        async with asyncio.timeout(20):
+            return writer, (await reader.read(9)) == b"HTTP/1.1 "
+    except ConnectionError:
+        return writer, False
+
+
+async def test_connections_are_bounded_and_those_that_end_make_room(server, monkeypatch):
+    monkeypatch.setattr(api, "MAX_CONNECTIONS", 3)
+    held = [await connected(server.address) for _ in range(3)]
+    assert all(there for _, there in held)
+    more, there = await connected(server.address)
+    assert not there
+    more.close()
+    held[0][0].close()
+    async with asyncio.timeout(20):
+        while True:
+            another, there = await connected(server.address)
+            another.close()
+            if there:
+                break
+            await asyncio.sleep(0.01)
+    for writer, _ in held[1:]:
+        writer.close()
+
+
+async def test_half_a_request_is_not_waited_for(kit, monkeypatch):
+    monkeypatch.setattr(api, "IDLE_S", 0.2)
+    server = ApiServer(make_app(kit.state, kit.log, History()), "127.0.0.1:0")
+    reader, writer = await asyncio.open_connection(*(await server.start()).split(":"))
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+    finally:
+        writer.close()
+        await server.aclose()
 
 
 async def test_a_host_that_is_not_ours(kit):

@@ -15,6 +15,7 @@ other address than loopback all but ``/healthz`` want the key, as ``Authorizatio
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
@@ -34,6 +35,8 @@ from protocols.errors import OperatorError
 from protocols.sockets import open_listener
 
 MAX_EVENTS = 500  # of one answer
+MAX_CONNECTIONS = 256  # of one listener: strangers must not use up the process's descriptors
+IDLE_S = 60.0  # without a whole request a connection is closed
 _MAX_SEQ = 2**53
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -81,7 +84,10 @@ class ApiServer:
 
         ``option`` is where the operator has said ``address``.
         """
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
+        )
+        self._listening: asyncio.Server | None = None
         self._wanted = address
         self._may_move = may_move
         self._option = option
@@ -97,13 +103,31 @@ class ApiServer:
             host, _ = host_port(self._wanted)
             listener = await open_listener(hostport(host, 0), self._option)
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._protocol, sock=listener)
         self.address = hostport(host_port(self._wanted)[0], listener.getsockname()[1])
         return self.address
 
     async def aclose(self) -> None:
         """Stop listening and end open answers."""
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        """What speaks to one more connection."""
+        server = self._runner.server
+        if server is None or len(server.connections) >= MAX_CONNECTIONS:
+            return _Refused()
+        return server()
+
+
+class _Refused(asyncio.Protocol):
+    """Closes a connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 def _guard(key: str, host: str) -> Any:
