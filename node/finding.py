@@ -22,13 +22,14 @@ from node.data.tokenizer import FILE as TOKENIZER
 from node.entrance import PASSING, Entrance, Run, differences
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
+from node.outer_files import SHARD
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
+    from bootstrap.handshake import Greeting
     from node.runtime import Node
 
 ASK_AGAIN_S = 5.0  # a seed without a run asks its own peers so often
-SHARD = "evaluation.bin"
 
 
 @dataclass
@@ -108,10 +109,13 @@ class Finder:
                     raise
                 self.node.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
         home = self.node.home.root
-        shard, tokenizer = _kept(home / SHARD), _kept(home / TOKENIZER)
-        run = Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
+        run = _read(home, signed, greetings)
         if not (lost := _lost(run)):
             return run
+        for checkpoint in sorted(self.node.home.checkpoints.glob("ckpt-*"), reverse=True):
+            if not _lost(there := _read(checkpoint, signed, greetings)):
+                self._keep(there)
+                return there
         if not run.peers:
             raise operator_error(
                 "E404",
@@ -168,8 +172,13 @@ class Finder:
             return run
 
 
-def _kept(file: Path) -> bytes:
-    return file.read_bytes() if file.is_file() else b""
+def _read(folder: Path, signed: SignedManifest, greetings: list[Greeting]) -> Run:
+    """The run with its files as they lie in a folder; empty where they are not there."""
+    shard, tokenizer = (
+        file.read_bytes() if (file := folder / name).is_file() else b""
+        for name in (SHARD, TOKENIZER)
+    )
+    return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
 
 
 def _lost(run: Run) -> list[str]:

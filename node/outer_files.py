@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 TENSORS = "outer.safetensors"
 MANIFEST = "manifest.envelope"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
+SHARD = "evaluation.bin"
+BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ def write_outer(draft: Path, outer: OuterFiles) -> None:
     tensors["weight"] = np.array([outer.weight])
     write_tensors(draft / TENSORS, tensors)
     (draft / MANIFEST).write_bytes(outer.signed.data)
+
+
+def write_beside(draft: Path, home: Path) -> None:
+    """Take in the run's files of a state directory: a copy of the checkpoint is then enough."""
+    for name in BESIDE:
+        if (home / name).is_file():
+            shutil.copyfile(home / name, draft / name)
 
 
 def read_outer(checkpoint: Path) -> OuterFiles:

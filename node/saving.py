@@ -28,7 +28,7 @@ from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
-from node.outer_files import OuterFiles, read_outer, write_outer
+from node.outer_files import OuterFiles, read_outer, write_beside, write_outer
 from node.own_state import OwnReplica
 from node.replica import OuterReplica, OuterState
 from node.trainer.channel import ChannelClosedError, Saved
@@ -165,6 +165,7 @@ class Keeper:
 
     def _write(self, draft: Path, outer: _Outer) -> None:
         write_outer(draft, outer.files)
+        write_beside(draft, self.store.directory.parent)
         for fragment, (certificate, lineage) in enumerate(outer.standing):
             if certificate is not None:
                 made, way = _files(draft, fragment)

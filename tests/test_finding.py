@@ -14,7 +14,8 @@ from bootstrap.manifest import Evaluation, Manifest, SignedManifest
 from bootstrap.seeds import PeerCache
 from node.config import resolve
 from node.entrance import Run
-from node.finding import SHARD, Finder
+from node.finding import Finder
+from node.outer_files import SHARD, write_beside
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -88,6 +89,21 @@ async def test_and_fetched_from_a_peer_that_has_it(tmp_path: Path) -> None:
     assert found.shard == TEXT
     assert (tmp_path / SHARD).read_bytes() == TEXT
     assert found.peers == [identity(2).peer_id]
+
+
+async def test_and_found_in_a_checkpoint(tmp_path: Path) -> None:
+    """A copy of the checkpoints may be all that is left of a disk."""
+    before = tmp_path / "before"
+    before.mkdir()
+    (before / SHARD).write_bytes(TEXT)
+    checkpoints = tmp_path / "after" / "checkpoints"
+    for number, text in enumerate((TEXT, b"damaged")):
+        (checkpoints / f"ckpt-0000000{number}").mkdir(parents=True)
+        (before / SHARD).write_bytes(text)
+        write_beside(checkpoints / f"ckpt-0000000{number}", before)
+    found = await finder(tmp_path / "after", signed()).find(signed())
+    assert found.shard == TEXT
+    assert (tmp_path / "after" / SHARD).read_bytes() == TEXT
 
 
 async def test_a_lost_tokenizer_is_told_of(tmp_path: Path) -> None:

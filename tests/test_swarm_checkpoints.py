@@ -56,6 +56,7 @@ def test_a_lost_disk_is_made_good_by_the_copy(tmp_path: Path):
         lost.await_end(30)
         assert any((tmp_path / "copy").glob("ckpt-*/checkpoint.json"))
         shutil.rmtree(lost.dir / "checkpoints")
+        (lost.dir / "evaluation.bin").unlink()
         lost.start("--resume", "--checkpoint-copy", copy)
         assert finished(lost) == finished(reference)
 
