@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
@@ -32,7 +32,7 @@ from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
-from node.monitor.events import PeerRefused, Started, Stopping
+from node.monitor.events import Notice, PeerRefused, Started, Stopping
 from node.monitor.gpus import Gpus
 from node.monitor.history import History
 from node.monitor.machine import Machine
@@ -89,7 +89,9 @@ class Daemon:
             stack.callback(events.close)
             self.dashboard_key = self._dashboard_key()
             console = Console(
-                sys.stdout, as_json=self.config.json_log, dashboard_key=self.dashboard_key
+                sys.stdout,
+                as_json=self.config.json_log,
+                dashboard_key=self.printed_key(sys.stdout),
             )
             events.subscribe(console)
             if self.config.sink:
@@ -128,6 +130,14 @@ class Daemon:
         if not shown or (not self.config.api_key and is_loopback(host_port(shown)[0])):
             return ""
         return self.config.api_key or self.home.dashboard_key()
+
+    def printed_key(self, out: TextIO) -> str:
+        """The dashboard's key where a person looks at ``out``: a journal or a pipe keeps it."""
+        return self.dashboard_key if out.isatty() else ""
+
+    def where_key_is(self) -> str:
+        """In words, for a log that must not have the key itself."""
+        return "the one of --api-key" if self.config.api_key else f"in {self.home.key_file}"
 
     async def _open_transport(self, identity: Identity) -> HttpTransport:
         """Open the port; where nobody asked for this one and it is taken, any free one."""
@@ -348,6 +358,8 @@ class Node:
                 invitation_needed=bool(self.config.invitation),
             )
         )
+        if self.daemon.dashboard_key and not self.daemon.printed_key(sys.stdout):
+            self.events.emit(Notice(text=f"the dashboard's key is {self.daemon.where_key_is()}"))
 
     def _view(self) -> NodeView:
         return NodeView(

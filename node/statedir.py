@@ -61,6 +61,7 @@ class StateDir:
         self.events = root / "events.jsonl"
         self.history = root / "history.jsonl"
         self.api_file = root / "api.json"
+        self.key_file = root / "dashboard.key"
         self._lock: int | None = None
 
     def lock(self) -> None:
@@ -136,7 +137,7 @@ class StateDir:
 
     def dashboard_key(self) -> str:
         """The key of the dashboard's own listener, made when it is first asked for."""
-        path = self.root / "dashboard.key"
+        path = self.key_file
         with contextlib.suppress(OSError):
             if len(key := path.read_text(encoding="ascii", errors="replace").strip()) >= _KEY_BYTES:
                 return key

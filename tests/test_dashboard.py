@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -167,6 +168,21 @@ def test_the_key_that_is_made_stays_and_is_private(tmp_path: Any) -> None:
     assert (tmp_path / "dashboard.key").stat().st_mode & 0o777 == 0o600
     (tmp_path / "dashboard.key").write_text("short")
     assert len(StateDir(tmp_path).dashboard_key()) >= 16
+
+
+def test_the_key_is_printed_for_people_and_not_into_a_journal(tmp_path: Any) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    one = daemon(tmp_path, dashboard="0.0.0.0:1")
+    one.dashboard_key = one._dashboard_key()
+    assert one.printed_key(Terminal()) == one.dashboard_key
+    assert one.printed_key(io.StringIO()) == ""
+    assert one.dashboard_key not in one.where_key_is()
+    assert str(tmp_path / "dashboard.key") in one.where_key_is()
+    given = daemon(tmp_path, dashboard="0.0.0.0:1", api_key=KEY)
+    assert KEY not in given.where_key_is()
 
 
 def test_the_banner_shows_the_address_and_the_log_no_key() -> None:

@@ -228,6 +228,7 @@ def test_another_run_starts_anew(tmp_path: Path) -> None:
         '{"run": "8c41"}\n',
         "\x00" * 100,
         '{"run": "8c41", "schema": 9, "totals": {}}',
+        json.dumps({"run": RUN, "schema": 1, "totals": {"p": math.inf}}),
     ],
 )
 def test_a_damaged_file_is_started_anew(tmp_path: Path, text: str) -> None:
@@ -242,8 +243,12 @@ def test_a_damaged_file_is_started_anew(tmp_path: Path, text: str) -> None:
 def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     Kit(path).rounds(0, 1)
+    none = json.dumps([None] * len(COLUMNS))
+    whole = json.dumps([2, 9] + [0] * (len(COLUMNS) - 2))
     with path.open("a") as file:
+        file.write(f'[{none},{{}}]\n[{whole},{{"p":[1,Infinity]}}]\n{"[" * 100_000}\n')
         file.write('[[2,1],{}]\n[[1,"x"]]\nnull\n{"a":1}\n[[3,')
+    assert Kit(path).history.first == 0
     assert Kit(path).history.columns()["columns"]["round"] == [0, 1]
 
 

@@ -66,6 +66,8 @@ _WORST = (COLUMNS.index("outcome"), COLUMNS.index("failed"))
 _NEWEST = (_ROUND, _TIME)
 _START_ROWS = 256
 _DIGITS = 5  # significant, of what is sent and written
+# what reading a damaged file may raise
+_NOT_OURS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
 Array = npt.NDArray[np.float64]
 
@@ -283,7 +285,7 @@ class History:
                 self.totals = {str(k): int(v) for k, v in head["totals"].items()}
                 for line in file:
                     self._restore_row(line)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, KeyError, *_NOT_OURS):
             return False
         finally:
             self.path = path
@@ -292,9 +294,10 @@ class History:
     def _restore_row(self, line: str) -> None:
         try:
             values, islands = json.loads(line)
-            if len(values) == len(COLUMNS) and all(len(item) == 2 for item in islands.values()):
+            known = len(values) == len(COLUMNS) and math.isfinite(values[_ROUND])
+            if known and all(len(item) == 2 for item in islands.values()):
                 self._add(values, islands)
-        except (ValueError, TypeError, AttributeError):
+        except _NOT_OURS:
             return  # cut short by a full disk or a kill
 
     def _append(self, row: list[Any]) -> None:
