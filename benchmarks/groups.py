@@ -66,10 +66,10 @@ class Member:
         )
         self.exchange = Exchange(wiring, PLACE, self.shape, self, self)
         for name in ("slice", "merged", "sum"):
-            self._answer_push(name, getattr(self.exchange, f"on_{name}"))
-            self._answer_call(name, getattr(self.exchange, f"{name}_reached"))
-        for name in ("bring", "give"):
-            self._answer_call(name, getattr(self.exchange, name))
+            self._answer_push(name, getattr(self.exchange.inbox, f"on_{name}"))
+            self._answer_call(name, getattr(self.exchange.inbox, f"{name}_reached"))
+        self._answer_call("bring", self.exchange.outbox.bring)
+        self._answer_call("give", self.exchange.inbox.give)
 
     def _answer_push(self, name: str, take: Callable[..., Any]) -> None:
         async def push(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:

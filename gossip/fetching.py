@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from gossip.buffers import Whole
-from gossip.receiving import Inflow, pull_part
+from gossip.planned import Planned
+from gossip.receiving import pull_part
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, key_of
 from protocols.errors import RemoteProtocolError, TransportError
@@ -27,14 +28,14 @@ class Told(Protocol):
 
 @dataclass
 class Fetching:
-    """The fetches of one exchange. ``held`` are the parts that are here, ``inflows`` those that
-    are on their way; ``hold`` gets what is fetched."""
+    """The fetches of one exchange. ``held`` are the parts that are here; those that are
+    ``planned`` may be on their way. ``hold`` gets what is fetched."""
 
     transfers: Transfers
     listener: Told
     me: PeerId
     held: Mapping[PartKey, tuple[PartResult, torch.Tensor]]
-    inflows: Mapping[PartKey, Inflow]
+    planned: Planned
     whole: Whole
     hold: Callable[[PartResult, torch.Tensor], None]
     _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
@@ -83,8 +84,8 @@ class Fetching:
 
     async def _while_it_comes(self, key: PartKey, patience: float) -> None:
         """Wait as long as a part is on its way here already and moves: nobody sends it twice."""
-        moved = -1
-        while (inflow := self.inflows.get(key)) is not None and inflow.moved != moved:
+        moved, route = -1, self.planned.get(key)
+        while route and (inflow := route.inflow) is not None and inflow.moved != moved:
             moved = inflow.moved
             await asyncio.sleep(patience / 4)
 

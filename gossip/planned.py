@@ -1,47 +1,95 @@
-"""Which plan of a round asks for a part: what comes for one may overtake the plan itself."""
+"""The parts of a round as its plans ask for them, and which way each of them takes.
+
+What comes for a part may overtake the plan that asks for it, so whoever brings it waits a little.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gossip.receiving import Inflow
 from gossip.transfers import Transfers
 from gossip.validity import PartKey
 from protocols.errors import RemoteRefused
+from protocols.identity import PeerId
 from protocols.messages import Plan
 
 PLAN_WAIT_S = 5.0  # a slice may be so much quicker than the plan that announces it
 
 
+@dataclass(eq=False)
+class Route:
+    """One part (range, owner, basis) as this member deals with it.
+
+    Where the plan has groups a part's relay stands in for its owner: slices go to it, and the
+    merged part comes from it.
+    """
+
+    key: PartKey
+    plan: Plan  # the newest that asks for the part
+    sending: asyncio.Task[None] | None = None  # of my slice; kept when it has ended
+    via: PeerId | None = None  # the relay that gets my slice, not the owner
+    passed_on: tuple[PeerId, ...] | None = None  # who gets the part from me; None: I relay it not
+    inflow: Inflow | None = None  # the merged part on its way in
+
+
 @dataclass
 class Planned:
-    """The newest plan of each part, in one exchange."""
+    """The routes of one exchange."""
 
     transfers: Transfers
-    _plans: dict[PartKey, Plan] = field(default_factory=dict)
+    _routes: dict[PartKey, Route] = field(default_factory=dict)
+    _relayed: dict[PartKey, Route] = field(default_factory=dict)  # as if of their relays
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __contains__(self, key: PartKey) -> bool:
-        return key in self._plans
+        return key in self._routes or key in self._relayed
 
-    def __getitem__(self, key: PartKey) -> Plan:
-        return self._plans[key]
+    def routes(self) -> Iterable[Route]:
+        """The parts that plans have asked for."""
+        return self._routes.values()
 
-    def __setitem__(self, key: PartKey, plan: Plan) -> None:
-        self._plans[key] = plan
+    def get(self, key: PartKey) -> Route | None:
+        """The route of a part, if a plan has asked for it."""
+        return self._routes.get(key)
+
+    def add(self, key: PartKey, plan: Plan) -> Route:
+        """This plan asks for a part: its route, which may be under way."""
+        self._relayed.pop(key, None)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = Route(key, plan)
+        route.plan = plan
+        return route
+
+    def stand_in(self, relay: PeerId, route: Route) -> None:
+        """A relay speaks of a part as if it were its owner."""
+        start, stop, _, basis = route.key
+        self._relayed[start, stop, relay, basis] = route
+
+    def clear(self) -> None:
+        """The round is over: nothing is on its way any more."""
+        self._routes.clear()
+        self._relayed.clear()
 
     async def announce(self) -> None:
         """There are new ones, or the round is over: whoever waits has a look."""
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, key: PartKey) -> Plan:
-        """Wait for the plan that has this part. Raises RemoteRefused ``late``."""
+    async def until(self, key: PartKey) -> Route:
+        """Wait for the plan that has this part, which is named by its owner or its relay.
+
+        Raises RemoteRefused ``late``.
+        """
         try:
             async with asyncio.timeout(PLAN_WAIT_S), self._changed:
-                await self._changed.wait_for(lambda: self.transfers.closed or key in self._plans)
+                await self._changed.wait_for(lambda: self.transfers.closed or key in self)
         except TimeoutError:
             raise RemoteRefused("late", "no plan has this part") from None
         if self.transfers.closed:
             raise RemoteRefused("late", "the round is over here")
-        return self._plans[key]
+        relayed = self._relayed.get(key)
+        return self._routes[key] if relayed is None else relayed

@@ -167,35 +167,35 @@ class Service:
 
     async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         transfer, exchange = await self._transfer(sender, header)
-        return await exchange.on_slice(sender, transfer, incoming)
+        return await exchange.inbox.on_slice(sender, transfer, incoming)
 
     async def _slice_reached(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
-        return await exchange.slice_reached(sender, transfer)
+        return await exchange.inbox.slice_reached(sender, transfer)
 
     async def _on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         transfer, exchange = await self._transfer(sender, header)
-        return await exchange.on_merged(sender, transfer, incoming)
+        return await exchange.inbox.on_merged(sender, transfer, incoming)
 
     async def _merged_reached(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
-        return await exchange.merged_reached(sender, transfer)
+        return await exchange.inbox.merged_reached(sender, transfer)
 
     async def _on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         transfer, exchange = await self._transfer(sender, header)
-        return await exchange.on_sum(sender, transfer, incoming)
+        return await exchange.inbox.on_sum(sender, transfer, incoming)
 
     async def _sum_reached(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
-        return await exchange.sum_reached(sender, transfer)
+        return await exchange.inbox.sum_reached(sender, transfer)
 
     async def _on_bring(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
-        return await exchange.bring(sender, transfer)
+        return await exchange.outbox.bring(sender, transfer)
 
     async def _on_give(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
-        return await exchange.give(sender, transfer)
+        return await exchange.inbox.give(sender, transfer)
 
     async def _transfer(self, sender: PeerId, header: bytes) -> tuple[Transfer, Exchange]:
         """What is to be transferred, and the exchange that it belongs to."""

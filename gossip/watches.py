@@ -7,12 +7,12 @@ is judged by what moves (:class:`gossip.lateness.Overdue`), beside the round's o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gossip.lateness import Overdue, owner_patience_s, passing_patience_s, usual_s
-from gossip.receiving import Inflow
+from gossip.planned import Route
 from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place
 from protocols.errors import RemoteProtocolError, TransportError
@@ -28,26 +28,25 @@ class Blamed(Protocol):
 
 @dataclass
 class Watches:
-    """The watches of one exchange. ``held`` are the parts that are here, ``inflows`` those that
-    are on their way; ``shunned`` are relays that are of no use."""
+    """The watches of one exchange. ``held`` are the parts that are here; ``shunned`` are relays
+    that are of no use."""
 
     transfers: Transfers
     listener: Blamed
     place: Place
     held: Collection[PartKey]
-    inflows: Mapping[PartKey, Inflow]
     shunned: Collection[PeerId]
     _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
     _judges: dict[PartKey, Overdue] = field(default_factory=dict)
     _ends: dict[PartKey, float] = field(default_factory=dict)  # when those were here that are
     _known: tuple[float, float] = (-1.0, 0.0)  # when it was asked what is usual, and the answer
 
-    def watch(self, key: PartKey, plan: Plan, passing: PeerId | None) -> None:
+    def watch(self, route: Route, plan: Plan, passing: PeerId | None) -> None:
         """Blame the owner of a part that does not come and does not move.
 
         Where the relay ``passing`` ought to pass it on, the owner is first asked for it.
         """
-        self._tasks[key] = self.transfers.start(self._watch(key, plan, passing))
+        self._tasks[route.key] = self.transfers.start(self._watch(route, plan, passing))
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Watch no more; returns what has yet to end."""
@@ -58,13 +57,13 @@ class Watches:
         self._judges.clear()
         return ended
 
-    async def _watch(self, key: PartKey, plan: Plan, passing: PeerId | None) -> None:
-        patience = plan.patience_s
+    async def _watch(self, route: Route, plan: Plan, passing: PeerId | None) -> None:
+        key, patience = route.key, plan.patience_s
         if plan.groups:
             patience = owner_patience_s(patience, plan.expected_s)
         if passing is not None:
             relayed = passing_patience_s(plan.patience_s, plan.expected_s)
-            await self._until_overdue(key, plan, relayed, passing)
+            await self._until_overdue(route, plan, relayed, passing)
             if key in self.held:
                 return
             try:
@@ -74,22 +73,21 @@ class Watches:
             except (TransportError, RemoteProtocolError) as error:
                 self.listener.fault(key[2], f"gives no part: {error}")
                 return
-        await self._until_overdue(key, plan, patience)
+        await self._until_overdue(route, plan, patience)
         if key not in self.held:
             self.listener.fault(key[2], "its part does not come")
 
     async def _until_overdue(
-        self, key: PartKey, plan: Plan, patience: float, relay: PeerId | None = None
+        self, route: Route, plan: Plan, patience: float, relay: PeerId | None = None
     ) -> None:
         """Wait until a part is held, or is overdue, or its relay is found to be of no use."""
-        clock, wiring = self.transfers.wiring.now, self.transfers.wiring
+        key, clock, wiring = route.key, self.transfers.wiring.now, self.transfers.wiring
         size = wiring.codec.named(plan.codec).encoded_size(key[0], key[1])
         overdue = Overdue(clock(), patience, plan.expected_s, key[1] - key[0], size)
         if not plan.groups:  # else many come through one relay, whose pace would seem usual
             self._judges[key] = overdue
         while key not in self.held and relay not in self.shunned:
-            inflow = self.inflows.get(key)
-            moved = inflow.moved if inflow is not None else 0
+            moved = route.inflow.moved if route.inflow is not None else 0
             left = overdue.left(clock(), moved, bool(self.held), self._usual(overdue, clock()))
             if left <= 0:
                 return

@@ -105,30 +105,30 @@ class Peer:
 
     async def on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         message = Transfer.decode(header)
-        return await self.counted(sender, self.exchange.on_slice(sender, message, incoming))
+        return await self.counted(sender, self.exchange.inbox.on_slice(sender, message, incoming))
 
     async def on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         message = Transfer.decode(header)
-        return await self.counted(sender, self.exchange.on_merged(sender, message, incoming))
+        return await self.counted(sender, self.exchange.inbox.on_merged(sender, message, incoming))
 
     async def slice_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.slice_reached(sender, Transfer.decode(body))
+        return await self.exchange.inbox.slice_reached(sender, Transfer.decode(body))
 
     async def merged_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.merged_reached(sender, Transfer.decode(body))
+        return await self.exchange.inbox.merged_reached(sender, Transfer.decode(body))
 
     async def on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
         message = Transfer.decode(header)
-        return await self.counted(sender, self.exchange.on_sum(sender, message, incoming))
+        return await self.counted(sender, self.exchange.inbox.on_sum(sender, message, incoming))
 
     async def sum_reached(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.sum_reached(sender, Transfer.decode(body))
+        return await self.exchange.inbox.sum_reached(sender, Transfer.decode(body))
 
     async def on_bring(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.bring(sender, Transfer.decode(body))
+        return await self.exchange.outbox.bring(sender, Transfer.decode(body))
 
     async def on_give(self, sender: PeerId, body: bytes) -> bytes:
-        return await self.exchange.give(sender, Transfer.decode(body))
+        return await self.exchange.inbox.give(sender, Transfer.decode(body))
 
     async def on_part(self, sender: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)

@@ -1,0 +1,179 @@
+"""What others bring to this member in one round: slices to merge, and parts that are merged.
+
+A slice or the sum of a group goes to what merges it here (:mod:`gossip.owning`), or collects it
+for its group (:mod:`gossip.relaying`). A merged part comes from its owner or its relay, or is
+fetched from whoever holds it; what does not come though it could is watched for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from gossip.bodies import Wiring, chunk_at, result_from, trailer_size
+from gossip.buffers import Whole
+from gossip.certificate import check_result
+from gossip.fetching import Fetching
+from gossip.owning import Owning
+from gossip.planned import Planned, Route
+from gossip.receiving import Inflow, PartDrain
+from gossip.relaying import Relaying, SharedInflow
+from gossip.slicing import OwnContribution, WantsMerged
+from gossip.transfers import Transfers
+from gossip.validity import PartKey, Place, Shape, check_statement, fixes, key_of
+from gossip.watches import Watches
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
+from protocols.identity import PeerId
+from protocols.messages import Gram, PartResult, Plan, Transfer
+from protocols.transport import Incoming
+
+
+class Receiver(Protocol):
+    """Who is told of what comes, and of what does not."""
+
+    def held(self, result: PartResult) -> None: ...
+    def fault(self, peer: PeerId, why: str) -> None: ...
+    def lost(self, result: PartResult) -> None: ...
+    def refused(self, peer: PeerId, why: str) -> None: ...
+    def weighed(self, gram: Gram) -> None: ...
+    def behind(self, peer: PeerId) -> bool: ...
+
+
+@dataclass
+class Inbox:
+    """What comes in one exchange. ``shunned`` are relays that are of no use."""
+
+    wiring: Wiring
+    place: Place
+    shape: Shape
+    transfers: Transfers
+    planned: Planned
+    own: OwnContribution
+    listener: Receiver
+    shunned: set[PeerId]
+    parts: dict[PartKey, tuple[PartResult, torch.Tensor]] = field(default_factory=dict)
+    plan: Plan | None = None
+    owning: Owning = field(init=False)
+    relaying: Relaying = field(init=False)
+    watches: Watches = field(init=False)
+    fetching: Fetching = field(init=False)
+    _whole: Whole = field(init=False)
+
+    def __post_init__(self) -> None:
+        source, told = self.own.source, self.listener
+        wanted = source.merged if isinstance(source, WantsMerged) else None
+        self._whole = whole = Whole(self.shape.size, wanted)
+        merging = (self.wiring, self.transfers, self.own, told)
+        mix, moved, me = self.shape.mix, self.transfers, self.wiring.identity.peer_id
+        self.owning = Owning(*merging, self._hold, whole, mix, told.weighed)
+        self.relaying = Relaying(
+            *merging, lambda result, data: None, whole, mix, told.weighed, fault=told.fault
+        )
+        self.watches = Watches(moved, told, self.place, self.parts, self.shunned)
+        self.fetching = Fetching(moved, told, me, self.parts, self.planned, whole, self._hold)
+
+    # --- slices ------------------------------------------------------------------------------
+
+    async def on_slice(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+        """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
+        await self._asked_for(header)
+        await self._merging(header).take(sender, header, incoming)
+        return b""
+
+    async def slice_reached(self, sender: PeerId, header: Transfer) -> bytes:
+        """How much of the sender's slice is here. Raises RemoteRefused ``late``."""
+        await self._asked_for(header)
+        return self._merging(header).reached(sender, header).encode()
+
+    async def on_sum(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+        """Take the sum of a group from its relay. Raises RemoteRefused ``late``."""
+        await self._asked_for(header)
+        await self.owning.take_sum(sender, header, incoming)
+        return b""
+
+    async def sum_reached(self, sender: PeerId, header: Transfer) -> bytes:
+        """How much of a group's sum is here. Raises RemoteRefused ``late``."""
+        await self._asked_for(header)
+        return self.owning.sum_reached(sender, header).encode()
+
+    async def give(self, sender: PeerId, header: Transfer) -> bytes:
+        """A member asks for a part of mine that its relay does not pass on."""
+        await self._asked_for(header)
+        self.owning.give(sender, header)
+        return b""
+
+    async def _asked_for(self, header: Transfer) -> None:
+        """Wait for the plan in which I merge or relay this part. Raises RemoteRefused ``late``."""
+        me = self.wiring.identity.peer_id
+        await self.planned.until((header.start, header.stop, me, header.basis))
+
+    def _merging(self, header: Transfer) -> Owning:
+        return self.relaying if self.relaying.collects_range(header) else self.owning
+
+    # --- merged parts ------------------------------------------------------------------------
+
+    async def on_merged(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
+        """Take a merged part from its owner. Raises RemoteProtocolError or RemoteRefused."""
+        route = await self._part_from(sender, header)
+        inflow, plan = self._inflow(route), route.plan
+        if header.codec != plan.codec:
+            raise Malformed("a part in another codec than planned")
+        place, shape, owner = self.place, self.shape, route.key[2]
+        found: list[PartResult] = []
+
+        def finish(trailer: bytes) -> None:
+            result = result_from(header, owner, trailer)
+            check_statement(result, place, shape)
+            inflow.check_digest(result.digest)
+            check_result(place.run, result)
+            found.append(result)
+            if isinstance(inflow, SharedInflow):
+                inflow.end(trailer)
+
+        if isinstance(inflow, SharedInflow):
+            assert route.passed_on is not None
+            self.relaying.pass_on(route.key, header, plan, inflow, route.passed_on)
+        first = chunk_at(self.wiring.codec, header)
+        drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
+        try:
+            await self.transfers.receive(sender, header, incoming, drain)
+        except RemoteProtocolError:
+            if route.inflow is inflow:  # what is here of it is worth nothing
+                route.inflow = None
+                if isinstance(inflow, SharedInflow):
+                    self.wiring.transport.post(inflow.spoil)
+            raise
+        self._hold(found[0], inflow.data)
+        return b""
+
+    async def merged_reached(self, sender: PeerId, header: Transfer) -> bytes:
+        """How much of a part is here that the sender merged. Raises RemoteRefused ``late``."""
+        inflow = self._inflow(await self._part_from(sender, header))
+        return dataclasses.replace(header, done=inflow.elements).encode()
+
+    async def _part_from(self, sender: PeerId, header: Transfer) -> Route:
+        """Which part its owner, or the relay for it, is talking of."""
+        return await self.planned.until((header.start, header.stop, sender, header.basis))
+
+    def _inflow(self, route: Route) -> Inflow:
+        start, stop, *_ = route.key
+        if route.key in self.parts:
+            raise RemoteRefused("late", "held already")
+        if route.inflow is None:
+            codec = self.wiring.codec.named(route.plan.codec)
+            kind = Inflow if route.passed_on is None else SharedInflow
+            route.inflow = kind(codec, start, stop, self._whole)
+        return route.inflow
+
+    def _hold(self, result: PartResult, data: torch.Tensor) -> None:
+        """Keep a part, the first that comes, or the one that the plan says it is."""
+        key = key_of(result)
+        if self.transfers.closed or (key in self.parts and not fixes(self.plan, result)):
+            return
+        self.parts[key] = (result, data)
+        if (route := self.planned.get(key)) is not None:
+            route.inflow = None
+        self.listener.held(result)

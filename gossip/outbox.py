@@ -1,0 +1,122 @@
+"""What this member sends of its own in one round: its slice of every part, to who merges it.
+
+That is the part's owner or, where the plan has groups, its relay. Where the relay takes nothing,
+or the owner waits for it no more, what has not come through it goes straight to the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from gossip.planned import Planned, Route
+from gossip.relaying import Relaying
+from gossip.slicing import OwnContribution, SliceFeed
+from gossip.transfers import Transfers, header_of
+from gossip.validity import PartKey, Place
+from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
+from protocols.identity import PeerId
+from protocols.messages import Plan, Transfer
+
+UNBLAMED = ("late", "unfit")  # refusals of a slice that do not speak against the owner
+
+
+class Untaken(Protocol):
+    """Who is told of slices that are not taken."""
+
+    def fault(self, peer: PeerId, why: str) -> None: ...
+    def declined(self, peer: PeerId, why: str) -> None: ...
+    def refused(self, peer: PeerId, why: str) -> None: ...
+
+
+@dataclass
+class Outbox:
+    """My slices in one exchange. ``held`` are the parts that are here merged, ``shunned`` the
+    relays that took no slice."""
+
+    place: Place
+    transfers: Transfers
+    planned: Planned
+    own: OwnContribution
+    relaying: Relaying
+    listener: Untaken
+    held: Collection[PartKey]
+    shunned: set[PeerId]
+
+    @property
+    def me(self) -> PeerId:
+        return self.transfers.wiring.identity.peer_id
+
+    def send(self, route: Route, via: PeerId | None = None, *, ask: bool = False) -> None:
+        """Send my slice to the part's owner, or to the relay ``via``; ``ask`` how much it has."""
+        route.sending = self.transfers.start(self._send(route, route.plan, via, ask=ask))
+
+    def detach(self, route: Route) -> None:
+        """What of my slice has not come through its relay is to go to the owner."""
+        running, route.via, route.sending = route.sending, None, None
+        if running is not None:
+            running.cancel()
+
+    def stop_but(self, wanted: Collection[PartKey]) -> list[asyncio.Task[None]]:
+        """Send slices of these parts alone; returns what was begun of the others."""
+        ended = [
+            route.sending
+            for route in self.planned.routes()
+            if route.sending is not None and route.key not in wanted
+        ]
+        for task in ended:
+            task.cancel()
+        return ended
+
+    async def bring(self, sender: PeerId, header: Transfer) -> bytes:
+        """The owner of a part waits for my relay no more, and asks for my slice itself."""
+        route = await self.planned.until((header.start, header.stop, sender, header.basis))
+        plan, key = route.plan, route.key
+        counts = any(c.peer == self.me and c.active for c in plan.contributors)
+        known = route.sending is not None and route.via is None  # it is on its way there already
+        if counts and plan.groups and key not in self.held and not known:
+            if route.via is not None and route.sending is not None and not route.sending.done():
+                self.shunned.add(route.via)  # it takes nothing: so nothing will come from it either
+            self.relaying.drop(key)
+            self.detach(route)
+            self.send(route, ask=True)
+        return b""
+
+    async def _send(self, route: Route, plan: Plan, via: PeerId | None, *, ask: bool) -> None:
+        route.via = via
+        try:
+            await self._push(route.key, plan, via or route.key[2], ask=ask)
+        except (TransportError, RemoteProtocolError) as error:
+            harmless = isinstance(error, RemoteRefused) and error.code in UNBLAMED
+            if harmless or route.key in self.held or self.transfers.closed:
+                return
+            owner = route.key[2]
+            if via is not None:
+                # that may be the link alone, and its owner can have it from me: nobody is blamed
+                self.listener.refused(via, f"took no slice for its group: {error}")
+                self.shunned.add(via)
+                await self._send(route, plan, None, ask=True)
+            elif isinstance(error, RemoteRefused):
+                self.listener.declined(owner, f"wants no slice: {error}")
+            else:
+                route.sending = None  # to be sent again by a later plan
+                self.listener.fault(owner, f"took no slice: {error}")
+
+    async def _push(self, key: PartKey, plan: Plan, to: PeerId, *, ask: bool) -> None:
+        """Push my slice, or an empty one in its place. Raises what :meth:`Transfers.push` does."""
+        codec = self.transfers.wiring.codec.named(plan.codec)
+        header, source = header_of(self.place, key, plan), self.own.source
+
+        async def push(*, everything: bool) -> None:
+            def feed(first: int) -> SliceFeed:
+                return SliceFeed(codec, source, key[0], key[1], first if everything else None)
+
+            await self.transfers.push(to, "slice", header, feed, plan.patience_s, ask=ask)
+
+        try:
+            await push(everything=await self.own.is_sound())
+        except ValueError as error:  # it is not any more what it was when it was looked at
+            self.listener.refused(self.me, f"own pseudo-gradient: {error}")
+            await push(everything=False)
