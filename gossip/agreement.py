@@ -222,8 +222,9 @@ class Agreement:
         if self.certificate is not None or vote.voter in self._liars:
             return []
         place, ballot = self.place, (vote.epoch, vote.ballot)
-        if (vote.run, vote.fragment, vote.round) != (place.run, place.fragment, place.round):
-            raise Stale("a vote for another round")
+        there = (vote.run, vote.fragment, vote.round, vote.previous)
+        if there != (place.run, place.fragment, place.round, place.previous):
+            raise Stale("a vote for another round, or of another side of a fork")
         if vote.voter not in (self._roster_of(ballot) or self.roster):
             raise BadSignature("a vote from outside the roster")
         cert.check_vote(vote)
@@ -242,17 +243,18 @@ class Agreement:
     def on_votes(self, votes: Votes) -> list[Event]:
         """Count votes that somebody has collected. Raises as :meth:`on_vote` does."""
         events: list[Event] = []
-        place = (self.place.run, votes.fragment, votes.round, votes.epoch, votes.ballot)
+        place = (self.place.run, votes.fragment, votes.round, votes.previous)
+        slot = (votes.epoch, votes.ballot, votes.outcome)
         for signed in votes.votes:
-            events += self.on_vote(Vote(*place, votes.outcome, signed.voter, signed.signature))
+            events += self.on_vote(Vote(*place, *slot, signed.voter, signed.signature))
         return events
 
     def collected(self) -> Votes | None:
         """The votes that decided the round, where they did so here."""
         if (done := self.certificate) is None:
             return None
-        place = (done.outcome.fragment, done.outcome.round, done.epoch, done.ballot)
-        return Votes(*place, self._voted_hash, done.votes)
+        place = (done.outcome.fragment, done.outcome.round, done.outcome.previous)
+        return Votes(*place, done.epoch, done.ballot, self._voted_hash, done.votes)
 
     def voted_for(self, head: bytes) -> bool:
         """Whether this is the outcome that I have voted for."""
@@ -344,6 +346,7 @@ class Agreement:
             self.place.run,
             self.place.fragment,
             self.place.round,
+            self.place.previous,
             self._ballot(),
             self._voted_hash,
         )

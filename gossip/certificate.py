@@ -126,20 +126,18 @@ def sign_vote(
     run: bytes,
     fragment: int,
     round_: int,
+    previous: bytes,
     ballot: tuple[int, int],
     hash_: bytes,
 ) -> Vote:
     """``I hold every part of this outcome`` in ``ballot`` = (epoch, number)."""
-    vote = Vote(run, fragment, round_, *ballot, hash_, identity.peer_id, b"")
-    signature = identity.sign(_VOTE + vote.encode())
-    return Vote(run, fragment, round_, *ballot, hash_, identity.peer_id, signature)
+    vote = Vote(run, fragment, round_, previous, *ballot, hash_, identity.peer_id, b"")
+    return replace(vote, signature=identity.sign(_VOTE + vote.encode()))
 
 
 def check_vote(vote: Vote) -> None:
     """Raise :class:`BadSignature` unless the voter signed it."""
-    unsigned = Vote(
-        vote.run, vote.fragment, vote.round, vote.epoch, vote.ballot, vote.outcome, vote.voter, b""
-    )
+    unsigned = replace(vote, signature=b"")
     verify(vote.voter, vote.signature, _VOTE + unsigned.encode())
 
 
@@ -188,13 +186,14 @@ def check_handover(handover: Handover, *, run: bytes, roster: tuple[PeerId, ...]
         raise Stale("the certificate was not made by the roster in office")
     if roster is not None and not decided <= set(roster):
         raise Stale("the certificate was made by strangers")
-    place = (handover.fragment, handover.round, handover.epoch, handover.ballot)
+    place = (handover.fragment, handover.round, handover.previous)
+    ballot = (handover.epoch, handover.ballot)
     hash_ = handover_hash(handover)
     seen: set[PeerId] = set()
     for signed in handover.votes:
         if signed.voter in seen or signed.voter not in decided:
             raise BadSignature("a vote is doubled or from outside the roster")
-        check_vote(Vote(run, *place, hash_, signed.voter, signed.signature))
+        check_vote(Vote(run, *place, *ballot, hash_, signed.voter, signed.signature))
         seen.add(signed.voter)
     if len(seen) < majority(handover.roster):
         raise BadSignature(f"{len(seen)} votes of a roster of {len(handover.roster)}")

@@ -323,7 +323,10 @@ class Outcome(Message, kind=13, max_bytes=1024 * 1024):
 
 
 class Promise(Message, kind=14, max_bytes=2 * 1024 * 1024):
-    """Answer to :class:`Prepare`; ``voted`` is the outcome this member last voted for."""
+    """Answer to :class:`Prepare`; ``voted`` is the outcome this member last voted for.
+
+    Not signed: it goes back over the connection that asked, which named the place in the chain.
+    """
 
     epoch: int
     ballot: int  # the promised ballot; higher than asked for: refused
@@ -334,11 +337,15 @@ class Promise(Message, kind=14, max_bytes=2 * 1024 * 1024):
 
 
 class Vote(Message, kind=15):
-    """``I hold every part of this outcome``; signed over everything but the signature."""
+    """``I hold every part of this outcome``; signed over everything but the signature.
+
+    With ``previous``, since rounds of one number on two sides of a fork are not the same round.
+    """
 
     run: Digest
     fragment: int
     round: int
+    previous: Digest  # certificate the round builds on
     epoch: int
     ballot: int
     outcome: Digest
@@ -358,6 +365,7 @@ class Votes(Message, kind=19):
 
     fragment: int
     round: int
+    previous: Digest
     epoch: int
     ballot: int
     outcome: Digest

@@ -132,7 +132,7 @@ def certificate_of(
     hash_ = outcome_hash(outcome)
     votes = {
         voter.peer_id: sign_vote(
-            voter, RUN, outcome.fragment, outcome.round, ballot, hash_
+            voter, RUN, outcome.fragment, outcome.round, outcome.previous, ballot, hash_
         ).signature
         for voter in voters
     }

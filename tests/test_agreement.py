@@ -74,7 +74,11 @@ def test_a_majority_of_votes_decides_for_who_holds_it_and_is_pointed_out_to_who_
     members, plan, other = adopt()
     results = results_of(plan, members)
     hash_ = outcome_hash(outcome_of(plan, results, PLACE.work))
-    votes = [sign_vote(i, RUN, 0, 3, (0, 0), hash_) for i in members if i.peer_id != other.me]
+    votes = [
+        sign_vote(i, RUN, 0, 3, PLACE.previous, (0, 0), hash_)
+        for i in members
+        if i.peer_id != other.me
+    ]
     assert other.on_vote(votes[0]) == []
     assert other.on_vote(votes[0]) == []  # the same again
     (event,) = other.on_vote(votes[1])

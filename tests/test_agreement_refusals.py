@@ -21,8 +21,8 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreed import Decided, Equivocated
-from gossip.agreement import LEAP, NONE, VOTES_KEPT
+from gossip.agreed import CastVote, Decided, Equivocated
+from gossip.agreement import LEAP, NONE, VOTES_KEPT, Agreement
 from gossip.certificate import (
     outcome_hash,
     outcome_of,
@@ -210,29 +210,31 @@ def test_one_voter_cannot_crowd_out_the_others() -> None:
     members, plan, other = adopt()
     liar, honest = (i for i in members if i.peer_id != other.me)
     for number in range(300):
-        other.on_vote(sign_vote(liar, RUN, 0, 3, (0, number), bytes([number % 256]) * 32))
+        other.on_vote(
+            sign_vote(liar, RUN, 0, 3, PLACE.previous, (0, number), bytes([number % 256]) * 32)
+        )
     assert len(other._votes) <= VOTES_KEPT
     results = results_of(plan, members)
     for result in results:
         other.on_held(result)
     hash_ = outcome_hash(outcome_of(plan, results, PLACE.work))
-    events = other.on_vote(sign_vote(honest, RUN, 0, 3, (0, 0), hash_))
+    events = other.on_vote(sign_vote(honest, RUN, 0, 3, PLACE.previous, (0, 0), hash_))
     assert [type(event) for event in events] == [Decided]
 
 
 def test_votes_that_are_refused() -> None:
     members, _, other = adopt()
     voter = next(i for i in members if i.peer_id != other.me)
-    vote = sign_vote(voter, RUN, 0, 3, (0, 0), b"a" * 32)
+    vote = sign_vote(voter, RUN, 0, 3, PLACE.previous, (0, 0), b"a" * 32)
     other.on_vote(vote)
     with pytest.raises(BadSignature):
         other.on_vote(dataclasses.replace(vote, ballot=1))
     with pytest.raises(BadSignature):
-        other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, (0, 0), b"a" * 32))
+        other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, PLACE.previous, (0, 0), b"a" * 32))
     with pytest.raises(BadSignature):  # nor under a ballot whose roster is not known
-        other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, (7, 0), b"a" * 32))
+        other.on_vote(sign_vote(EVERYBODY[4], RUN, 0, 3, PLACE.previous, (7, 0), b"a" * 32))
     with pytest.raises(Stale):
-        other.on_vote(sign_vote(voter, RUN, 0, 4, (0, 0), b"a" * 32))
+        other.on_vote(sign_vote(voter, RUN, 0, 4, PLACE.previous, (0, 0), b"a" * 32))
 
 
 def test_who_votes_for_two_outcomes_is_named_and_its_votes_do_not_count() -> None:
@@ -240,7 +242,7 @@ def test_who_votes_for_two_outcomes_is_named_and_its_votes_do_not_count() -> Non
     liar, *honest = (i for i in members if i.peer_id != other.me)
 
     def vote(voter: Identity, outcome: bytes) -> Vote:
-        return sign_vote(voter, RUN, 0, 3, (0, 0), outcome * 32)
+        return sign_vote(voter, RUN, 0, 3, PLACE.previous, (0, 0), outcome * 32)
 
     assert other.on_vote(vote(liar, b"a")) == []
     assert other.on_vote(vote(liar, b"b")) == [Equivocated(liar.peer_id)]
@@ -259,3 +261,46 @@ def test_rosters_of_later_epochs_are_not_collected_for_ever() -> None:
         other.on_prepare(members[1].peer_id, Prepare(0, 3, epoch, number, PLACE.previous, roster))
     assert len(other._rosters) <= 32
     assert other.office == roster
+
+
+def test_a_vote_of_another_side_of_a_fork_says_nothing_about_its_voter() -> None:
+    """Rounds of one number on two sides are two rounds: who was honest on both is not a liar."""
+    members, plan, other = adopt()
+    honest = next(i for i in members if i.peer_id != other.me)
+    there = dataclasses.replace(PLACE, previous=b"f" * 32)
+    apart = [honest, EVERYBODY[4]]
+    plan_there = plan_of(leader(apart, place=there), apart, place=there)
+    abroad = Agreement(honest, there, SHAPE, roster_of(apart))
+    abroad.on_plan(plan_there.leader, plan_there)
+    (cast,) = [e for r in results_of(plan_there, apart) for e in abroad.on_held(r)]
+    assert isinstance(cast, CastVote)
+    old = cast.vote
+    assert (old.round, old.epoch, old.ballot) == (plan.round, plan.epoch, plan.ballot)
+    mine = sign_vote(honest, RUN, 0, 3, PLACE.previous, (0, 0), b"a" * 32)
+
+    for shown in [(old, mine), (mine, old)]:
+        other = adopt()[2]
+        events = []
+        for vote in shown:
+            try:
+                events += other.on_vote(vote)
+            except Stale:
+                assert vote is old
+        assert events == []
+        assert other._votes == {((0, 0), b"a" * 32): {honest.peer_id: mine.signature}}
+    relabelled = dataclasses.replace(old, previous=PLACE.previous)
+    with pytest.raises(BadSignature):  # nor can anybody else make it one of this side
+        other.on_vote(relabelled)
+
+
+def test_who_was_on_two_sides_of_a_fork_and_lies_on_one_is_named_there() -> None:
+    members, _, other = adopt()
+    liar = next(i for i in members if i.peer_id != other.me)
+    votes = [
+        sign_vote(liar, RUN, 0, 3, previous, (0, 0), outcome * 32)
+        for previous, outcome in [(b"f" * 32, b"c"), (PLACE.previous, b"a"), (PLACE.previous, b"b")]
+    ]
+    with pytest.raises(Stale):
+        other.on_vote(votes[0])
+    assert other.on_vote(votes[1]) == []
+    assert other.on_vote(votes[2]) == [Equivocated(liar.peer_id)]

@@ -118,12 +118,13 @@ def test_survivors_may_certify_in_a_later_epoch(identities: Identities) -> None:
 
 
 def test_votes_are_for_one_run_round_and_ballot(identities: Identities) -> None:
-    vote = sign_vote(identities(1)[0], RUN, 0, 3, (0, 2), b"h" * 32)
+    vote = sign_vote(identities(1)[0], RUN, 0, 3, PLACE.previous, (0, 2), b"h" * 32)
     check_vote(vote)
     for change in (
         {"run": b"x" * 32},
         {"fragment": 1},
         {"round": 4},
+        {"previous": b"p" * 32},
         {"epoch": 1},
         {"ballot": 3},
         {"outcome": b"i" * 32},

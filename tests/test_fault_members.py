@@ -25,7 +25,7 @@ def lie(member: Member) -> None:
         votes = []
         for instruction in instructions:
             if isinstance(instruction, Work):
-                at = (place.run, place.fragment, place.round)
+                at = (place.run, place.fragment, place.round, place.previous)
                 ballot = (instruction.plan.epoch, instruction.plan.ballot)
                 votes.append(sign_vote(member.identity, *at, ballot, b"x" * 32))
             elif isinstance(instruction, Send) and isinstance(instruction.message, Vote):

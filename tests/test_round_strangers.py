@@ -40,7 +40,7 @@ def _decoded(data: bytes) -> object:
 async def said_by(swarm: SimulatedSwarm, author: Identity, round_: int) -> None:
     """A note of ``author`` to the first member, for all others."""
     first, *others = swarm.living()
-    note = passed(author, RUN, Votes(0, round_, 0, 0, bytes(32), ()))
+    note = passed(author, RUN, Votes(0, round_, bytes(32), 0, 0, bytes(32), ()))
     told = Passed(
         note.fragment,
         note.round,
