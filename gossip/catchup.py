@@ -6,7 +6,6 @@ each part must match the digest they voted for.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,9 +13,8 @@ from enum import Enum
 import torch
 
 from gossip.bodies import Wiring
-from gossip.buffers import Whole
 from gossip.certificate import check_certificate
-from gossip.receiving import pull_part
+from gossip.gathering import Gathering, Paces
 from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
@@ -62,7 +60,13 @@ class CatchUp:
     rejected: Callable[[PeerId, str], None]
     far: Callable[[PeerId], bool]  # whether a download gets us nearer to where a peer stands
     replayed: Callable[[float], None]  # told how long a round took
-    _silent: set[PeerId] = field(default_factory=set)  # did not answer: asked last, from then on
+    announced: Callable[[PeerId], float]  # what a peer's uplink carries, bytes a second; 0: unknown
+    link: Callable[[], float]  # what our downlink does
+    _gathering: Gathering = field(init=False)
+
+    def __post_init__(self) -> None:
+        paces = Paces(self.announced, self.link)
+        self._gathering = Gathering(self.wiring, paces, self.rejected)
 
     async def follow(self, sources: Sequence[PeerId]) -> Ending:
         """Replay rounds from ``sources`` until one of them has no more.
@@ -144,36 +148,15 @@ class CatchUp:
         self, certificate: Certificate, source: PeerId
     ) -> dict[tuple[int, int], torch.Tensor]:
         """All parts of a certified round; raises TransportError when one is not to be had."""
-        voters = [signed.voter for signed in certificate.votes if signed.voter != source]
+        me, outcome = self.wiring.identity.peer_id, certificate.outcome
+        donors = [source, *(s.voter for s in certificate.votes if s.voter != source)]
         parts: dict[tuple[int, int], torch.Tensor] = {}
-        whole = Whole(certificate.outcome.parts[-1].stop)
-
-        async def get(result: PartResult, turn: int) -> None:
+        wanted: dict[PartResult, list[PeerId]] = {}
+        for index, result in enumerate(result for result in outcome.parts if result.digest):
             kept = self.held(key_of(result))
             if kept is not None and kept[0].digest == result.digest:
                 parts[result.start, result.stop] = kept[1]
-                return
-            asked = [source, *voters]
-            asked = [p for p in asked[turn:] + asked[:turn] if p != self.wiring.identity.peer_id]
-            for peer in sorted(asked, key=self._silent.__contains__):
-                try:
-                    parts[result.start, result.stop] = await pull_part(
-                        self.wiring, peer, result, CALL_TIMEOUT_S, whole
-                    )
-                except RemoteProtocolError as error:
-                    self.rejected(peer, str(error))
-                except TransportError:
-                    self._silent.add(peer)
-                else:
-                    self._silent.discard(peer)
-                    return
-            raise TransportError(f"nobody has part {result.start}-{result.stop}")
-
-        wanted = [result for result in certificate.outcome.parts if result.digest]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index, result in enumerate(wanted):
-                    group.create_task(get(result, index % (len(voters) + 1)))
-        except* TransportError as failures:
-            raise TransportError(str(failures.exceptions[0])) from failures
-        return parts
+                continue
+            turn = index % len(donors)  # so that all are asked at once
+            wanted[result] = [p for p in donors[turn:] + donors[:turn] if p != me]
+        return parts | await self._gathering.gather(wanted, outcome.parts[-1].stop)

@@ -114,6 +114,7 @@ class Chain(Wired):
             Approach(
                 self.rules.encoded_bytes(self.rules.codecs[0], 0, size), self.rules.state_bytes
             ),
+            lambda: self.presence.status.download,
         )
         patience_s, rejected = self.rules.patience_s, self.hooks.rejected
         self.sending = Sending(

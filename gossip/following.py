@@ -43,6 +43,7 @@ class Following:
     rejected: Callable[[PeerId, str], None]
     behind: Callable[[Ending, tuple[PeerId, ...]], None]
     approach: Approach
+    link: Callable[[], float]  # what our downlink carries, bytes a second; 0: unknown
     under_way: bool = False
     _replay: CatchUp = field(init=False)
     _news: bool = False  # while it was under way
@@ -50,7 +51,7 @@ class Following:
     def __post_init__(self) -> None:
         self._replay = CatchUp(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
-            self._is_far, self.approach.replayed,
+            self._is_far, self.approach.replayed, self._upload, self.link,
         )  # fmt: skip
 
     def compare(self, announce: Announce) -> None:
@@ -98,6 +99,10 @@ class Following:
         if not (trying or self.approach.asking):
             return 0.0
         return self.approach.asks(self.missing(), self.wiring.now())
+
+    def _upload(self, peer: PeerId) -> float:
+        claim = self.membership.announcement(peer)
+        return claim.upload if claim is not None else 0.0
 
     def _is_far(self, source: PeerId) -> bool:
         claim = self.membership.announcement(source)

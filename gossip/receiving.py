@@ -29,6 +29,7 @@ class Inflow:
         self.data = whole.take(codec, start, stop)
         self.checked = 0  # chunks that are here, whole and sound
         self.moved = 0  # bytes that have come, in all transfers together
+        self.filled = 0  # bytes from the part's beginning that are here
         self.newest: object = None  # of the transfers: an older one has no more to say
         self._values = whole.values if codec.name != "fp32" else None
         self._hasher = blake3()
@@ -38,6 +39,11 @@ class Inflow:
     def elements(self) -> int:
         """How many of the part's first elements are here."""
         return self.chunks[self.checked - 1].stop - self.start if self.checked else 0
+
+    @property
+    def left(self) -> int:
+        """How many bytes are not here yet."""
+        return len(self._bytes) - self.filled
 
     def check(self) -> None:
         """Another chunk is whole: hash it, try it. Raises NonFinite or Malformed."""
@@ -59,16 +65,19 @@ class Inflow:
 class PartDrain:
     """One transfer of a part, from the ``first`` chunk on, and then of ``trailer`` bytes.
 
-    ``finish`` gets the trailer when all is in, and raises if it is not right.
+    Or, without ``first``, from the first byte on that is not here. ``finish`` gets the trailer
+    when all is in, and raises if it is not right.
     """
 
     def __init__(
-        self, inflow: Inflow, first: int, trailer: int, finish: Callable[[bytes], None]
+        self, inflow: Inflow, first: int | None, trailer: int, finish: Callable[[bytes], None]
     ) -> None:
         self._inflow, self._first, self._finish = inflow, first, finish
         self._view = as_bytes(inflow.data)
         self._trailer = memoryview(bytearray(trailer))
-        at = inflow.chunks[first].offset if first < len(inflow.chunks) else len(self._view)
+        at = inflow.filled if first is None else len(self._view)
+        if first is not None and first < len(inflow.chunks):
+            at = inflow.chunks[first].offset
         self._at = at
         self.length = len(self._view) - at + trailer
         self._left = self.length
@@ -85,7 +94,8 @@ class PartDrain:
         is here, and ``late`` once a newer transfer of it has begun.
         """
         if not self._begun:
-            if self._first != self._inflow.checked:
+            stands = self._inflow.filled if self._first is None else self._inflow.checked
+            if stands != (self._at if self._first is None else self._first):
                 raise RemoteRefused("again", "it stands elsewhere by now")
             self._begun, self._inflow.newest = True, self._mark
         elif self._inflow.newest is not self._mark:
@@ -100,6 +110,7 @@ class PartDrain:
         self._left -= count
         if self._at < len(self._view):
             self._at += count
+            self._inflow.filled = self._at
             if self._at == self._chunk_end():
                 self._inflow.check()
         if not self._left:
@@ -114,15 +125,25 @@ async def pull_part(
     wiring: Wiring, peer: PeerId, result: PartResult, timeout: float, whole: Whole
 ) -> torch.Tensor:
     """The encoded bytes of a merged part, checked. Raises TransportError or RemoteProtocolError."""
-    header = PartRequest(
-        wiring.run, result.fragment, result.round, result.start, result.stop, result.digest
-    )
     inflow = Inflow(wiring.codec.named(result.codec), result.start, result.stop, whole)
-    drain = PartDrain(inflow, 0, 0, lambda _: inflow.check_digest(result.digest))
+    await pull_rest(wiring, peer, result, timeout, inflow)
+    return inflow.data
+
+
+async def pull_rest(
+    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float, inflow: Inflow
+) -> None:
+    """Pull what is not here yet of a merged part, and check all of it.
+
+    Where it is left meanwhile what came stays. Raises TransportError or RemoteProtocolError.
+    """
+    at = (wiring.run, result.fragment, result.round, result.start, result.stop)
+    header = PartRequest(*at, result.digest, inflow.filled)
+    drain = PartDrain(inflow, None, 0, lambda _: None)
     async with wiring.transport.pull(
         peer, "part", header.encode(), max_length=drain.length, timeout=timeout
     ) as incoming:
         if incoming.length != drain.length:
             raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
         await incoming.into(drain)
-    return inflow.data
+    inflow.check_digest(result.digest)

@@ -230,7 +230,9 @@ class Service:
                     data = held
         if data is None:
             raise RemoteRefused("gone", "this part is not kept here")
-        return BufferFeed(as_bytes(data))
+        if request.skip > len(data):
+            raise Malformed("more is skipped than there is")
+        return BufferFeed(as_bytes(data)[request.skip :])
 
     def _chain(self, fragment: int) -> Chain:
         if not 0 <= fragment < len(self.chains):

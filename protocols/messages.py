@@ -445,7 +445,7 @@ class Transfer(Message, kind=20):
 
 
 class PartRequest(Message, kind=22):
-    """Header of a pull: the encoded bytes of a merged part, by digest."""
+    """Header of a pull: the encoded bytes of a merged part, by digest, but the first ``skip``."""
 
     run: Digest
     fragment: int
@@ -453,6 +453,7 @@ class PartRequest(Message, kind=22):
     start: int
     stop: int
     digest: Digest
+    skip: int
 
 
 class CertificateRequest(Message, kind=23):

@@ -134,7 +134,7 @@ class Peer:
         request = PartRequest.decode(header)
         for result, data in self.exchange.parts.values():
             if result.digest == request.digest:
-                return BufferFeed(as_bytes(data))
+                return BufferFeed(as_bytes(data)[request.skip :])
         raise RemoteRefused("gone")
 
     def mean(self) -> torch.Tensor:

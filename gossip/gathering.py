@@ -1,0 +1,224 @@
+"""The parts of a certified round, pulled from all who hold them, and from none that is far slower.
+
+Each part is pulled from one donor at a time. How much comes is looked at again and again: a donor
+that gives far less than another one would is left for that one, which is asked for the rest.
+What a donor gives is measured; of one not tried yet it is assumed to be what it announces and the
+link carries. So where this node's own link is what is short, no donor seems slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from gossip.bodies import Wiring
+from gossip.buffers import Whole
+from gossip.receiving import Inflow, pull_rest
+from protocols.errors import RemoteProtocolError, TransportError
+from protocols.identity import PeerId
+from protocols.messages import PartResult
+
+LOOK_S = 0.5  # so often it is looked at what a donor gives
+JUDGED_S = 2.0  # by what came in so long, and not before; what is here sooner is waited for
+FAR = 4.0  # another one has to be quicker by so much
+STALL_S = 5.0  # without a byte, or less than the transport's least rate: the donor has failed
+UNKNOWN = 12.5e6  # bytes a second assumed of who announces nothing: 100 Mbit/s
+
+
+@dataclass
+class Paces:
+    """Bytes a second that donors give to one pull. Pure.
+
+    ``announced`` says what a donor's link carries, ``link`` what ours does; 0: not known.
+    """
+
+    announced: Callable[[PeerId], float]
+    link: Callable[[], float]
+    pulls: int = 0  # going on
+    _given: dict[PeerId, float] = field(default_factory=dict)
+    _failed: set[PeerId] = field(default_factory=set)  # when they were asked last
+
+    def order(self, donors: Iterable[PeerId]) -> list[PeerId]:
+        """Whom to ask first: as they are given, those that are far slower or failed at the end."""
+        donors = list(donors)
+        best = max((self._given.get(peer, 0.0) for peer in donors), default=0.0)
+
+        def last(peer: PeerId) -> tuple[bool, bool]:
+            return peer in self._failed, FAR * self._given.get(peer, best) < best
+
+        return sorted(donors, key=last)
+
+    def gives(self, donor: PeerId, rate: float) -> None:
+        """It was measured."""
+        self._failed.discard(donor)
+        self._given[donor] = rate
+
+    def ended(self, donor: PeerId, moved: int, seconds: float) -> None:
+        """A donor has given all; what took a moment only shows the least that it can."""
+        rate = moved / seconds if seconds > 0 else 0.0
+        if seconds < JUDGED_S:
+            rate = max(rate, self._given.get(donor, 0.0))
+        if rate > 0:
+            self.gives(donor, rate)
+
+    def failed(self, donor: PeerId) -> None:
+        """It did not answer, or stood still."""
+        self._failed.add(donor)
+        self._given.pop(donor, None)
+
+    def better(self, rate: float, others: Iterable[PeerId]) -> PeerId | None:
+        """Who would be far quicker than a donor that gives ``rate``."""
+        paces = {peer: self._expected(peer) for peer in others if peer not in self._failed}
+        best = max(paces, key=paces.__getitem__, default=None)
+        return best if best is not None and paces[best] > FAR * rate else None
+
+    def _expected(self, peer: PeerId) -> float:
+        if peer in self._given:
+            return self._given[peer]
+        carried = min(self.announced(peer) or UNKNOWN, self.link() or UNKNOWN)
+        return carried / max(1, self.pulls)
+
+
+class _Moving:
+    """What one donor gives to one pull, and when it is to be left."""
+
+    def __init__(self, now: Callable[[], float], inflow: Inflow) -> None:
+        self._now, self._inflow = now, inflow
+        self._first = inflow.moved
+        self.began = now()
+        self._seen: deque[tuple[float, int]] = deque([(self.began, self._first)])
+
+    @property
+    def moved(self) -> int:
+        """Bytes so far."""
+        return self._inflow.moved - self._first
+
+    def rate(self) -> float | None:
+        """Bytes a second lately; None where it is too early to say, or it is nearly here."""
+        now, moved = self._now(), self._inflow.moved
+        self._seen.append((now, moved))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - JUDGED_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        if now - since < JUDGED_S:
+            return None
+        rate = (moved - before) / (now - since)
+        return rate if self._inflow.left > JUDGED_S * rate else None
+
+
+@dataclass
+class Gathering:
+    """Pulls parts from several donors at once; ``rejected`` is told of wrong bytes."""
+
+    wiring: Wiring
+    paces: Paces
+    rejected: Callable[[PeerId, str], None]
+
+    async def gather(
+        self, wanted: Mapping[PartResult, Sequence[PeerId]], size: int
+    ) -> dict[tuple[int, int], torch.Tensor]:
+        """The encoded bytes of these parts of ``size`` elements in all, each from its donors.
+
+        Raises TransportError when one is not to be had.
+        """
+        whole = Whole(size)
+        found: dict[tuple[int, int], torch.Tensor] = {}
+
+        async def get(result: PartResult, donors: Sequence[PeerId]) -> None:
+            found[result.start, result.stop] = await self._get(result, donors, whole)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for result, donors in wanted.items():
+                    group.create_task(get(result, donors))
+        except* TransportError as failures:
+            raise TransportError(str(failures.exceptions[0])) from failures
+        return found
+
+    async def _get(
+        self, result: PartResult, donors: Sequence[PeerId], whole: Whole
+    ) -> torch.Tensor:
+        codec = self.wiring.codec.named(result.codec)
+        left = deque(self.paces.order(donors))
+        inflow = Inflow(codec, result.start, result.stop, whole)
+        givers, alone = set[PeerId](), False
+        while left:
+            donor = left.popleft()
+            givers.add(donor)
+            try:
+                better = await self._from(donor, () if alone else left, result, inflow)
+            except RemoteProtocolError as error:
+                if givers == {donor}:
+                    self.rejected(donor, str(error))
+                else:  # which of them it was is not known: from each alone, from here on
+                    alone = True
+                    left.appendleft(donor)
+                inflow, givers = Inflow(codec, result.start, result.stop, whole), set()
+            except TransportError:
+                self.paces.failed(donor)
+            else:
+                if better is None:
+                    return inflow.data
+                left.remove(better)
+                left.appendleft(better)
+                left.append(donor)
+        raise TransportError(f"nobody has part {result.start}-{result.stop}")
+
+    async def _from(
+        self, donor: PeerId, others: Iterable[PeerId], result: PartResult, inflow: Inflow
+    ) -> PeerId | None:
+        """Pull the rest from a donor; returns whom to go on with, None: all of it is here.
+
+        Raises TransportError or RemoteProtocolError.
+        """
+        moving = _Moving(self.wiring.now, inflow)
+        found: list[PeerId] = []
+
+        def slow() -> bool:
+            rate = moving.rate()
+            if rate is None:
+                return False
+            self.paces.gives(donor, rate)
+            better = self.paces.better(rate, others)
+            if better is not None:
+                found.append(better)
+            return better is not None
+
+        self.paces.pulls += 1
+        try:
+            async with _unless(slow):
+                await pull_rest(self.wiring, donor, result, STALL_S, inflow)
+        finally:
+            self.paces.pulls -= 1
+        if found:
+            return found[0]
+        self.paces.ended(donor, moving.moved, self.wiring.now() - moving.began)
+        return None
+
+
+@asynccontextmanager
+async def _unless(given_up: Callable[[], bool]) -> AsyncIterator[None]:
+    """Leave a block once ``given_up``, which is asked every :data:`LOOK_S`, says so."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def look() -> None:
+                if given_up():
+                    limit.reschedule(loop.time())
+                else:
+                    timers[0] = loop.call_later(LOOK_S, look)
+
+            timers = [loop.call_later(LOOK_S, look)]
+            try:
+                yield
+            finally:
+                timers[0].cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise
