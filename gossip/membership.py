@@ -57,6 +57,8 @@ class Island:
     trip: RoundTrip | None = None  # how long it takes to answer
     met: bool = False  # it has answered once: a connection stands
     expelled: bool = False  # it lied: nobody counts on it until it is forgotten
+    origin: str = ""  # where it comes from (:mod:`gossip.origin`), empty: not known
+    observed: bool = False  # from its connection, not by its own word
     _views: dict[int, tuple[Announce, Announce]] = field(default_factory=dict)  # by fragment
 
     def seen_from(self, fragment: int) -> Announce:
@@ -98,6 +100,7 @@ class Membership:
     patience: Patience = field(default_factory=Patience)
     islands: dict[PeerId, Island] = field(default_factory=dict)
     fragment: int = 0
+    most_from_one_place: int = 0  # 0: any number
 
     def seen_from(self, fragment: int) -> Membership:
         """The same peers, seen from another fragment."""
@@ -128,6 +131,18 @@ class Membership:
         known.announce, known.envelope, known.sequence = announce, envelope, sequence
         known.heard, known.said, known.failing_since = now, now, None
         return True
+
+    def crowded(self, peer: PeerId, origin: str, now: float) -> bool:
+        """Whether as many others as may come from one place are there from ``origin`` already.
+
+        Who is dead or has left is not counted: a machine may come back under another name.
+        """
+        known, most = self.islands.get(peer), self.most_from_one_place
+        if not (origin and most) or (known is not None and known.origin == origin):
+            return False
+        there = (Liveness.ALIVE, Liveness.SUSPECT)
+        others = (i for p, i in self.islands.items() if i.origin == origin and p != peer)
+        return sum(i.liveness(now, self.patience) in there for i in others) >= most
 
     def on_contact(self, peer: PeerId, now: float) -> None:
         """The peer did something over an authenticated link: it is alive."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from blake3 import blake3
 from gossip.agreement import Place
 from gossip.exchange import Wiring
 from gossip.membership import Liveness, Membership
+from gossip.origin import origin
 from gossip.rumours import EVERYBODY, FANOUT, PAUSE_S, Rumours
 from gossip.silence import Wakefulness
 from gossip.standing import fragments, with_places
@@ -29,6 +31,7 @@ from protocols.asking import ask
 from protocols.envelope import Opened, check_times, open_envelope, seal
 from protocols.errors import (
     BadSignature,
+    Crowded,
     Malformed,
     RemoteProtocolError,
     Stale,
@@ -46,6 +49,7 @@ AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, an
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 MAX_ENVELOPE_BYTES = 4096
+AGAIN_S = 60.0  # until it is told once more that a place brings too many identities
 THERE = (Liveness.ALIVE, Liveness.SUSPECT)
 
 
@@ -76,6 +80,7 @@ class Presence:
     ``on_news`` is called with every new announcement, ``on_change`` when the liveness of a peer
     has changed (peer, what it is now, what it was), ``on_rejected`` for what was refused, and
     ``on_double`` when somebody with this node's key announces itself who started after it.
+    ``observed`` tells the address from which a peer is connected, where it is.
     """
 
     wiring: Wiring
@@ -88,8 +93,10 @@ class Presence:
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     on_double: Callable[[], None] = lambda: None
+    observed: Callable[[PeerId], str] = lambda peer: ""
     _sequence: int = 0
     _double: int = 0  # the newest announcement of that one
+    _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when it was told
     _awake: Wakefulness = field(default_factory=Wakefulness)
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
     _newest: bytes = b""
@@ -232,7 +239,8 @@ class Presence:
     ) -> Announce:
         """Take a signed announcement. Raises RemoteProtocolError for one that does not hold.
 
-        ``pass_on``: should it be news, others are to hear it from here.
+        ``pass_on``: should it be news, others are to hear it from here. Raises Crowded for one of
+        more identities than may come from one place.
         """
         opened = open_announce(envelope, self.wiring.run, self.wall())
         announce = opened.message
@@ -244,7 +252,10 @@ class Presence:
         needed = self.admission(announce.peer)
         if needed and not hmac.compare_digest(needed, announce.admission):
             raise BadSignature(f"{announce.peer} announces itself without a valid invitation")
+        place, observed = self._origin(announce, sender)
         news = self.membership.on_announce(announce, envelope, opened.sequence, self.wiring.now())
+        if (island := self.membership.islands.get(announce.peer)) is not None:
+            island.origin, island.observed = place, observed
         if sender == announce.peer:
             self.contact(announce.peer)
         if news:
@@ -253,6 +264,24 @@ class Presence:
             if pass_on and self._crowded():
                 self._pass_on(announce.peer, envelope)
         return announce
+
+    def _origin(self, announce: Announce, sender: PeerId | None) -> tuple[str, bool]:
+        """Where a peer comes from, and whether that was seen. Raises Crowded."""
+        peer, now = announce.peer, self.wiring.now()
+        known = self.membership.islands.get(peer)
+        if known is not None and known.observed:
+            return known.origin, True
+        place, seen = origin(self.observed(peer) if sender == peer else "", announce.addresses)
+        if not self.membership.crowded(peer, place, now):
+            return place, seen
+        why = f"{peer} is one of too many identities from {place}"
+        if now - self._crowded_out.get(place, -math.inf) > AGAIN_S:  # not once for each of them
+            self._crowded_out.pop(place, None)
+            self._crowded_out[place] = now
+            if len(self._crowded_out) > MAX_KNOWN:
+                del self._crowded_out[next(iter(self._crowded_out))]
+            self.on_rejected(peer, why)
+        raise Crowded(why)
 
     def _look_for_double(self, mine: Announce, sequence: int) -> None:
         """Others believe the newest life of a key. A single word of it may be an echo: of this
@@ -289,8 +318,8 @@ class Presence:
                     continue  # nothing new: its signature need not be looked at once more
                 try:
                     self.learn(envelope)
-                except Stale:
-                    continue  # it travelled too long
+                except (Stale, Crowded):
+                    continue  # it travelled too long, or is not taken: its sender may not know
         except RemoteProtocolError as error:
             self.on_rejected(peer, str(error))
         except TransportError:
@@ -309,8 +338,8 @@ class Presence:
                 continue
             try:
                 self.learn(envelope, pass_on=True)
-            except Stale:
-                continue  # it travelled too long
+            except (Stale, Crowded):
+                continue  # it travelled too long, or is not taken: its sender may not know
             except RemoteProtocolError as error:
                 self.on_rejected(sender, str(error))
         return b""

@@ -152,11 +152,12 @@ def make_swarm(
     me = node.identity.peer_id
     presence = Presence(
         wiring,
-        Membership(me),
+        Membership(me, most_from_one_place=node.config.max_identities),
         _first_announcement(node, replicas[0], newcomer, proof(me)),
         lambda: [replica.place for replica in replicas],
         wall=lambda: clock.wall() + node.clocks.offset,
         admission=proof,
+        observed=node.transport.observed,
     )
     node.is_member = lambda peer: peer in presence.membership.islands
     node.tasks.spawn(until_doubled(presence))

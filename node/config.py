@@ -136,6 +136,12 @@ class NodeConfig(IslandSettings):
     invitation: Annotated[str, bytes_at_most(256)] = Field(
         default="", description="The run's invitation, where one is needed."
     )
+    max_identities: int = Field(
+        default=64,
+        ge=0,
+        description="The most peers to take in from one address (IPv6: one /56), or behind one "
+        "relay; 0: any number.",
+    )
     checkpoint_every: int = Field(
         default=10, ge=0, description="Rounds between checkpoints; 0: none."
     )

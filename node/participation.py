@@ -38,7 +38,7 @@ from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
 from node.trainer.shared import SharedVectors
 from protocols.addresses import PeerAddress
-from protocols.errors import OperatorError, RemoteProtocolError, Stale
+from protocols.errors import Crowded, OperatorError, RemoteProtocolError, Stale
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -309,8 +309,8 @@ class Participation:
     def _learn(self, envelope: bytes) -> None:
         try:
             self.swarm.presence.learn(envelope)
-        except Stale:
-            return  # it travelled too long
+        except (Stale, Crowded):
+            return  # it travelled too long, or is one of too many from one place
         except RemoteProtocolError as error:
             self.reporter.on_rejected(self.me, str(error))
 

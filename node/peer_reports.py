@@ -114,6 +114,8 @@ class PeerReports(ABC):
             self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
         elif "late" in why or "stale" in why.lower():
             self.events.emit(Rejected(peer=peer, reason="stale", detail=why))
+        elif "too many identities" in why:
+            self.events.emit(Rejected(peer=peer, reason="crowded", detail=why))
         else:
             self.events.emit(Rejected(peer=peer, reason="malformed", detail=why))
 

@@ -121,5 +121,9 @@ class Stale(RemoteProtocolError):
     """A message that expired, was seen before, or is meant for another run, round or peer."""
 
 
+class Crowded(RemoteProtocolError):
+    """One more identity from where as many are as may come from one place."""
+
+
 class NonFinite(RemoteProtocolError):
     """A tensor with NaN or infinity; it is dropped before it can reach an average."""

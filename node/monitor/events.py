@@ -231,7 +231,9 @@ class Rejected(Event):
 
     kind: ClassVar[str] = "rejected"
     peer: str
-    reason: Literal["malformed", "signature", "stale", "non-finite", "norm", "outlier", "other"]
+    reason: Literal[
+        "malformed", "signature", "stale", "non-finite", "norm", "outlier", "crowded", "other"
+    ]
     detail: str = ""
 
 

@@ -20,6 +20,7 @@ const REASONS = {
   "non-finite": "not finite",
   norm: "norm too large",
   outlier: "outlier",
+  crowded: "too many identities from one address",
   other: "other",
 };
 const STRANGERS = {

@@ -1,0 +1,50 @@
+"""From where an identity comes, as far as can be told: what a flood of them has in common.
+
+Keys cost nothing, addresses do. An identity's *origin* is the address that its connection comes
+from, where it has one here, else that of the first address it announces, which is a claim: others
+call there, so whoever claims a foreign one is found dead. An IPv6 customer has a network of
+addresses, so there it is the /56 that counts. Machines are not limited on their own loopback.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from functools import lru_cache
+
+from protocols.addresses import RELAY
+
+IPV6_PREFIX = 56  # bits: what one household or office is usually given
+
+
+@lru_cache(maxsize=4096)
+def origin_of(address: str) -> str:
+    """What stands for the place of ``HOST:PORT``, or of a relay's address; empty: no place."""
+    host = address.removeprefix(RELAY).split("/")[0].rpartition(":")[0].strip("[]").lower()
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return "" if host == "localhost" else host
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    if ip.is_loopback or ip.is_unspecified:
+        return ""
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((ip, IPV6_PREFIX), strict=False))
+    return str(ip)
+
+
+def origin(observed: str, addresses: Sequence[str]) -> tuple[str, bool]:
+    """Where who announces ``addresses`` comes from, and whether that was seen and not only claimed.
+
+    ``observed`` is what its connection comes from, empty where it has none. A private address may
+    be a gateway's, through which everybody comes: then it is the claim that counts.
+    """
+    seen, claim = origin_of(observed), origin_of(addresses[0]) if addresses else ""
+    if seen and (not claim or _is_public(seen)):
+        return seen, True
+    return claim, False
+
+
+def _is_public(place: str) -> bool:
+    return ipaddress.ip_network(place).is_global
