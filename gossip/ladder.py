@@ -8,7 +8,10 @@ finer codec would leave three tenths of it free; one rung at a time, since speed
 few bytes are the least certain.
 
 How long a codec takes follows from the links as they are announced, or from how long the last
-exchange really took for its bytes, whichever is less: the links carried so much at least. Where a
+exchange really took for its bytes, whichever is less: the links carried so much at least. Part of
+that time has nothing to do with bytes (round trips, and machines that are busy), and would count
+against every finer codec if it were taken to grow with them. So where exchanges of two codecs are
+known a line goes through both: the time that every exchange takes, and that of a byte. Where a
 coarse codec leaves little to send neither says for certain that the next finer one fits (a router
 lets the first kilobytes pass at any speed). So every step up is a *trial* (:class:`Ladder`): if the
 exchange gets long by it the next round goes back, and the finer codec has to wait for eight
@@ -28,6 +31,7 @@ OVERRUN: Final = 1.2  # of the budget, before the ladder is stepped down
 ROOM: Final = 0.7  # of the budget, at most, to step up
 LONGER: Final = 1.25  # times as long as before: no chance, if it is beyond the budget as well
 FIRST_WAIT: Final = 8  # rounds without a codec that took too long,
+RECENT: Final = 16  # rounds for which an exchange with another codec says something
 LONGEST_WAIT: Final = 128  # and at most so many, after it has happened again and again
 
 Seconds = Callable[[str], float]  # that an exchange takes with a codec
@@ -47,9 +51,10 @@ class Ladder:
     """What one member has seen of the rounds so far: their codecs, and how long exchanges took."""
 
     codec: str | None = None  # of the newest round, if known
-    pace: float | None = None  # seconds a byte of the busiest member, in its exchange; if known
     back_to: str | None = None  # the last step up made the exchange too long
     _took: float | None = None  # seconds of it
+    _newest: tuple[float, float] | None = None  # its bytes of the busiest member, and seconds
+    _other: tuple[float, float, int] | None = None  # of the last other codec; after which round
     _rounds: int = 0
     _rose_at: int | None = None  # that codec was stepped up to in this round
     _waits: dict[str, tuple[int, int]] = field(default_factory=dict)  # until when; how long
@@ -68,8 +73,10 @@ class Ladder:
         it), in which the busiest member moved ``moved`` bytes one way.
         """
         before, took_before = self.codec, self._took
+        if self._newest is not None and before != codec:
+            self._other = (*self._newest, self._rounds)
         self.codec, self._took, self.back_to = codec, took, None
-        self.pace = took / moved if took is not None and moved > 0 else None
+        self._newest = (moved, took) if took is not None and moved > 0 else None
         self._rounds += 1
         if before is None or before not in codecs or codec not in codecs or not budget > 0:
             self._rose_at = None
@@ -84,6 +91,22 @@ class Ladder:
         elif self._rose_at is not None and self._rounds >= self._rose_at + FIRST_WAIT:
             self._rose_at = None
             self._waits.pop(codec, None)
+
+    def seconds(self, moved: float) -> float | None:
+        """What an exchange takes if the busiest member moves ``moved`` bytes; None: not known.
+
+        By the last one alone, in proportion, where none with another codec was lately, or the two
+        make no sense together: links have changed between them.
+        """
+        if self._newest is None:
+            return None
+        size, took = self._newest
+        each = took / size
+        if self._other is not None and self._rounds - self._other[2] <= RECENT:
+            size_before, took_before, _ = self._other
+            if size_before != size and 0 < (took_before - took) / (size_before - size) < each:
+                each = (took_before - took) / (size_before - size)
+        return took + each * (moved - size)
 
     def _fails(self, codec: str) -> None:
         self._rose_at = None

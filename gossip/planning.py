@@ -327,18 +327,18 @@ def _codec(
     if round_s <= 0:  # no round has been timed yet
         previous = past.codec if past is not None else None
         return previous if previous in rules.codecs else rules.codecs[0]
-    pace = past.pace if past is not None else None
     contributing = {link.peer: link.contributes for link in links}
 
     def by_pace(name: str) -> float:
-        return (pace or 0.0) * _busiest_bytes(parts, groups, contributing, rules, name)
+        moved = _busiest_bytes(parts, groups, contributing, rules, name)
+        return (past.seconds(moved) if past is not None else None) or 0.0
 
     return choose(
         rules.codecs,
         lambda name: _expected_seconds(parts, groups, links, rules, name),
         budget_s(round_s, rules.exposed, rules.overlapped),
         past,
-        by_pace if pace is not None else None,
+        by_pace if past is not None and past.seconds(0.0) is not None else None,
     )
 
 

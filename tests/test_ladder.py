@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.ladder import FIRST_WAIT, LONGEST_WAIT, OVERRUN, ROOM, Ladder, budget_s, choose
+from gossip.ladder import FIRST_WAIT, LONGEST_WAIT, OVERRUN, RECENT, ROOM, Ladder, budget_s, choose
 from protocols.codecs import codec
 from protocols.errors import LocalProtocolError
 
@@ -41,13 +41,13 @@ class Run:
     def play(self, rounds: int) -> list[str]:
         """So many more rounds; returns their codecs."""
         for _ in range(rounds):
-            known = self.past.pace is not None
+            known = self.past.seconds(0.0) is not None
             name = choose(
                 RUNGS,
                 lambda name: seconds(self.announced, name),
                 10.0,
                 self.past,
-                (lambda name: (self.past.pace or 0.0) * self.bytes(name)) if known else None,
+                (lambda name: self.past.seconds(self.bytes(name)) or 0.0) if known else None,
             )
             took = self.overhead_s + max(self.bytes(name) - self.spare, 0.0) / self.carries
             self.past.note(RUNGS, name, took, self.bytes(name), 10.0)
@@ -131,7 +131,7 @@ def test_links_that_carry_more_than_is_known_of_them_are_noticed() -> None:
 def test_a_step_up_that_makes_the_exchange_too_long_is_taken_back_at_once() -> None:
     size = seconds(1.0, "int2")
     run = Run(carries=size / 100, announced=size / 100, spare=size)  # int2 passes, int4 does not
-    run.past = Ladder("int2", pace=1e-12)
+    run.past = Ladder("int2", _newest=(1e12, 1.0))
     taken = run.play(400)
     tried = [number for number, name in enumerate(taken) if name == "int4"]
     assert set(taken) == {"int4", "int2"}
@@ -164,9 +164,42 @@ def test_a_finer_codec_that_does_well_is_not_held_up_next_time() -> None:
     past.note(RUNGS, "int4", 1.0, 1.0, 10.0)  # the links have become slower since
     assert not past.waits("int8")
     past.note(RUNGS, "int8", None, 0.0, 10.0)  # something went wrong in it
-    assert (past.back_to, past.pace) == (None, None)
+    assert (past.back_to, past.seconds(1.0)) == (None, None)
     past.note(RUNGS, "int4", 1.0, 1.0, 10.0)  # and it did not last
     assert past.waits("int8")
+
+
+def test_time_that_bytes_do_not_cost_does_not_count_against_a_finer_codec() -> None:
+    """A line through the last exchanges of two codecs tells it from the time of a byte."""
+    each = 2.0 / seconds(1.0, "int2")
+    past = Ladder()
+
+    def exchanged(name: str) -> None:
+        past.note(RUNGS, name, 3.0 + each * seconds(1.0, name), seconds(1.0, name), 10.0)
+
+    def expected(name: str) -> float:
+        found = past.seconds(seconds(1.0, name))
+        assert found is not None
+        return found
+
+    exchanged("int2")
+    assert expected("int4") == pytest.approx(5.0 * codec("int4").bits / codec("int2").bits)
+    exchanged("top12")
+    for name in RUNGS:
+        assert expected(name) == pytest.approx(3.0 + each * seconds(1.0, name))
+    for _ in range(RECENT + 1):  # that was long ago
+        exchanged("top12")
+    assert expected("top3") == pytest.approx(
+        (3.0 + each * seconds(1.0, "top12")) * codec("top3").bits / codec("top12").bits
+    )
+
+
+def test_two_exchanges_that_make_no_sense_together_are_not_joined() -> None:
+    """The links have become slower between them: a coarser codec took longer."""
+    past = Ladder()
+    past.note(RUNGS, "int4", 1.0, 2e6, 10.0)
+    past.note(RUNGS, "int2", 4.0, 1e6, 10.0)
+    assert past.seconds(2e6) == pytest.approx(8.0)
 
 
 @given(
