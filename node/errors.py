@@ -6,6 +6,7 @@ the table says it in ``what``, ``why`` and ``fix``; the table has what is typica
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -273,16 +274,27 @@ _ROWS = (
 TABLE: Mapping[str, Kind] = {kind.code: kind for kind in _ROWS}
 
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/@]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+
+
+def without_credentials(text: str) -> str:
+    """The text without user, password and query (keys, signatures) of the URLs in it."""
+    return _URL.sub(lambda url: f"{url[1]}{url[2]}{'?…' if url[3] else ''}", text)
+
+
 def operator_error(
     code: str, what: str = "", *, why: str = "", fix: str = "", exit_code: int | None = None
 ) -> OperatorError:
-    """An :class:`OperatorError` of the table; what is left out comes from its row."""
+    """An :class:`OperatorError` of the table; what is left out comes from its row.
+
+    Its texts go to logs and dashboards: URLs in them lose their credentials.
+    """
     kind = TABLE[code]
     return OperatorError(
         code,
-        what or kind.title,
-        why or kind.why,
-        fix or kind.fix,
+        without_credentials(what or kind.title),
+        without_credentials(why or kind.why),
+        without_credentials(fix or kind.fix),
         exit_code=kind.exit_code if exit_code is None else exit_code,
     )
 

@@ -213,3 +213,21 @@ def test_export_of_what_is_not_there(command, checkpoint, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert command("export", tmp_path / "m", "--from", checkpoint[1])[2].startswith("error E404")
     assert not (tmp_path / "m").exists()
+
+
+def test_what_prepare_cannot_read_is_not_to_be_given_with_data(command, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    for bad in ("empty.txt", "nowhere"):
+        status, _, err = command("data", "prepare", tmp_path / bad, "--out", tmp_path / "out")
+        assert status == 1
+        assert "error E601" in err
+        assert "--data" not in err
+        assert "data.path" not in err
+        assert ".jsonl" in err
+
+
+def test_settings_are_shown_without_credentials(command, tmp_path):
+    url = "s3://key:secret@bucket/x"
+    _, out, _ = command("config", "show", "--checkpoint-copy", url, "--dir", tmp_path)
+    assert "s3://bucket/x" in out
+    assert "secret" not in out

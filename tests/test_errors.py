@@ -68,3 +68,18 @@ def test_what_is_left_out_comes_from_the_table():
     assert (
         operator_error("E301", "x", why="y", fix="z").text() == "error E301: x\n  why: y\n  fix: z"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("at https://me:secret@host/a: no", "at https://host/a: no"),
+        ("'s3://AKIA:secret@bucket/x'", "'s3://bucket/x'"),
+        ("https://host/a?X-Amz-Signature=secret failed", "https://host/a?… failed"),
+        ("me@host and http://host/a@b", "me@host and http://host/a@b"),
+        ("127.0.0.1:4390/12D3KooW…", "127.0.0.1:4390/12D3KooW…"),
+    ],
+)
+def test_what_is_told_and_logged_has_no_credentials(given, told):
+    error = operator_error("E407", given, why=given, fix=given)
+    assert (error.what, error.why, error.fix) == (told, told, told)

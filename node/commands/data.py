@@ -46,12 +46,20 @@ def prepare(
     """Turn text into a folder of tokens; given again after a break, it goes on where it was."""
     from node.data.prepare import prepare as work
     from node.data.tokenizer import ByteTokenizer, read_tokenizer
+    from node.errors import operator_error
+    from protocols.errors import OperatorError
 
     clean_up_first()
     chosen = read_tokenizer(tokenizer) if tokenizer is not None else ByteTokenizer()
     started = time.monotonic()
-    with _bar() as report:
-        index = work(inputs, out, chosen, field=field, shard_tokens=shard_tokens, report=report)
+    try:
+        with _bar() as report:
+            index = work(inputs, out, chosen, field=field, shard_tokens=shard_tokens, report=report)
+    except OperatorError as error:
+        if error.code != "E601":
+            raise
+        fix = "give files or folders of UTF-8 text, .jsonl(.gz) or .parquet, or datasets:NAME@SPLIT"
+        raise operator_error("E601", error.what, why=error.why, fix=fix) from error
     if as_json:
         typer.echo(json.dumps(_summary(index, out), indent=2))
         return

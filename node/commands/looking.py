@@ -16,6 +16,7 @@ from node import __version__
 from node.commands.running import manifest_for
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import SECRETS, NodeConfig, resolve
+from node.errors import without_credentials
 from node.options import with_settings
 
 
@@ -146,6 +147,8 @@ def config_show(
 
 def _shown(config: NodeConfig, key: str) -> Any:
     value = getattr(config, key)
+    if isinstance(value, str):
+        value = without_credentials(value)
     return "(hidden)" if key in SECRETS and value else value
 
 
