@@ -84,22 +84,24 @@ def look(directory: Path) -> Place:
     from node.status import fetch
 
     found = home.find_api()
+    address = found.address if found else ""
     try:
         state = fetch(directory)
-    except OperatorError:  # it is just starting, or hangs
         return Place(
-            str(directory), "no answer", pid, "", None, "", found.address if found else "", None
+            str(directory),
+            str(state["status"]),
+            pid,
+            str(state["run"]["label"]) if state["run"] else "",
+            int(state["rounds"]["committed"]),
+            str(state["node"]["role"]),
+            address,
+            float(state["node"]["uptime_s"]),
         )
-    return Place(
-        str(directory),
-        str(state["status"]),
-        pid,
-        str(state["run"]["label"]) if state["run"] else "",
-        int(state["rounds"]["committed"]),
-        str(state["node"]["role"]),
-        found.address if found else "",
-        float(state["node"]["uptime_s"]),
-    )
+    except OperatorError:  # it is just starting, or hangs
+        status = "no answer"
+    except (KeyError, TypeError, ValueError):
+        status = "other version"
+    return Place(str(directory), status, pid, "", None, "", address, None)
 
 
 def _newest_checkpoint(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,9 @@
     history.jsonl    the run so far, a line a round (see node.monitor.history)
     dashboard.key    what others need to see the dashboard, where it is shown to them
     incarnation      the number of the newest start
+    peers.json       peers met before
+    evaluation.bin   the run's evaluation text, and tokenizer.json, where it has one
+    tokens.path      where this island's training tokens are
     checkpoints/     see node.checkpoint
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
 """

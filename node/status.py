@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
+from node import __version__
 from node.errors import operator_error
 from node.monitor.console import JOIN_STEPS, clean, duration, megabytes, number, short
 from node.setting_values import host_port
@@ -113,7 +114,22 @@ def watch_it(look: Callable[[], dict[str, Any]], every_s: float, *, as_json: boo
 
 
 def render(state: dict[str, Any]) -> str:
-    """The state as text of at most 80 columns or so."""
+    """The state as text of at most 80 columns or so; raises E202 where it has another form."""
+    try:
+        return _screen(state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        node = state.get("node")
+        theirs = node.get("version") if isinstance(node, dict) else None
+        raise operator_error(
+            "E202",
+            "the node that runs is of another version than this command",
+            why=f"it is Atoll {clean(str(theirs or '?'), 20)}, this is {__version__}, and what it "
+            f"says of itself has another form ({type(error).__name__}: {error})",
+            fix="after an upgrade: node stop, and node start --resume",
+        ) from error
+
+
+def _screen(state: dict[str, Any]) -> str:
     node, run, training = state["node"], state["run"], state["training"]
     lines = [
         f"{clean(node['name']) or short(node['peer'])}  {node['role']}  {state['status']}"

@@ -179,3 +179,10 @@ def test_who_does_not_end_at_once_either_is_to_be_killed(tmp_path, daemon):
     assert error.value.code == "E107"
     assert f"kill -9 {process.pid}" in error.value.fix
     assert "--now" not in error.value.fix
+
+
+def test_of_a_node_of_another_version_little_is_told(tmp_path, daemon, monkeypatch):
+    process = daemon(tmp_path / "x")
+    monkeypatch.setattr("node.status.fetch", lambda directory: {"schema": 9, "status": "active"})
+    found = look(tmp_path / "x")
+    assert (found.status, found.pid, found.api) == ("other version", process.pid, "127.0.0.1:1")

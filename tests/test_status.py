@@ -281,3 +281,17 @@ async def test_of_a_node_that_was_killed_nobody_else_is_taken_for_it(tmp_path, s
         await asyncio.to_thread(status.fetch, tmp_path)
     assert caught.value.code == "E106"
     assert str(tmp_path) in caught.value.what
+
+
+@pytest.mark.parametrize("lost", ["training", "peers", "rounds"])
+async def test_a_node_of_another_version_is_no_defect(kit, lost):
+    """As after an upgrade under a node that goes on."""
+    kit.live()
+    state = kit.state.snapshot()
+    state["node"]["version"] = "0.0.9"
+    del state[lost]
+    with pytest.raises(OperatorError) as caught:
+        status.render(state)
+    assert caught.value.code == "E202"
+    assert "Atoll 0.0.9" in caught.value.why
+    assert "node stop" in caught.value.fix
