@@ -28,7 +28,7 @@ ROWS = {
     f"{BASE}/4/1": row(2.2, 7200.0),
     "DiLoCo, int4/4/0": row(2.01, 48.0),
     "DiLoCo, int2/4/0": row(2.05, 24.0),
-    "NoLoCo pairs, int8/4/0": row(2.03, 60.0),
+    "NoLoCo pairs, H 25, int8/4/0": row(2.03, 60.0),
     "Muon inside, int4/4/0": row(1.98, 48.0),
     "8 islands/8/0": row(2.0, 48.0),
     "8 islands, 2 attack, mean/8/0": row(9.0, 48.0),
