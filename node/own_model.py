@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
@@ -42,7 +43,7 @@ async def tokens_of(node: Node, entrance: Entrance, run: Run) -> str:
     if node.daemon.script is not None:
         return ""
     note = node.home.root / "tokens.path"
-    kept = note.read_text(encoding="utf-8") if note.is_file() else ""
+    kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
     tokens = await entrance.tokens(run, kept)
-    note.write_text(tokens, encoding="utf-8")
+    note.write_bytes(os.fsencode(tokens))
     return tokens

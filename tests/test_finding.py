@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from node.config import resolve
 from node.entrance import Run
 from node.finding import Finder
 from node.outer_files import SHARD, write_beside
+from node.own_model import tokens_of
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -134,3 +136,19 @@ async def test_settings_of_a_run_that_the_checkpoint_s_does_not_have_are_e201(
         signed(inner={"lr": 0.5})
     )
     assert same.manifest.inner.lr == 0.5
+
+
+async def test_where_the_tokens_are_may_be_any_path(tmp_path: Path) -> None:
+    """Also one that is no UTF-8, and a note that was overwritten with something else."""
+    asked: list[str] = []
+
+    class Tokens:
+        async def tokens(self, run: Run, kept: str) -> str:
+            asked.append(kept)
+            return os.fsdecode(b"/data/caf\xe9.bin")
+
+    node: Any = SimpleNamespace(daemon=SimpleNamespace(script=None), home=StateDir(tmp_path))
+    run, entrance = Run(signed(), TEXT, created=False), Tokens()
+    for _ in range(2):
+        await tokens_of(node, entrance, run)  # type: ignore[arg-type]
+    assert asked == ["", os.fsdecode(b"/data/caf\xe9.bin")]
