@@ -4,7 +4,10 @@ A transfer that fails tells that one of two members is at fault, not which of th
 together do tell: an owner that delivers nothing fails everybody, and who cannot reach anybody finds
 all others at fault, at once or one after the other. So the blame is on the fewest members that
 explain every failure of the round. Where that leaves it open, as with a single failure, it is on
-the one that was named: nobody would say so of itself.
+the one that was named: nobody would say so of itself. Unless one of the two fits in worse with the
+others as it is: whoever waited in vain for slices of several, or was waited for in vain, is the
+likelier end of a failure (:meth:`Failures.hint`). So a leader whose own link has become slow hands
+over, instead of leading one plan after the other that leaves out somebody else.
 
 Failures stay known when the plan changes, else a member could have others taken out of one plan
 after the other. But only what happens under the plan there is now speaks against it.
@@ -28,6 +31,7 @@ class Failures:
     me: PeerId
     _since: dict[Failure, float] = field(default_factory=dict)  # the newest time it was found
     _fresh: set[Failure] = field(default_factory=set)  # under the plan there is now
+    _hints: set[PeerId] = field(default_factory=set)  # whose slices I have given up on
 
     def __bool__(self) -> bool:
         return bool(self._fresh)
@@ -38,6 +42,10 @@ class Failures:
             self._fresh.add((teller, peer))
             self._since[teller, peer] = now
 
+    def hint(self, peer: PeerId) -> None:
+        """What ``peer`` brings me is late, or of no use: no reason for a new plan by itself."""
+        self._hints.add(peer)
+
     def replanned(self) -> None:
         """There is a new plan: nobody has failed under it yet."""
         self._fresh.clear()
@@ -46,6 +54,7 @@ class Failures:
         """It was nobody's fault."""
         self._fresh.clear()
         self._since.clear()
+        self._hints.clear()
 
     def mine(self) -> dict[PeerId, float]:
         """Who has failed me in this round, and since when."""
@@ -60,16 +69,18 @@ class Failures:
     def explained(self, silent: Set[PeerId] = frozenset()) -> dict[PeerId, list[Failure]]:
         """The fewest members, as far as taking the worst one first finds them, and their failures.
 
-        Of those that explain as much as each other it is the one that is named more often, and not
-        me: I know of my own failures before I hear of others'. That the ``silent`` fail somebody
-        needs no explanation.
+        Of those that explain as much as each other it is the one that more hints speak against,
+        then the one that is named more often, and not me: I know of my own failures before I hear
+        of others'. That the ``silent`` fail somebody needs no explanation.
         """
+        hints = dict.fromkeys(self._hints, 1) | {self.me: len(self._hints - silent)}
         left = {failure for failure in self._since if failure[1] not in silent}
         found = dict[PeerId, list[Failure]]()
         while left:
             parties = Counter(peer for failure in left for peer in failure)
             named = Counter(peer for _, peer in left)
-            worst = max(parties, key=lambda p: (parties[p], named[p], p != self.me, p))
+            ranks = {p: (parties[p], hints.get(p, 0), named[p], p != self.me, p) for p in parties}
+            worst = max(parties, key=ranks.__getitem__)
             found[worst] = [failure for failure in left if worst in failure]
             left.difference_update(found[worst])
         return found
@@ -78,9 +89,11 @@ class Failures:
         """When to believe that ``peer`` is to blame for these; None: not under this plan.
 
         Others may see it as well, or may see it otherwise, so there is a ``wait``: since it was
-        first named; where nobody names it, since it named a second one itself.
+        first named; where nobody names it, since it named a second one itself, or the only one.
         """
         if self._fresh.isdisjoint(failures):
             return None
         named = [self._since[failure] for failure in failures if failure[1] == peer]
-        return (min(named) if named else sorted(map(self._since.__getitem__, failures))[1]) + wait
+        if named:
+            return min(named) + wait
+        return sorted(map(self._since.__getitem__, failures))[:2][-1] + wait

@@ -42,7 +42,7 @@ from gossip.timing import Timing
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate, Gram, PartResult, Promise
+from protocols.messages import Announce, Certificate, Gram, PartResult, Passed, Plan, Promise
 
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
 TICK_S = 0.005
@@ -73,6 +73,7 @@ class Chain(Wired):
     sending: Sending = field(init=False)  # of control messages
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
     timing: Timing = field(default_factory=Timing)
+    signed_plan: Passed | None = None  # the newest that was adopted, as its leader signed it
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -252,6 +253,8 @@ class Chain(Wired):
                     self.sending.tell(of, (to,), message)
                 case Spread(peers, message):
                     note = passed(self.wiring.identity, self.wiring.run, message)
+                    if isinstance(message, Plan):
+                        self.signed_plan = note
                     for leg in legs(peers):
                         self.sending.tell(of, leg, note)
                 case Work(plan) if of is self.round:
@@ -382,6 +385,7 @@ class Chain(Wired):
 
     def refused(self, peer: PeerId, why: str) -> None:
         self.hooks.rejected(peer, why)
+        self.round.on_refused(peer)
 
     def weighed(self, gram: Gram) -> None:
         self.carry_out(self.round, self.round.on_products(gram, self.now()))

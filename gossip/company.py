@@ -22,6 +22,7 @@ Clients = Callable[[Place, Sequence[PeerId]], Collection[PeerId]]
 """Which of the live islands in office train in the round at a place; the others rest."""
 
 BELIEVED = 1 / 4  # of the plan's patience, after which whom I doubt is to blame
+ALONE = 1.0  # likewise, if I lead and nobody else has said so: it may be me, as others see it
 PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to go on without me
 
 
@@ -45,6 +46,7 @@ class Company:
     stuck: bool = False  # nobody is to blame, and the plan is of no use all the same
     failures: Failures = field(init=False)
     _isolated_since: float | None = None
+    _asking: bool = False  # I lead, and doubt somebody whom nobody else does
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -198,6 +200,18 @@ class Company:
         self.declining.add(peer)
         self.doubt(peer, now)
 
+    def refused(self, peer: PeerId) -> None:
+        """What a peer brings me is late, or of no use: one of us may be at fault."""
+        if peer != self.me:
+            self.failures.hint(peer)
+
+    def replaceable(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is at fault, for me or by the plan, and the others are enough."""
+        out = self.gone | self._left_out()
+        if peer not in out or self.agreement.promised[0] > 0:
+            return False
+        return sum(p not in out for p in self._able(now)) >= majority(self.agreement.office)
+
     def told(self, teller: PeerId, peers: Collection[PeerId], now: float) -> None:
         """Another member says who did not deliver to it in this round."""
         for peer in peers:
@@ -213,22 +227,31 @@ class Company:
         that runs them all was busy), and then nobody goes on. So where nobody has, though most of
         the others have been heard of since, it was nobody's fault: the plan has
         failed, and it is for anybody to stand. Who is silent still is to blame.
+
+        A leader is no judge in its own cause: whom it alone doubts it tells the others of, who may
+        know better (they have given up on what it sends itself), and acts if they do not.
         """
         if not self.failures:
+            self._asking = False
             return
-        dead = {peer for peer in self.failures.mine() if not self.alive(peer, now)}
-        found = self.failures.explained(frozenset() if self._most(dead) else dead)
-        if self.me not in found and not self._too_many(found) and not self._passed_over():
+        found = self._found(now)
+        if self._mine_to_say(found):
             self._isolated_since = None
             believed, self.unfounded = self.blamed & found.keys(), set()
+            asking = set()
             for peer, failures in found.items():
-                at = self.failures.certain_at(peer, failures, BELIEVED * patience)
+                alone = self._leads_alone(failures)
+                wait = (ALONE if alone else BELIEVED) * patience
+                at = self.failures.certain_at(peer, failures, wait)
                 if at is not None and now >= at:
                     believed.add(peer)
+                elif alone:
+                    asking.add(peer)
                 if peer in believed and all(teller == peer for teller, _ in failures):
                     self.unfounded.add(peer)
-            self.blamed = believed
+            self.blamed, self._asking = believed, bool(asking - believed)
             return
+        self._asking = False
         self.blamed, self.unfounded = set(), set()
         if self._isolated_since is None:
             self._isolated_since = now
@@ -241,6 +264,28 @@ class Company:
         if now >= over and not self._most(silent):
             self.stuck, self.blamed, self._isolated_since = True, silent, None
             self.failures.clear()
+
+    def settle(self, now: float) -> None:
+        """I am to plan anew: whom I doubt is to blame at once, though others may yet say more."""
+        found = self._found(now)
+        if self._mine_to_say(found):
+            certain = self.failures.certain_at
+            self.blamed |= {peer for peer, of in found.items() if certain(peer, of, 0) is not None}
+
+    def _found(self, now: float) -> dict[PeerId, list[Failure]]:
+        dead = {peer for peer in self.failures.mine() if not self.alive(peer, now)}
+        return self.failures.explained(frozenset() if self._most(dead) else dead)
+
+    def _mine_to_say(self, found: Mapping[PeerId, Sequence[Failure]]) -> bool:
+        """Whether I am the one to say that it is these."""
+        return self.me not in found and not self._too_many(found) and not self._passed_over()
+
+    def _leads_alone(self, failures: Sequence[Failure]) -> bool:
+        """Whether I lead, and nobody else names whom I name, though there are others to ask."""
+        plan = self.agreement.plan
+        if plan is None or plan.leader != self.me or len(self.agreement.office) < 3:
+            return False
+        return all(teller == self.me for teller, _ in failures)
 
     def accused(self, now: float, patience: float) -> set[PeerId]:
         """Who is to be reported: all who failed me in this round, once that has settled."""
@@ -257,7 +302,7 @@ class Company:
         self.blamed -= counted
         self.unfounded.clear()
         self.failures.replanned()
-        self.stuck, self._isolated_since = False, None
+        self.stuck, self._isolated_since, self._asking = False, None, False
 
     @property
     def gone(self) -> set[PeerId]:
@@ -269,12 +314,19 @@ class Company:
         """Whether it is me, or everybody, who does not deliver, as far as I can tell."""
         return self._isolated_since is not None
 
+    @property
+    def aside(self) -> bool:
+        """Whether others are to say first who does not deliver: I tell them, and do not stand."""
+        return self.isolated or self._asking
+
     def _passed_over(self) -> bool:
         """Whether others have found already that it is me."""
+        return self.me in self._left_out()
+
+    def _left_out(self) -> set[PeerId]:
+        """Who was found at fault by whoever has made the plan."""
         plan = self.agreement.plan
-        return plan is not None and any(
-            c.peer == self.me and not c.active for c in plan.contributors
-        )
+        return set() if plan is None else {c.peer for c in plan.contributors if not c.active}
 
     def _most(self, peers: Collection[PeerId]) -> bool:
         return 2 * len(peers) > len(self.agreement.office) - 1

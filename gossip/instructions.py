@@ -13,12 +13,13 @@ class Send:
     """Send a control message; a reply that is a message comes back as an event."""
 
     to: PeerId
-    message: Plan | Prepare | Vote | Votes | Suspect | Gram
+    message: Prepare | Vote | Suspect | Gram
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Tell these something, in a large roster by way of some of them (:mod:`gossip.spreading`)."""
+    """Tell these something that they can pass on: in a large roster they are told by way of some
+    of them (:mod:`gossip.spreading`)."""
 
     to: tuple[PeerId, ...]
     message: Plan | Votes

@@ -24,10 +24,10 @@ from gossip.planning import (
 )
 from gossip.rumours import PAUSE_S
 from gossip.spreading import SMALL
-from gossip.validity import PartKey, Place
+from gossip.validity import PartKey, Place, key_of
 from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, PartResult, Plan
+from protocols.messages import Announce, PartResult, Plan, Promise
 
 NEWS_S = 4 * PAUSE_S  # in which a rumour reaches nearly all of a large swarm
 MOST_ROLLS = 256  # before a run's only merge is held up by none who say that they have restarted
@@ -48,6 +48,7 @@ class Opening:
     holding: Holding = field(default_factory=Holding)
     lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
     quorum_since: float | None = None  # enough have been ready since
+    _shown: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
 
     @property
     def agreement(self) -> Agreement:
@@ -85,6 +86,10 @@ class Opening:
         asks, here = self.company.asking(self.holding.awaited, now)
         return self.holding.holds(asks, here, len(self.agreement.roster), now)
 
+    def shown(self, peer: PeerId, promise: Promise) -> None:
+        """Which merged parts a member has, by what it tells a new leader."""
+        self._shown[peer] = frozenset(key_of(result) for result in promise.held)
+
     def begun(self, now: float) -> None:
         """There is a plan: nobody is waited for any more."""
         self.holding.over(now)
@@ -112,6 +117,7 @@ class Opening:
         """
         if remains.voted is not None:
             return repeated_plan(self.identity, self.place, remains, patience)
+        self.company.settle(now)
         gone = {
             peer
             for peer in remains.roster
@@ -120,7 +126,9 @@ class Opening:
         gone |= set(self.agreement.roster) - set(remains.roster)
         next_roster = self.company.next_roster(remains.roster, remains.ballot[0] > 0, now)
         if (plan := self.agreement.plan) is not None:
-            held = usable(remains.held, plan, self.agreement.held, self.lost)
+            shown = [keys for peer, keys in self._shown.items() if peer not in gone]
+            at_hand = frozenset[PartKey]().union(*shown) - self.lost
+            held = usable(remains.held, plan, self.agreement.held, at_hand)
             here = [a for a in self.company.members(now) if a.peer in remains.roster]
             owners = {announce.peer for announce in owners_among(here, self.rules)}
             live = [peer for peer in remains.roster if peer not in gone]
@@ -180,6 +188,9 @@ class Opening:
             if first in order:
                 order.remove(first)
                 order.insert(0 if first == agreement.me or not overdue else len(order), first)
+        if self.company.aside and agreement.me in order:  # it may be me: the others go first
+            order.remove(agreement.me)
+            order.append(agreement.me)
         return order
 
 
@@ -187,19 +198,20 @@ def usable(
     held: Mapping[PartKey, PartResult],
     plan: Plan,
     mine: Container[PartKey],
-    lost: Container[PartKey],
+    at_hand: Container[PartKey],
 ) -> dict[PartKey, PartResult]:
     """Which of the parts that are merged, by what was said to a new leader, it builds on.
 
-    What it holds itself (``mine``), and what the ``plan`` that it knows has asked for and it has
-    not found that nobody has (``lost``). Else one member could name bytes that it alone knows for
-    every part, or that nobody gets, and no plan of the round would ever be completed.
+    What it holds itself (``mine``), and what the ``plan`` that it knows has asked for and members
+    have who deliver (``at_hand``): all would wait for what only one has whose link does not carry
+    it. Else one member could name bytes that it alone knows for every part, or that nobody gets,
+    and no plan of the round would ever be completed.
     """
     asked = {(part.start, part.stop, part.owner) for part in plan.parts}
     most = len(plan.contributors)
     return {
         key: result
         for key, result in held.items()
-        if (key in mine or (key[:3] in asked and key not in lost))
+        if (key in mine or (key[:3] in asked and key in at_hand))
         and all(run.stop <= most for run in runs_of(result.counts))
     }

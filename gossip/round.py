@@ -14,10 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gossip.agreed import Adopted, CastVote, Decided, DecidedElsewhere, Equivocated, Event, Remains
+from gossip.agreed import (
+    Adopted,
+    Ballot,
+    CastVote,
+    Decided,
+    DecidedElsewhere,
+    Equivocated,
+    Event,
+    Remains,
+)
 from gossip.agreement import NONE, Agreement
 from gossip.certificate import check_certificate
-from gossip.company import Company
+from gossip.company import BELIEVED, Company
 from gossip.drafting import Drafting
 from gossip.holding import Holding
 from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
@@ -25,8 +34,9 @@ from gossip.ladder import Ladder
 from gossip.membership import Membership
 from gossip.opening import Opening
 from gossip.planning import Rules
+from gossip.prospects import Prospects
 from gossip.telling import Telling
-from gossip.validity import PartKey, Place, check_outcome, key_of
+from gossip.validity import Place, check_outcome, key_of
 from protocols.errors import BadSignature, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
@@ -64,8 +74,8 @@ class Round:
     company: Company = field(init=False)
     telling: Telling = field(init=False)
     opening: Opening = field(init=False)
-    _lost: set[PartKey] = field(default_factory=set)  # merged parts of the plan that nobody has
     _drafting: Drafting = field(init=False)
+    _prospects: Prospects = field(init=False)
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
     _lost_since: float | None = None
@@ -86,6 +96,7 @@ class Round:
             self.ladder, self.holding,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
+        self._prospects = Prospects(self.agreement, self.company, self._drafting)
 
     @property
     def me(self) -> PeerId:
@@ -118,6 +129,7 @@ class Round:
                 return self._carry_out(self.agreement.on_votes(message), now)
             case Promise():
                 remains = self.agreement.on_promise(sender, message)
+                self.opening.shown(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
                 self._on_suspect(sender, message, now)
@@ -143,6 +155,9 @@ class Round:
             raise RemoteRefused("abstaining", "restarted during this round")
         if prepare.epoch > self._epoch() and self.company.intact(now):
             raise RemoteRefused("majority-alive", "no reason to reform the roster")
+        if prepare.epoch == 0 and self.company.replaceable(sender, now):
+            # else it would void every plan that others make without it, as soon as it is there
+            raise RemoteRefused("doubted", "it does not deliver in this round")
         answer = self.agreement.on_prepare(sender, prepare)
         self._due_since = None if isinstance(answer, Certificate) else now
         return answer
@@ -189,7 +204,7 @@ class Round:
         """A part that the plan takes as merged is not to be had from anybody."""
         if self._finished:
             return []
-        self._lost.add(key_of(result))
+        self._prospects.lost.add(key_of(result))
         self.opening.lost.add(key_of(result))
         return self.tick(now)
 
@@ -206,6 +221,10 @@ class Round:
             return []
         self.company.declined(peer, now)
         return self.tick(now)
+
+    def on_refused(self, peer: PeerId) -> None:
+        """What a peer brings is late, or of no use; others may get it from the same peer."""
+        self.company.refused(peer)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -230,6 +249,16 @@ class Round:
             self._due_since = now
         return told + self._stand_if_my_turn(now)
 
+    @property
+    def doubt_s(self) -> float:
+        """For so long nobody is to blame for what does not come."""
+        return BELIEVED * self._patience()
+
+    def knows(self, ballot: Ballot) -> bool:
+        """Whether somebody who goes by this ballot knows of no later plan than I do."""
+        plan = self.agreement.plan
+        return plan is not None and (plan.epoch, plan.ballot) >= ballot
+
     def awaits(self, head: bytes, now: float) -> bool:
         """Whether who stands at ``head`` is not ahead: it has what is on its way to me as well."""
         return self.telling.awaited(head, self._voted_at, now, self._patience())
@@ -247,57 +276,21 @@ class Round:
         plan = self.agreement.plan
         if plan is None:
             return self.agreement.promised > NONE or self.opening.due(now)
-        if self.agreement.promised > (plan.epoch, plan.ballot):
-            return True  # promised to somebody who has not come up with a plan
-        if not self.agreement.missing():  # all is held and voted for: votes may have been lost
-            return now - self._voted_at > 2 * self._patience()
-        if self.company.stuck or self._cannot_complete(now):
-            return True
-        return plan.draft and self._stands_still(plan, now)
-
-    def _stands_still(self, draft: Plan, now: float) -> bool:
-        """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long.
-
-        The leader is the first to whom it takes too long, and knows whom to blame. If it makes no
-        use of that, it is the one to be passed over.
-        """
-        if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
-            return True
-        self.company.known |= self._drafting.silent(now)
-        return self._drafting.overdue(now)
-
-    def _cannot_complete(self, now: float) -> bool:
-        """Whether an open part of the plan waits for somebody, or something, that is gone.
-
-        Or the plan counts on who takes itself for fit, and has to be told.
-        """
-        plan, unfounded = self.agreement.plan, self.company.unfounded
-        if plan and unfounded and any(c.active and c.peer in unfounded for c in plan.contributors):
-            return True
-        for _, _, owner, fixed in self.agreement.missing():
-            if fixed is not None:
-                if key_of(fixed) in self._lost:
-                    return True
-            elif owner in self.company.gone or not self.company.alive(owner, now):
-                return True
-        return False
+        return self._prospects.failed(plan, self._voted_at, self._patience(), now)
 
     # --- standing and leading --------------------------------------------------------------------
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         assert self._due_since is not None
-        office, order = (
-            self.agreement.office,
-            self.opening.leaders(now, self._drafting.overdue(now)),
-        )
+        office = self.agreement.office
+        order = self.opening.leaders(now, self._drafting.overdue(now))
         turn = order.index(self.me) if self.me in order else len(order)
-        if self.company.isolated:
-            turn = len(order)
         if now < self._due_since + turn * self._patience():
             return []
         if self._stood_at is not None and now < self._stood_at + 2 * self._patience():
             return []
         self._stood_at = now
+        self._prospects.doubt_candidate(now)
         if (
             self.agreement.plan is None
             and self.agreement.promised == NONE
@@ -371,7 +364,7 @@ class Round:
             match event:
                 case Adopted(plan):
                     self._due_since = None
-                    self._lost.clear()
+                    self._prospects.lost.clear()
                     self.opening.begun(now)
                     self.company.adopted(plan)
                     self.telling.replanned()

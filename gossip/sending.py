@@ -21,16 +21,14 @@ from protocols.messages import (
     Certificate,
     Gram,
     Passed,
-    Plan,
     Prepare,
     Promise,
     Suspect,
     Vote,
-    Votes,
 )
 from protocols.wire import decode_any
 
-Control = Plan | Prepare | Vote | Votes | Suspect | Gram | Passed
+Control = Prepare | Vote | Suspect | Gram | Passed
 
 TRIES = 3  # of a control message
 

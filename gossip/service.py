@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
 from gossip.chain import Chain
 from gossip.exchange import Exchange
+from gossip.handing import Handing, explains
 from gossip.presence import Presence
 from gossip.spreading import check_passed
 from protocols.bodies import BufferFeed
@@ -23,6 +24,7 @@ from protocols.messages import (
     PartRequest,
     Passed,
     Plan,
+    PlanRequest,
     Prepare,
     Suspect,
     Transfer,
@@ -48,13 +50,18 @@ class Service:
     presence: Presence
     chains: Sequence[Chain]
     rejected: Callable[[PeerId, str], None]
+    _handing: Handing = field(init=False)
 
     def __post_init__(self) -> None:
         transport = self.wiring.transport
+        self._handing = Handing(self._take, self.rejected)
         largest = max(chain.rules.most_bytes for chain in self.chains)
 
         async def on_round(sender: PeerId, body: bytes) -> bytes:
             return await self._counted(sender, self._on_round(sender, body))
+
+        async def on_plan(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_plan(sender, body))
 
         async def on_certificates(sender: PeerId, body: bytes) -> bytes:
             return await self._counted(sender, self._on_certificates(body))
@@ -90,6 +97,7 @@ class Service:
             return await self._counted(sender, self._on_part(header))
 
         transport.on_call("round", on_round, max_body=Passed.MAX_BYTES)
+        transport.on_call("plan", on_plan)
         transport.on_call("certificates", on_certificates)
         transport.on_call("handovers", on_handovers)
         transport.on_push("slice", on_slice, max_length=largest)
@@ -110,21 +118,41 @@ class Service:
             raise
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
-        message = decode_any(body, Plan, Prepare, Vote, Votes, Suspect, Gram, Passed)
+        message = decode_any(body, Prepare, Vote, Suspect, Gram, Passed)
         chain = self._chain(message.fragment)
         await self._come_to(chain, message.round, sender)
         if isinstance(message, Passed):
-            sender, message = message.author, self._passed(chain, sender, message)
+            return self._take(chain, sender, message)
         if message.round < chain.replica.place.round:
             kept = chain.ledger.certificate(message.round)
-            return kept.encode() if kept and isinstance(message, Prepare | Plan) else b""
+            return kept.encode() if kept and isinstance(message, Prepare) else b""
         of = chain.round
         if isinstance(message, Prepare):
             answer = of.on_prepare(sender, message, chain.now())
             await chain.promises.before_answer(of.place.round)
             return answer.encode()
+        if isinstance(message, Vote | Suspect):
+            ballot = (message.epoch, message.ballot)
+            self._handing.wonder(chain, sender, lambda: of.knows(ballot))
         chain.carry_out(of, of.on_message(sender, message, chain.now()))
         return b""
+
+    def _take(self, chain: Chain, sender: PeerId, note: Passed) -> bytes:
+        """What a member in office says, from itself or by way of another one."""
+        message = self._passed(chain, sender, note)
+        if message.round < chain.replica.place.round:
+            kept = chain.ledger.certificate(message.round)
+            return kept.encode() if kept and isinstance(message, Plan) else b""
+        of = chain.round
+        instructions = of.on_message(note.author, message, chain.now())
+        if of.agreement.plan is not None and of.agreement.plan == message:
+            chain.signed_plan = note
+        chain.carry_out(of, instructions)
+        return b""
+
+    async def _on_plan(self, sender: PeerId, body: bytes) -> bytes:
+        request = PlanRequest.decode(body)
+        return self._handing.answer(self._chain(request.fragment), sender, request).encode()
 
     def _passed(self, chain: Chain, sender: PeerId, note: Passed) -> Plan | Votes:
         """What a member in office says by way of others, to some of whom it goes from here.
@@ -208,6 +236,10 @@ class Service:
             raise RemoteRefused("late", f"round {transfer.round} is over here")
         if sender not in chain.replica.roster:
             raise RemoteRefused("stranger", "not a member of this round")
+        agreement, ends = chain.round.agreement, {sender, chain.me}
+        self._handing.wonder(
+            chain, sender, lambda: explains(agreement.plan, agreement.basis, transfer, ends)
+        )
         return transfer, exchange
 
     async def _come_to(self, chain: Chain, round_: int, sender: PeerId) -> None:

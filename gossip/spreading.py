@@ -23,6 +23,8 @@ _PASSED = b"atoll passed\x00"
 
 def legs(peers: Sequence[PeerId]) -> list[tuple[PeerId, ...]]:
     """Who is told by whom: the first of each is told by the author, and tells the others."""
+    if len(peers) < SMALL:
+        return [(peer,) for peer in peers]
     count = math.isqrt(max(0, len(peers) - 1)) + 1
     return [tuple(peers[at::count]) for at in range(min(count, len(peers)))]
 

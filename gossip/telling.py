@@ -52,9 +52,7 @@ class Telling:
     def all(self, message: Plan | Votes) -> list[Instruction]:
         """Tell everybody in office."""
         others = tuple(peer for peer in self.agreement.office if peer != self.agreement.me)
-        if self.large:
-            return [Spread(others, message)]
-        return [Send(peer, message) for peer in others]
+        return [Spread(others, message)] if others else []
 
     def replanned(self) -> None:
         """There is a new plan, and who leads by it may have heard nothing."""

@@ -373,7 +373,8 @@ class Votes(Message, kind=19):
 
 
 class Passed(Message, kind=25, max_bytes=2 * 1024 * 1024 + 64 * 1024):
-    """A :class:`Plan` or :class:`Votes` on its way through a large roster, signed by its author."""
+    """A :class:`Plan`, or :class:`Votes` on their way through a large roster, as signed by its
+    author: so whoever has it can pass it on."""
 
     fragment: int
     round: int
@@ -381,6 +382,13 @@ class Passed(Message, kind=25, max_bytes=2 * 1024 * 1024 + 64 * 1024):
     to: Peers  # whom the receiver is to pass it on
     body: Annotated[bytes, Max(2 * 1024 * 1024)]
     signature: Signature
+
+
+class PlanRequest(Message, kind=26):
+    """What plan the receiver works by; the answer is a :class:`Passed`."""
+
+    fragment: int
+    round: int
 
 
 class Certificate(Message, kind=16, max_bytes=2 * 1024 * 1024):

@@ -13,7 +13,7 @@ from gossip_kit import announce_of
 
 from gossip import round as rounds
 from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
-from gossip.instructions import CatchUp, Commit, Send, Work
+from gossip.instructions import CatchUp, Commit, Send, Spread, Work
 from gossip.membership import Membership, Patience
 from gossip.missed import Missed
 from gossip.planning import Rules
@@ -270,6 +270,9 @@ class World:
             match instruction:
                 case Send(to, message):
                     self.deliver(peer, to, lambda t, m=message: self.control(peer, t, current, m))
+                case Spread(peers, told):
+                    for to in peers:
+                        self.deliver(peer, to, lambda t, m=told: self.control(peer, t, current, m))
                 case Work(plan):
                     self.work(peer, current, plan)
                 case Commit(certificate):

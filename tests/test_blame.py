@@ -37,6 +37,26 @@ def test_where_two_name_each_other_each_knows_the_other_first(me: PeerId, other:
     assert known_to(me, (A, B), (B, A)).explained().keys() == {other}
 
 
+def test_of_two_it_is_rather_the_one_whose_slices_were_waited_for_in_vain() -> None:
+    failures = known_to(C, (A, B))
+    failures.hint(A)
+    assert failures.explained().keys() == {A}
+    assert certain(failures, WAIT) == {A}
+    failures.note(D, B, 0.0)  # what fails weighs more than what is late
+    assert failures.explained().keys() == {B}
+
+
+def test_who_waited_in_vain_for_several_takes_it_on_itself() -> None:
+    failures = known_to(A, (A, B))
+    failures.hint(B)
+    assert failures.explained().keys() == {B}
+    failures.hint(C)
+    assert failures.explained().keys() == {A}
+    failures.clear()
+    failures.note(A, B, 1.0)
+    assert failures.explained().keys() == {B}
+
+
 def test_who_names_two_alone_is_to_blame_itself() -> None:
     for me in (A, B, C, D):
         assert known_to(me, (A, B), (A, C)).explained().keys() == {A}

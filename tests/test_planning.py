@@ -257,11 +257,13 @@ def test_a_new_leader_builds_on_what_was_asked_for_and_is_to_be_had(
     forged = result_of(liar, plan, part.start, part.stop, b"f")  # of another's part
     counted = dataclasses.replace(results[1], counts=counts_of((Included(7, 5),)), signature=b"")
     said = {key_of(result): result for result in (forged, results[0], results[2])}
-    assert usable(said, plan, (), ()) == {key_of(r): r for r in (results[0], results[2])}
-    assert usable(said, plan, {key_of(forged)}, ()) == said  # its bytes are here
-    lost = {key_of(results[2])}
-    assert usable(said, plan, (), lost) == {key_of(results[0]): results[0]}
-    assert usable({key_of(counted): counted}, plan, (), ()) == {}  # no such contributor
+    assert usable(said, plan, (), said) == {key_of(r): r for r in (results[0], results[2])}
+    assert usable(said, plan, {key_of(forged)}, said) == said  # its bytes are here
+    at_hand = {key_of(forged), key_of(results[0])}  # whoever has the third part does not deliver
+    assert usable(said, plan, (), at_hand) == {key_of(results[0]): results[0]}
+    assert (
+        usable({key_of(counted): counted}, plan, (), {key_of(counted)}) == {}
+    )  # no such contributor
 
 
 def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) -> None:

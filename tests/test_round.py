@@ -14,7 +14,9 @@ from round_kit import Peer, World
 
 from gossip import round as rounds
 from gossip.company import PASSED_OVER
-from protocols.messages import Prepare
+from gossip.instructions import Send
+from protocols.errors import RemoteRefused
+from protocols.messages import Prepare, Promise, Suspect
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -139,7 +141,8 @@ def test_who_finds_most_of_the_others_at_fault_blames_nobody() -> None:
         assert leader.round.on_fault(other.identity.peer_id, now) == []
     for later in (0.3, 0.6, 0.9):  # it leaves it to them to stand
         sent = leader.round.tick(now + later)
-        assert not any(isinstance(i, rounds.Send) for i in sent)
+        told = [i.message for i in sent if isinstance(i, rounds.Send)]
+        assert all(isinstance(message, Suspect) for message in told)
     assert leader.round.company.gone == set()
 
 
@@ -197,10 +200,62 @@ def test_all_doubt_all_again_and_again_while_links_come_and_go(seed: int) -> Non
 
 def test_one_that_does_not_deliver_is_blamed_after_a_moment() -> None:
     world = World(4, seed=1)
-    leader, others = under_way(world)
-    assert leader.round is not None
+    _, others = under_way(world)
+    current = others[1].round
+    assert current is not None
     now, faulty = world.now, others[0].identity.peer_id
-    assert leader.round.on_fault(faulty, now) == []
-    assert leader.round.company.gone == set()
-    leader.round.tick(now + 0.3)
-    assert leader.round.company.gone == {faulty}
+    current.on_fault(faulty, now)
+    assert current.company.gone == set()
+    current.tick(now + 0.3)
+    assert current.company.gone == {faulty}
+
+
+def test_a_leader_that_doubts_alone_asks_the_others_first() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = leader.round, world.now
+    assert current is not None
+    faulty = others[0].identity.peer_id
+    assert current.on_fault(faulty, now) == []
+    (told,) = current.tick(now + 0.3)
+    assert isinstance(told, Send)
+    assert isinstance(told.message, Suspect)
+    assert told.message.peers == (faulty,)
+    assert told.to not in (faulty, current.me)
+    assert current.company.gone == set()
+    sent = [i for i in current.tick(now + 1.01) if isinstance(i, Send)]  # nobody has done anything
+    assert current.company.gone == {faulty}
+    assert {type(i.message) for i in sent} == {Prepare}
+
+
+def test_a_leader_whose_doubts_others_share_acts_at_once() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = leader.round, world.now
+    assert current is not None
+    assert current.agreement.plan is not None
+    faulty, other = (one.identity.peer_id for one in others[:2])
+    plan = current.agreement.plan
+    current.on_fault(faulty, now)
+    said = Suspect(plan.fragment, plan.round, plan.epoch, plan.ballot, (faulty,))
+    current.on_message(other, said, now)
+    current.tick(now + 0.3)
+    assert current.company.gone == {faulty}
+
+
+def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    one, other = others[:2]
+    current, now = one.round, world.now
+    assert current is not None
+    assert leader.round is not None
+    candidate = leader.round.agreement.prepare(0, leader.round.roster)
+    current.on_fault(leader.identity.peer_id, now)
+    current.tick(now + 0.3)
+    assert current.company.gone == {leader.identity.peer_id}
+    with pytest.raises(RemoteRefused, match="deliver"):
+        current.on_prepare(leader.identity.peer_id, candidate, now + 0.3)
+    world.kill(other)  # with one more gone it is needed
+    one.membership.expel(other.identity.peer_id)
+    assert isinstance(current.on_prepare(leader.identity.peer_id, candidate, now + 0.3), Promise)

@@ -1,0 +1,67 @@
+"""Whether a round's plan can still be completed, or somebody has to make another one. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gossip.agreement import Agreement
+from gossip.company import Company
+from gossip.drafting import Drafting
+from gossip.validity import PartKey, key_of
+from protocols.messages import Plan
+
+
+@dataclass
+class Prospects:
+    """How one member sees the plan that it works by."""
+
+    agreement: Agreement
+    company: Company
+    drafting: Drafting
+    lost: set[PartKey] = field(default_factory=set)  # merged parts of it that nobody has
+
+    def failed(self, plan: Plan, voted_at: float, patience: float, now: float) -> bool:
+        """Whether a leader ought to do something about the plan; ``voted_at``: when I have voted,
+        if I have."""
+        if self.agreement.promised > (plan.epoch, plan.ballot):
+            return True  # promised to somebody who has not come up with a plan
+        if not self.agreement.missing():  # all is held and voted for: votes may have been lost
+            return now - voted_at > 2 * patience
+        if self.company.stuck or self._cannot_complete(plan, now):
+            return True
+        return plan.draft and self._stands_still(plan, now)
+
+    def doubt_candidate(self, now: float) -> None:
+        """Who had my promise to repair a plan, and has made none of it, is of no use itself."""
+        plan, (epoch, number) = self.agreement.plan, self.agreement.promised
+        if plan is not None and (epoch, number) > (plan.epoch, plan.ballot):
+            candidate = self.agreement.owner_of((epoch, number), self.agreement.office)
+            if candidate != self.agreement.me:
+                self.company.doubt(candidate, now)
+
+    def _stands_still(self, draft: Plan, now: float) -> bool:
+        """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long.
+
+        The leader is the first to whom it takes too long, and knows whom to blame. If it makes no
+        use of that, it is the one to be passed over.
+        """
+        if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
+            return True
+        self.company.known |= self.drafting.silent(now)
+        return self.drafting.overdue(now)
+
+    def _cannot_complete(self, plan: Plan, now: float) -> bool:
+        """Whether an open part of the plan waits for somebody, or something, that is gone.
+
+        Or the plan counts on who takes itself for fit, and has to be told.
+        """
+        unfounded = self.company.unfounded
+        if unfounded and any(c.active and c.peer in unfounded for c in plan.contributors):
+            return True
+        for _, _, owner, fixed in self.agreement.missing():
+            if fixed is not None:
+                if key_of(fixed) in self.lost:
+                    return True
+            elif owner in self.company.gone or not self.company.alive(owner, now):
+                return True
+        return False
