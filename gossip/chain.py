@@ -20,7 +20,6 @@ import torch
 from gossip.agreement import NONE
 from gossip.approach import Approach
 from gossip.bodies import Wiring
-from gossip.common import Wired
 from gossip.exchange import Exchange
 from gossip.following import Following
 from gossip.forgetting import Forgetting
@@ -31,10 +30,11 @@ from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
 from gossip.membership import MEMBERS, Membership
 from gossip.missed import Missed
-from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.promises import Promises, Record
+from gossip.reports import Reports
 from gossip.round import Round
+from gossip.rules import Rules
 from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import changed, seen_from
@@ -42,14 +42,14 @@ from gossip.timing import Timing
 from gossip.validity import PartKey, Place, key_of
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate, Gram, PartResult, Passed, Plan, Promise
+from protocols.messages import Announce, Certificate, PartResult, Passed, Plan, Promise
 
 ADVANCE_WAIT_S = 5.0  # a message for the next round may arrive while this one is applied
 TICK_S = 0.005
 
 
 @dataclass
-class Chain(Wired):
+class Chain(Reports):
     """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
 
     ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
@@ -365,33 +365,6 @@ class Chain(Wired):
             self._holding,
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
-
-    # --- what an exchange reports ----------------------------------------------------------------
-
-    def held(self, result: PartResult) -> None:
-        self.timing.held_at = self.now()
-        self.carry_out(self.round, self.round.on_held(result, self.now()))
-
-    def fault(self, peer: PeerId, why: str) -> None:
-        self.hooks.peer(peer, "fault", why)
-        self.carry_out(self.round, self.round.on_fault(peer, self.now()))
-
-    def declined(self, peer: PeerId, why: str) -> None:
-        self.hooks.peer(peer, "fault", why)
-        self.carry_out(self.round, self.round.on_declined(peer, self.now()))
-
-    def lost(self, result: PartResult) -> None:
-        self.carry_out(self.round, self.round.on_lost(result, self.now()))
-
-    def refused(self, peer: PeerId, why: str) -> None:
-        self.hooks.rejected(peer, why)
-        self.round.on_refused(peer)
-
-    def weighed(self, gram: Gram) -> None:
-        self.carry_out(self.round, self.round.on_products(gram, self.now()))
-
-    def behind(self, peer: PeerId) -> bool:
-        return self.round.company.behind(peer)
 
     def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
         return self.exchange.parts.get(key)

@@ -11,19 +11,14 @@ from dataclasses import dataclass, field, replace
 from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
 from gossip.company import Company
+from gossip.estimating import bounded
 from gossip.holding import Holding
 from gossip.ladder import Ladder
-from gossip.planning import (
-    NO_BOUND,
-    Rules,
-    fresh_plan,
-    owners_among,
-    renewed_plan,
-    repeated_plan,
-    roll_call,
-)
+from gossip.planning import fresh_plan, owners_among, renewed_plan, repeated_plan, roll_call
+from gossip.rules import NO_BOUND, Rules
 from gossip.rumours import PAUSE_S
 from gossip.spreading import SMALL
+from gossip.trips import MOST_S
 from gossip.validity import PartKey, Place, key_of
 from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
@@ -136,8 +131,7 @@ class Opening:
             remains = replace(remains, held=held)
             return renewed_plan(self.identity, self.place, plan, remains, gone, live, next_roster)
         rules, roster = self.rules, self.agreement.roster
-        measured = self.company.membership.stillness_s(roster, rules.patience_s)
-        measured = max(measured, rules.least_patience_s)
+        measured = self._trips_s(roster, rules.patience_s)
         ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
         if self._roll_is_due(now, ready):
@@ -166,6 +160,19 @@ class Opening:
             past=self.ladder,
             patience_s=measured,
         )
+
+    def bounded(self, plan: Plan) -> Plan:
+        """Somebody's plan, with no longer waits than I find reasonable myself."""
+        heard = map(self.company.membership.announcement, plan.roster)
+        members = [self.company.myself(), *(announce for announce in heard if announce is not None)]
+        least = self._trips_s(plan.roster, self.rules.patience_s)
+        most = self._trips_s(plan.roster, max(self.rules.patience_s, MOST_S))
+        return bounded(plan, members, self.rules.at(self.place.round), (least, most))
+
+    def _trips_s(self, roster: Sequence[PeerId], unknown: float) -> float:
+        """For how long a transfer may stand still, by the round trips measured here."""
+        measured = self.company.membership.stillness_s(roster, unknown)
+        return max(measured, self.rules.least_patience_s)
 
     def leaders(self, now: float, overdue: bool) -> list[PeerId]:
         """Who can lead, in the order in which they are to stand.

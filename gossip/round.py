@@ -33,8 +33,8 @@ from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
 from gossip.ladder import Ladder
 from gossip.membership import Membership
 from gossip.opening import Opening
-from gossip.planning import Rules
 from gossip.prospects import Prospects
+from gossip.rules import Rules
 from gossip.telling import Telling
 from gossip.validity import Place, check_outcome, key_of
 from protocols.errors import BadSignature, Malformed, RemoteRefused
@@ -143,11 +143,17 @@ class Round:
     def _judged_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
         """Adopt a plan; whoever sends one that breaks the rules leads no more, as far as I can."""
         try:
-            return self.agreement.on_plan(sender, plan)
+            events = self.agreement.on_plan(sender, plan)
         except (Malformed, BadSignature):
             if sender in self.roster:
                 self.company.known.add(sender)
             raise
+        return [self._bounded(e) if isinstance(e, Adopted) else e for e in events]
+
+    def _bounded(self, adopted: Adopted) -> Adopted:
+        """How long to wait is for each to judge: nobody votes on that."""
+        self.agreement.plan = self.opening.bounded(adopted.plan)
+        return Adopted(self.agreement.plan)
 
     def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:
         """Answer a candidate. Raises RemoteProtocolError, or RemoteRefused to decline."""

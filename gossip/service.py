@@ -10,6 +10,7 @@ from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
 from gossip.chain import Chain
 from gossip.exchange import Exchange
 from gossip.handing import Handing, explains
+from gossip.instructions import Work
 from gossip.presence import Presence
 from gossip.spreading import check_passed
 from protocols.bodies import BufferFeed
@@ -145,7 +146,7 @@ class Service:
             return kept.encode() if kept and isinstance(message, Plan) else b""
         of = chain.round
         instructions = of.on_message(note.author, message, chain.now())
-        if of.agreement.plan is not None and of.agreement.plan == message:
+        if any(isinstance(one, Work) for one in instructions):  # it is adopted
             chain.signed_plan = note
         chain.carry_out(of, instructions)
         return b""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gossip.estimating import busiest_bytes
 from gossip.ladder import Ladder, budget_s
-from gossip.planning import Rules, busiest_bytes
+from gossip.rules import Rules
 from protocols.messages import Certificate, Plan
 
 SMOOTHING = 0.3  # weight of the newest round

@@ -21,10 +21,10 @@ from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership
-from gossip.planning import FRIENDS, STRANGERS, Rules
 from gossip.presence import Presence
 from gossip.promises import Record
 from gossip.roamer import Roamer
+from gossip.rules import FRIENDS, STRANGERS, Rules
 from gossip.standing import first_announcement
 from node import __version__, clock
 from node.conductor import Conductor

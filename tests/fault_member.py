@@ -31,9 +31,9 @@ from gossip.exchange import Exchange, Wiring
 from gossip.hooks import Hooks
 from gossip.instructions import Instruction, Work
 from gossip.membership import Membership, Patience
-from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.round import Round
+from gossip.rules import Rules
 from node.bench.watching import Stage as Passed
 from node.bench.watching import Watch, WatchedChain
 from protocols.codecs import RangeCodec

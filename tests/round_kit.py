@@ -16,8 +16,8 @@ from gossip.certificate import basis_of, check_certificate, genesis, outcome_has
 from gossip.instructions import CatchUp, Commit, Send, Spread, Work
 from gossip.membership import Membership, Patience
 from gossip.missed import Missed
-from gossip.planning import Rules
 from gossip.round import Round
+from gossip.rules import Rules
 from gossip.validity import PartKey, Place, key_of
 from protocols.counts import pack_counts
 from protocols.errors import RemoteProtocolError, RemoteRefused

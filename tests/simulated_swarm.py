@@ -25,9 +25,9 @@ from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
 from gossip.mixing import MEAN, Mix
-from gossip.planning import Rules
 from gossip.presence import Presence
 from gossip.promises import Record
+from gossip.rules import Rules
 from gossip.standing import first_announcement
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId

@@ -11,7 +11,7 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Inner, Manifest
 from diloco import sparta
-from gossip.planning import Rules
+from gossip.rules import Rules
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.replica import OuterReplica

@@ -19,8 +19,9 @@ from gossip.agreed import Remains
 from gossip.grouping import Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.mixing import Mix
 from gossip.partition import MIN_PART, Link
-from gossip.planning import Rules, fresh_plan, renewed_plan
+from gossip.planning import fresh_plan, renewed_plan
 from gossip.routing import Routes
+from gossip.rules import Rules
 from gossip.validity import Known, Shape, check_plan
 from node.mixing import mix_of
 from protocols.errors import Malformed

@@ -10,7 +10,7 @@ import pytest
 from round_kit import RULES, Peer, World
 
 from bootstrap.manifest import Manifest
-from gossip.planning import Rules
+from gossip.rules import Rules
 from gossip.validity import Place
 from node.modes import at_will, clients_of, is_over, weight_of
 from protocols.identity import PeerId

@@ -23,15 +23,13 @@ from gossip.certificate import certify, outcome_of
 from gossip.ladder import Ladder
 from gossip.opening import usable
 from gossip.planning import (
-    FRIENDS,
     MAX_ROSTER,
-    STRANGERS,
-    Rules,
     fresh_plan,
     next_roster_of,
     renewed_plan,
     repeated_plan,
 )
+from gossip.rules import FRIENDS, STRANGERS, Rules
 from gossip.validity import MAX_PATIENCE_S, MAX_TOKENS, Known, PartKey, check_plan, key_of
 from protocols.counts import Included, counts_of
 from protocols.errors import LocalProtocolError, Malformed

@@ -15,7 +15,8 @@ from diloco import merge, robust
 from gossip.agreed import Remains
 from gossip.certificate import basis_of, outcome_of
 from gossip.mixing import MEAN, Mix
-from gossip.planning import Rules, fresh_plan, renewed_plan, repeated_plan
+from gossip.planning import fresh_plan, renewed_plan, repeated_plan
+from gossip.rules import Rules
 from gossip.validity import Known, check_plan
 from gossip.weighing import (
     Gathering,

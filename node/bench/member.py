@@ -26,8 +26,8 @@ from gossip.exchange import Wiring
 from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.membership import Membership
-from gossip.planning import Rules
 from gossip.presence import Presence
+from gossip.rules import Rules
 from gossip.standing import first_announcement
 from gossip.validity import Place
 from node import __version__

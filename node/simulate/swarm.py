@@ -22,7 +22,7 @@ from gossip.driver import Swarm
 from gossip.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
-from gossip.planning import Rules
+from gossip.rules import Rules
 from gossip.validity import Place
 from node.mixing import mix_of
 from node.residual import Residual

@@ -1,0 +1,52 @@
+"""What an exchange tells of its transfers, as events of the round that it belongs to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gossip.common import Wired
+from gossip.hooks import Hooks
+from gossip.instructions import Instruction
+from gossip.round import Round
+from gossip.timing import Timing
+from protocols.identity import PeerId
+from protocols.messages import Gram, PartResult
+
+
+class CarriesOut(Protocol):
+    """Who does what a round instructs."""
+
+    def carry_out(self, of: Round, instructions: list[Instruction]) -> None: ...
+
+
+class Reports(Wired, CarriesOut):
+    """The exchange's :class:`~gossip.exchange.Listener`, in front of the round under way."""
+
+    hooks: Hooks
+    round: Round
+    timing: Timing
+
+    def held(self, result: PartResult) -> None:
+        self.timing.held_at = self.now()
+        self.carry_out(self.round, self.round.on_held(result, self.now()))
+
+    def fault(self, peer: PeerId, why: str) -> None:
+        self.hooks.peer(peer, "fault", why)
+        self.carry_out(self.round, self.round.on_fault(peer, self.now()))
+
+    def declined(self, peer: PeerId, why: str) -> None:
+        self.hooks.peer(peer, "fault", why)
+        self.carry_out(self.round, self.round.on_declined(peer, self.now()))
+
+    def lost(self, result: PartResult) -> None:
+        self.carry_out(self.round, self.round.on_lost(result, self.now()))
+
+    def refused(self, peer: PeerId, why: str) -> None:
+        self.hooks.rejected(peer, why)
+        self.round.on_refused(peer)
+
+    def weighed(self, gram: Gram) -> None:
+        self.carry_out(self.round, self.round.on_products(gram, self.now()))
+
+    def behind(self, peer: PeerId) -> bool:
+        return self.round.company.behind(peer)
