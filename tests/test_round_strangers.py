@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from exchange_kit import until
 from simulated_swarm import RUN, SimulatedSwarm, simulated_swarm
 
-from gossip.spreading import passed
+from gossip.spreading import check_passed, passed
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
-from protocols.messages import Passed, Votes
+from protocols.memory import MemoryTransport
+from protocols.messages import Passed, Plan, PlanRequest, Votes
 from protocols.wire import decode_any
 
 STRANGER = Identity.from_seed(b"s" * 32)
@@ -63,5 +65,32 @@ def test_nothing_of_a_stranger_is_passed_on(round_: int) -> None:
                 await said_by(swarm, STRANGER, round_)
             await asyncio.sleep(6.0)
             assert found == [(STRANGER.peer_id, swarm.living()[0].peer)]
+
+    virtual_time.run(main())
+
+
+def test_plans_are_handed_to_members_alone_and_only_that_of_the_round() -> None:
+    async def main() -> None:
+        async with simulated_swarm(4) as swarm:
+            first, second, *_ = swarm.living()
+            chain = first.swarm.chains[0]
+            await until(lambda: chain.round.place.round >= 2 and chain.planned, 30.0, every=0.01)
+            plan, number = chain.round.agreement.plan, chain.round.place.round
+            assert plan is not None
+
+            async def asked(transport: MemoryTransport, round_: int) -> bytes:
+                request = PlanRequest(0, round_).encode()
+                return await transport.call(first.peer, "plan", request, timeout=1.0)
+
+            member = swarm.network.node(second.peer)
+            assert member is not None
+            note: Passed = Passed.decode(await asked(member.transport, number))
+            assert note.author == plan.leader
+            assert Plan.decode(note.body) == plan
+            check_passed(RUN, note)
+            with pytest.raises(RemoteRefused, match="unknown"):
+                await asked(member.transport, number + 1)
+            with pytest.raises(RemoteRefused, match="stranger"):
+                await asked(swarm.network.join(STRANGER.peer_id), number)
 
     virtual_time.run(main())
