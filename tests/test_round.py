@@ -10,11 +10,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from gossip_kit import result_of
 from round_kit import Peer, World
 
 from gossip import round as rounds
+from gossip.agreed import Remains
 from gossip.company import PASSED_OVER
 from gossip.instructions import Send
+from gossip.validity import key_of
 from protocols.errors import RemoteRefused
 from protocols.messages import Prepare, Promise, Suspect
 
@@ -259,3 +262,63 @@ def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
     world.kill(other)  # with one more gone it is needed
     one.membership.expel(other.identity.peer_id)
     assert isinstance(current.on_prepare(leader.identity.peer_id, candidate, now + 0.3), Promise)
+
+
+def test_whom_a_new_leader_doubts_owns_nothing_in_its_plan_though_it_is_not_certain_yet() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    dark = leader.identity.peer_id
+    current.on_fault(dark, now)
+    assert current.company.gone == set()
+    remains = Remains((0, 1), current.roster, None, {}, frozenset(current.roster) - {dark})
+    plan = current.opening.compose(remains, now, 1.0)
+    assert plan is not None
+    assert dark not in {part.owner for part in plan.parts}
+    assert {c.peer for c in plan.contributors if not c.active} == {dark}
+
+
+def test_a_candidate_with_promises_and_no_plan_is_at_fault() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    assert leader.round is not None
+    candidate = leader.round.agreement.prepare(0, leader.round.roster)
+    assert isinstance(
+        current.on_prepare(current.agreement.order(current.roster)[0], candidate, now), Promise
+    )
+    stood = []
+    while not stood and now < world.now + 5.0:
+        now += 0.1
+        for other in world.peers:
+            others[0].membership.on_contact(other, now)
+        stood = [i for i in current.tick(now) if isinstance(i, Send) and type(i.message) is Prepare]
+    assert stood
+    current.company.settle(now)
+    assert current.company.gone == {leader.identity.peer_id}
+
+
+def test_merged_parts_that_only_a_member_at_fault_has_are_merged_anew() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    assert current.agreement.plan is not None
+    slow, other = leader.identity.peer_id, others[1].identity.peer_id
+    plan = current.agreement.plan
+    part = next(part for part in plan.parts if part.owner == slow)
+    result = result_of(leader.identity, plan, part.start, part.stop)
+    remains = Remains((0, 1), current.roster, None, {key_of(result): result}, frozenset())
+    current.on_fault(slow, now)
+    current.opening.shown(slow, Promise(0, 1, 0, 0, None, (result,)))
+
+    def owner() -> str:
+        renewed = current.opening.compose(remains, now, 1.0)
+        assert renewed is not None
+        return next(p.owner for p in renewed.parts if p.start == part.start)
+
+    assert owner() != slow
+    current.opening.shown(other, Promise(0, 1, 0, 0, None, (result,)))
+    assert owner() == slow  # somebody else has it as well
