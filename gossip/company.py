@@ -23,6 +23,7 @@ Clients = Callable[[Place, Sequence[PeerId]], Collection[PeerId]]
 
 BELIEVED = 1 / 4  # of the plan's patience, after which whom I doubt is to blame
 ALONE = 1.0  # likewise, if I lead and nobody else has said so: it may be me, as others see it
+QUIET = 1.25  # heartbeats: who has been silent for so long is hardly well, whoever else says so
 PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to go on without me
 
 
@@ -240,7 +241,7 @@ class Company:
             believed, self.unfounded = self.blamed & found.keys(), set()
             asking = set()
             for peer, failures in found.items():
-                alone = self._leads_alone(failures)
+                alone = self._leads_alone(failures, now)
                 wait = (ALONE if alone else BELIEVED) * patience
                 at = self.failures.certain_at(peer, failures, wait)
                 if at is not None and now >= at:
@@ -280,12 +281,13 @@ class Company:
         """Whether I am the one to say that it is these."""
         return self.me not in found and not self._too_many(found) and not self._passed_over()
 
-    def _leads_alone(self, failures: Sequence[Failure]) -> bool:
-        """Whether I lead, and nobody else names whom I name, though there are others to ask."""
+    def _leads_alone(self, failures: Sequence[Failure], now: float) -> bool:
+        """Whether I lead and nobody else names whom I name and hear, though there are others."""
         plan = self.agreement.plan
         if plan is None or plan.leader != self.me or len(self.agreement.office) < 3:
             return False
-        return all(teller == self.me for teller, _ in failures)
+        audible = now - QUIET * self.membership.patience.heartbeat_s
+        return all(by == self.me and self._heard(peer, audible) for by, peer in failures)
 
     def accused(self, now: float, patience: float) -> set[PeerId]:
         """Who is to be reported: all who failed me in this round, once that has settled."""
