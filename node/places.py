@@ -138,11 +138,11 @@ def as_text(places: Sequence[Place]) -> str:
         )
         for place in places
     ]
-    rows = [tuple(clean(cell) for cell in row) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    shown = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        for row in shown
     )
 
 
