@@ -21,11 +21,12 @@ from gossip.spread import Whole
 from node.choosing import Chooser
 from node.eager_state import EagerReplica
 from node.guessing import Guesses
-from node.island import Island, TrainerDied
+from node.island import Island
 from node.modes import at_will, by_gradients, is_over, once, weight_of
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
 from node.pace import Pace
+from node.rank_ends import TrainerDied
 from node.replica import OuterReplica, Side
 from node.targets import Targets
 from node.trainer.channel import (

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from node.errors import operator_error
 from node.hosts.crew import Crew
-from node.hosts.hub import HOST_LOST, Host, RemoteRank
+from node.hosts.hub import Host, RemoteRank
 from node.hosts.interface import told
 from node.own_address import hostport
+from node.rank_ends import TrainerDied, obituary, settle
 from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.trainer.channel import (
     READ_BYTES,
@@ -43,14 +43,7 @@ from node.trainer.channel import (
     Unframer,
     frame,
 )
-from node.trainer.settings import (
-    EXIT_CRASHED,
-    EXIT_OUT_OF_MEMORY,
-    EXIT_RANK_LOST,
-    EXIT_REFUSED,
-    EXIT_STUCK,
-    TrainerSettings,
-)
+from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.errors import Malformed, OperatorError
 from protocols.tasks import Background
@@ -58,23 +51,8 @@ from protocols.wire import decode_any
 
 STOP_GRACE_S = 15.0  # after Stop: an inner step may be long
 TERMINATE_GRACE_S = 3.0  # after SIGTERM, then SIGKILL
-SETTLE_S = 1.0  # a rank that lost another one ends first now and then: wait for the real cause
 CLAIM_POLL_S = 0.005  # between tries while the trainer writes a snapshot
 MAX_QUEUED = 1024  # events; beyond it StepDone, which is for people only, is left out
-
-
-@dataclass(frozen=True)
-class TrainerDied:
-    """All ranks are down although nobody asked. ``rank`` is the one that went first."""
-
-    rank: int
-    exit_code: int | None  # None: ended by a signal
-    signal: str  # "SIGKILL", or empty
-    code: str  # E401 memory, E406 stuck, E408 host lost, E405 otherwise, or what the trainer said
-    text: str  # one line
-    log: Path  # that rank's output,
-    log_tail: str  # and its end
-    error: OperatorError | None = None  # where no rank was the cause
 
 
 Event = Report | TrainerDied
@@ -304,7 +282,7 @@ class Island:
                 exits = [group.create_task(rank.wait()) for rank in self._ranks]
                 await asyncio.wait((reading, *exits), return_when=asyncio.FIRST_COMPLETED)
                 if not self._stopping:
-                    ended = await self._settle(exits)
+                    ended = await settle(exits)
                 if not self._stopping:
                     self._signal_all(signal.SIGKILL)
                 await asyncio.wait(exits)
@@ -315,22 +293,10 @@ class Island:
                 self._writer.close()
             shutil.rmtree(life.rendezvous, ignore_errors=True)
         if not self._stopping:
-            self._events.put_nowait(self._obituary(ended, life.oom_kills))
-
-    async def _settle(self, exits: list[asyncio.Task[int]]) -> list[tuple[int, int]]:
-        """Ranks that ended by themselves, as (rank, status), the likeliest cause first.
-
-        A rank whose collective failed since another one died may well end before that one.
-        """
-        deadline = asyncio.get_running_loop().time() + SETTLE_S
-        while True:
-            ended = [(i, task.result()) for i, task in enumerate(exits) if task.done()]
-            ended.sort(key=lambda item: (_blame(item[1]), item[0]))
-            running = [task for task in exits if not task.done()]
-            left = deadline - asyncio.get_running_loop().time()
-            if not running or left <= 0 or (ended and _blame(ended[0][1]) < _blame(EXIT_STUCK)):
-                return ended
-            await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            died = obituary(
+                self._ranks, ended, self._failed, life.oom_kills, self.settings.collective_s
+            )
+            self._events.put_nowait(died)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Queue what rank 0 reports, until it closes the channel or breaks its rules."""
@@ -354,46 +320,6 @@ class Island:
             return
         self._events.put_nowait(report)
 
-    def _obituary(self, ended: list[tuple[int, int]], kills: int) -> TrainerDied:
-        number, status = ended[0] if ended else (0, 0)
-        rank, error = self._ranks[number], None
-        name = signal.Signals(-status).name if status < 0 else ""
-        local_kill = isinstance(rank, RankProcess) and name == "SIGKILL"
-        out_of_memory = status == EXIT_OUT_OF_MEMORY or (local_kill and oom_kills() > kills)
-        if status == HOST_LOST and isinstance(rank, RemoteRank):
-            error = operator_error(
-                "E408", f"{rank.host.shown} of this island is lost", why=rank.tail()
-            )
-            code, text = error.code, error.what
-        elif status == EXIT_STUCK:
-            code, text = "E406", self._silence(ended)
-        elif number == 0 and self._failed is not None and not out_of_memory:
-            code, text = self._failed.code or "E405", self._failed.text
-        elif out_of_memory:
-            code, text = "E401", f"rank {number}{rank.where} ran out of memory"
-        else:
-            how = f"was ended by {name}" if name else "crashed"
-            code, text = "E405", f"rank {number}{rank.where} {how}"
-        return TrainerDied(
-            rank=number,
-            exit_code=None if status < 0 else status,
-            signal=name,
-            code=code,
-            text=text,
-            log=rank.log,
-            log_tail=rank.tail(),
-            error=error,
-        )
-
-    def _silence(self, ended: list[tuple[int, int]]) -> str:
-        """Which ranks were not in the collective call that did not end."""
-        gone = {rank for rank, _ in ended}
-        silent = [f"{n}{rank.where}" for n, rank in enumerate(self._ranks) if n not in gone]
-        limit = f"a collective call did not end within {self.settings.collective_s:g} s"
-        if not silent:
-            return f"{limit}, and no rank is left that was not in it"
-        return f"{limit}: rank {', '.join(silent)} runs, and takes no part in it"
-
     def _signal_all(self, number: signal.Signals) -> None:
         for rank in self._ranks:
             rank.signal(number)
@@ -403,11 +329,3 @@ def _listening(address: str) -> socket.socket:
     """A socket that listens at any free port of an address of this host."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family)
-
-
-def _blame(status: int) -> int:
-    """How likely an exit status is the cause rather than the effect of another rank's end."""
-    if status < 0 or status == HOST_LOST:
-        return 0
-    order = (EXIT_OUT_OF_MEMORY, EXIT_REFUSED, EXIT_CRASHED, EXIT_STUCK, EXIT_RANK_LOST)
-    return 1 + (order.index(status) if status in order else len(order))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
@@ -14,7 +15,7 @@ from gossip.catchup import Ending
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.hooks import Hooks
-from gossip.membership import MEMBERS, Liveness
+from gossip.membership import MEMBERS
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
@@ -28,6 +29,7 @@ from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
 from node.island import Island
 from node.links import tell_links
+from node.lookout import Lookout
 from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.own_model import layout_of, tokens_of
@@ -37,8 +39,7 @@ from node.replica import OuterReplica
 from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
 from node.trainer.shared import SharedVectors
-from protocols.addresses import PeerAddress
-from protocols.errors import Crowded, OperatorError, RemoteProtocolError, Stale
+from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from node.runtime import Node
 
 LINGER_S = 20.0  # after the last round: others may still need our parts
-DISCOVERY_S = 30.0  # between look-ups in the DHT
 FAREWELL_S = 3.0
 
 
@@ -61,13 +61,13 @@ class Participation:
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
         self.finishing = False
-        self._served: bool | None = None  # whether a server is there, as told
         self._news = asyncio.Event()  # somebody announced something
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
         self.fetcher: Fetcher
         self.keeper: Keeper
         self.reporter: PeerReports
+        self.lookout: Lookout
 
     @property
     def _newcomer(self) -> bool:
@@ -162,6 +162,9 @@ class Participation:
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
         self.reporter = make_reports(self.node, manifest, self.swarm, self.conductor)
+        self.lookout = Lookout(
+            self.node, self.entrance, self.swarm, self.replicas[0], self._on_rejected
+        )
         self.node.state.parameters = layout.size
         self._serve(run)
         await self._start(stack, run)
@@ -194,7 +197,7 @@ class Participation:
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:
             for envelope in greeting.welcome.announces:
-                self._learn(envelope)
+                self.lookout.learn(envelope)
         self.node.welcome_others(run)
         self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.reporter.round
@@ -221,11 +224,11 @@ class Participation:
         saves = self.island is not None and self.config.checkpoint_every
         if saves and self.config.checkpoint_seconds:
             spawn(self.keeper.by_time(self.config.checkpoint_seconds))
-        self.dht = await self.node.open_directory(stack, run)
-        self.node.outbound.candidates = self._relays
-        self.node.place.told = self._moved
-        self._moved()
-        spawn(self._discover())
+        dht = await self.node.open_directory(stack, run)
+        self.node.outbound.candidates = self.lookout.relays
+        self.node.place.told = partial(self.lookout.moved, dht)
+        self.lookout.moved(dht)
+        spawn(self.lookout.run(dht))
 
     async def _learn_past(self, peers: list[PeerId], before: int) -> None:
         await ask_past(self.node.transport, peers, self.node.history, before=before)
@@ -243,7 +246,7 @@ class Participation:
             round_trip=stats.round_trip or 0.0,
         )
         self.reporter.on_committed(certificate, exchange)
-        self._look_after_servers()
+        self.lookout.after_servers()
         if self.conductor is None:
             self._check_end()
 
@@ -278,20 +281,8 @@ class Participation:
     def _on_peer(self, peer: PeerId, what: str, why: str) -> None:
         if self.conductor is not None:
             self.node.tasks.spawn(self.conductor.look_again())
-        self._look_after_servers()
+        self.lookout.after_servers()
         self.reporter.on_peer(peer, what, why)
-
-    def _look_after_servers(self) -> None:
-        """Tell when the last server is gone, and when one is there again."""
-        if self.manifest.rounds.owners != "servers":
-            return
-        alive = self.swarm.membership.islands_alive(self.swarm.now())
-        served = self.config.role == "server" or any(a.role == "server" for a in alive)
-        if served == self._served:
-            return
-        self._served = served
-        text = "servers merge the parts" if served else "no server is there: all members merge"
-        self.events.emit(Notice(text=text))
 
     def _on_rejected(self, peer: PeerId, why: str) -> None:
         self.reporter.on_rejected(peer, why)
@@ -305,48 +296,6 @@ class Participation:
     def _on_announced(self, announce: Announce) -> None:
         self._on_learned(announce)
         self.reporter.on_learned(announce)
-
-    def _learn(self, envelope: bytes) -> None:
-        try:
-            self.swarm.presence.learn(envelope)
-        except (Stale, Crowded):
-            return  # it travelled too long, or is one of too many from one place
-        except RemoteProtocolError as error:
-            self.reporter.on_rejected(self.me, str(error))
-
-    async def _discover(self) -> None:
-        """Look for islands that nobody we know has told us about, and after the seeds."""
-        while True:
-            for peer in await self.dht.islands():
-                if peer != self.me and peer not in self.swarm.membership.islands:
-                    await self.swarm.presence.ask(peer)
-            await self._look_after_seeds()
-            await asyncio.sleep(DISCOVERY_S)
-
-    async def _look_after_seeds(self) -> None:
-        """Bring a seed that has started anew its run back, and remember who is there."""
-        now, membership = self.swarm.now(), self.swarm.membership
-        run = self.replicas[0].place.run
-        for greeting in await self.entrance.visit_seeds(
-            run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
-        ):
-            for envelope in greeting.welcome.announces:
-                self._learn(envelope)
-        book = self.node.transport.book
-        self.node.cache.remember(
-            place for peer in membership.alive(now) if (place := book.dialled_at(peer)) is not None
-        )
-
-    def _relays(self) -> list[PeerAddress]:
-        """Who may relay for this node."""
-        book = self.node.transport.book
-        alive = self.swarm.membership.alive(self.swarm.now())
-        return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
-
-    def _moved(self) -> None:
-        """This node is called at another address: the others are told with the next heartbeat."""
-        self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
-        self.dht.keep_announced()
 
     # --- leaving ---------------------------------------------------------------------------------
 

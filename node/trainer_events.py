@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from node.errors import operator_error
-from node.island import TrainerDied
 from node.monitor.events import Step, Validation
+from node.rank_ends import TrainerDied
 from node.trainer.channel import Evaluated, StepDone
 from protocols.errors import OperatorError
 

@@ -24,7 +24,8 @@ from trainer_kit import (
 
 import node.island
 import node.rank_process
-from node.island import Event, Island, TrainerDied
+from node.island import Event, Island
+from node.rank_ends import TrainerDied
 from node.trainer.channel import (
     Applied,
     Begin,

@@ -180,7 +180,7 @@ def test_no_more_is_announced_than_the_limit(
         swarm=SimpleNamespace(presence=SimpleNamespace(note=said.update)),
         reporter=SimpleNamespace(on_committed=lambda certificate, exchange: None),
         conductor=object(),
-        _look_after_servers=lambda: None,
+        lookout=SimpleNamespace(after_servers=lambda: None),
     )
     Participation._on_committed(node, None, None)  # type: ignore[arg-type]
     assert said == {"upload": announced, "download": 0.0, "round_trip": 0.03}

@@ -1,0 +1,98 @@
+"""Who else is in a run: what the DHT and the seeds know of it, who serves, who may relay.
+
+A :class:`Lookout` adds what it finds to the swarm's membership, so that islands which nobody has
+named, and seeds that have started anew, are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bootstrap.dht import Dht
+from gossip.common import AnySwarm
+from gossip.membership import Liveness
+from node.entrance import Entrance
+from node.monitor.events import Notice
+from node.replica import OuterReplica
+from protocols.addresses import PeerAddress
+from protocols.errors import Crowded, RemoteProtocolError, Stale
+from protocols.identity import PeerId
+
+if TYPE_CHECKING:
+    from node.runtime import Node
+
+DISCOVERY_S = 30.0  # between look-ups in the DHT
+
+
+class Lookout:
+    """Looks after who is there, while a node takes part."""
+
+    def __init__(
+        self,
+        node: Node,
+        entrance: Entrance,
+        swarm: AnySwarm,
+        replica: OuterReplica,
+        rejected: Callable[[PeerId, str], None],
+    ) -> None:
+        """``replica``: of any fragment; ``rejected`` is told what broke the rules."""
+        self.node, self.entrance, self.swarm, self.replica = node, entrance, swarm, replica
+        self.rejected = rejected
+        self._served: bool | None = None  # whether a server is there, as told
+
+    def after_servers(self) -> None:
+        """Tell when the last server is gone, and when one is there again."""
+        if self.replica.manifest.rounds.owners != "servers":
+            return
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        served = self.node.config.role == "server" or any(a.role == "server" for a in alive)
+        if served == self._served:
+            return
+        self._served = served
+        text = "servers merge the parts" if served else "no server is there: all members merge"
+        self.node.events.emit(Notice(text=text))
+
+    def learn(self, envelope: bytes) -> None:
+        """Take an announcement that somebody passes on."""
+        try:
+            self.swarm.presence.learn(envelope)
+        except (Stale, Crowded):
+            return  # it travelled too long, or is one of too many from one place
+        except RemoteProtocolError as error:
+            self.rejected(self.node.identity.peer_id, str(error))
+
+    async def run(self, dht: Dht) -> None:
+        """Look for islands that nobody we know has told us about, and after the seeds."""
+        while True:
+            for peer in await dht.islands():
+                if peer != self.node.identity.peer_id and peer not in self.swarm.membership.islands:
+                    await self.swarm.presence.ask(peer)
+            await self._look_after_seeds()
+            await asyncio.sleep(DISCOVERY_S)
+
+    async def _look_after_seeds(self) -> None:
+        """Bring a seed that has started anew its run back, and remember who is there."""
+        now, membership = self.swarm.now(), self.swarm.membership
+        run = self.replica.place.run
+        for greeting in await self.entrance.visit_seeds(
+            run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
+        ):
+            for envelope in greeting.welcome.announces:
+                self.learn(envelope)
+        book = self.node.transport.book
+        self.node.cache.remember(
+            place for peer in membership.alive(now) if (place := book.dialled_at(peer)) is not None
+        )
+
+    def relays(self) -> list[PeerAddress]:
+        """Who may relay for this node."""
+        book = self.node.transport.book
+        alive = self.swarm.membership.alive(self.swarm.now())
+        return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
+
+    def moved(self, dht: Dht) -> None:
+        """This node is called at another address: the others are told with the next heartbeat."""
+        self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
+        dht.keep_announced()
