@@ -22,6 +22,8 @@ from node.trainer.corpus import is_held_out
 from protocols.errors import OperatorError
 
 pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 SEQ_LEN, BATCH, STEPS, ISLANDS = 32, 2, 4, 3
 
 
@@ -32,8 +34,13 @@ def _home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def texts(tmp_path):
-    """Texts of all lengths in three files, each text once; and the place of the data set."""
+def texts(request, tmp_path):
+    """Texts of all lengths in three files, each text once; and the place of the data set.
+
+    The files are JSON lines, or by ``request.param`` parquet with groups of 40 rows, named one by
+    one or as a folder.
+    """
+    kind = getattr(request, "param", "json")
     chance = random.Random(0)
     found = []
     for number in range(3):
@@ -42,8 +49,20 @@ def texts(tmp_path):
             word = f"{number}.{line} "
             lines.append({"text": word * chance.randint(1, 12), "id": line})
         found += [line["text"] for line in lines]
-        (tmp_path / f"part-{number}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    return found, f"datasets:json?files={tmp_path}/part-*.jsonl"
+        if kind == "json":
+            (tmp_path / f"part-{number}.jsonl").write_text(
+                "".join(json.dumps(x) + "\n" for x in lines)
+            )
+        else:
+            (tmp_path / "set").mkdir(exist_ok=True)
+            place = tmp_path / "set" / f"train-{number:05}-of-00003.parquet"
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(lines), place, row_group_size=40)
+    places = {
+        "json": f"datasets:json?files={tmp_path}/part-*.jsonl",
+        "parquet": f"datasets:parquet?files={tmp_path}/set/*.parquet",
+        "folder": f"datasets:{tmp_path}/set",
+    }
+    return found, places[kind]
 
 
 def run(**changes):
@@ -75,6 +94,7 @@ def pieces(rows):
     return {word for row in rows for word in row.replace(b"\0", b" ").split()[1:-1]}
 
 
+@pytest.mark.parametrize("texts", ["json", "parquet", "folder"], indirect=True)
 def test_no_text_is_read_by_two_islands_or_in_two_rounds(texts, tmp_path):
     data = [stream(run(), texts[1], tmp_path / str(island)) for island in range(ISLANDS)]
     seen = []
@@ -90,6 +110,7 @@ def test_no_text_is_read_by_two_islands_or_in_two_rounds(texts, tmp_path):
     assert not held_out & set().union(*seen)
 
 
+@pytest.mark.parametrize("texts", ["json", "parquet", "folder"], indirect=True)
 def test_another_machine_reads_the_same_at_the_same_place_whatever_it_read_before(texts, tmp_path):
     first = stream(run(), texts[1], tmp_path / "a")
     through = [windows(first, round, 1, ISLANDS) for round in range(6)]
@@ -99,6 +120,7 @@ def test_another_machine_reads_the_same_at_the_same_place_whatever_it_read_befor
     assert windows(late, 3, 2, 3) != through[3]
 
 
+@pytest.mark.parametrize("texts", ["json", "parquet", "folder"], indirect=True)
 def test_a_restart_goes_on_from_its_mark_without_reading_all_again(texts, tmp_path, monkeypatch):
     before = stream(run(), texts[1], tmp_path / "a")
     kept = [windows(before, round, 0, ISLANDS) for round in range(6)]
@@ -121,6 +143,7 @@ def test_a_restart_goes_on_from_its_mark_without_reading_all_again(texts, tmp_pa
     assert all(row in everything for row in kept[5])
 
 
+@pytest.mark.parametrize("texts", ["json", "parquet", "folder"], indirect=True)
 def test_a_mark_of_another_version_of_the_library_is_passed_over_by_its_count(texts):
     source = DataSet.parse(texts[1])
     reader = Reader(source)
