@@ -42,6 +42,7 @@ from gossip.validity import (
     PartKey,
     Shape,
     check_outcome,
+    check_place,
     check_plan,
     check_statement,
     fixes,
@@ -197,6 +198,7 @@ class Agreement:
             return []  # known, or a second one; what a draft becomes is news
         if sender != plan.leader:
             raise Malformed("somebody else's plan")
+        check_place(plan, self.place)  # first: whoever was honest elsewhere is not to be blamed
         self._check_candidate(sender, ballot, plan.roster)
         check_plan(plan, self.place, self.shape, self.roster, self._known)
         self._promise(ballot, plan.roster)
@@ -289,10 +291,10 @@ class Agreement:
 
     def _check_candidate(self, sender: PeerId, ballot: Ballot, roster: tuple[PeerId, ...]) -> None:
         epoch, number = ballot
-        if len(set(roster)) != len(roster) or self.me not in roster:
-            raise Malformed("a roster without me, or with doubled names")
-        if epoch == 0 and roster != self.roster:
-            raise Stale("not the roster in office")
+        if len(set(roster)) != len(roster):
+            raise Malformed("a roster with doubled names")
+        if (epoch == 0 and roster != self.roster) or self.me not in roster:
+            raise Stale("not the roster in office, or one without me")
         if not set(roster) <= set(self.roster):
             raise Malformed("a roster of strangers")
         if sender != self.owner_of(ballot, roster):

@@ -48,17 +48,21 @@ class Shape:
     grouped: bool = False  # whether plans may have groups
 
 
-def check_plan(
-    plan: Plan, place: Place, shape: Shape, roster: Sequence[PeerId], known: Known
-) -> None:
-    """A plan for the round at ``place``, whose roster in office is ``roster``.
-
-    Results that are in ``known`` were verified before.
-    """
+def check_place(plan: Plan, place: Place) -> None:
+    """Raise :class:`Stale` for a plan of another round, or of another side of a fork."""
     if (plan.fragment, plan.round) != (place.fragment, place.round):
         raise Stale("a plan for another round")
     if (plan.previous, plan.state) != (place.previous, place.state):
         raise Stale("the plan builds on another state")
+
+
+def check_plan(
+    plan: Plan, place: Place, shape: Shape, roster: Sequence[PeerId], known: Known
+) -> None:
+    """A plan that is for the round at ``place``, whose roster in office is ``roster``.
+
+    Results that are in ``known`` were verified before.
+    """
     if plan.codec not in shape.codecs:
         raise Malformed("a codec that the run does not allow")
     if not (0 <= plan.expected_s <= MAX_EXPECTED_S and 0 < plan.patience_s <= MAX_PATIENCE_S):

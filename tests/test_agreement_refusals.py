@@ -123,6 +123,21 @@ def test_a_bent_plan_is_refused_and_changes_nothing(how: str) -> None:
     assert (other.plan, other.promised) == (None, NONE)
 
 
+def test_a_plan_that_is_not_for_me_says_nothing_against_its_leader() -> None:
+    """Plans are signed, so anybody can show one of another side of a fork, or of survivors."""
+    members = EVERYBODY[:3]
+    me = leader(members, 1)
+    two = [identity for identity in members if identity is not me]
+    there = dataclasses.replace(PLACE, previous=b"f" * 32)
+    elsewhere = plan_of(leader(two, place=there), two, place=there)
+    survivors = dataclasses.replace(plan_of(leader(two), two), epoch=1)
+    for plan in (elsewhere, survivors):
+        other = agreement_of(me, members)
+        with pytest.raises(Stale):
+            other.on_plan(plan.leader, plan)
+        assert (other.plan, other.promised) == (None, NONE)
+
+
 def test_a_plan_must_come_from_its_leader() -> None:
     members = EVERYBODY[:3]
     other = agreement_of(leader(members, 1), members)
