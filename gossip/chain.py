@@ -253,7 +253,7 @@ class Chain(Reports):
                     self.sending.tell(of, (to,), message)
                 case Spread(peers, message):
                     note = passed(self.wiring.identity, self.wiring.run, message)
-                    if isinstance(message, Plan):
+                    if isinstance(message, Plan) and of is self.round:
                         self.signed_plan = note
                     for leg in legs(peers):
                         self.sending.tell(of, leg, note)
@@ -365,6 +365,7 @@ class Chain(Reports):
             self._holding,
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
+        self.signed_plan = None  # one of a fork's other side would have the same number
 
     def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
         return self.exchange.parts.get(key)

@@ -52,7 +52,7 @@ class Handing:
     def wonder(self, chain: Chain, sender: PeerId, known: Callable[[], bool]) -> None:
         """A member goes by a plan that is not ``known`` here: ask for it, if it does not come."""
         at = (chain.fragment, sender)
-        if known() or at in self._asking:
+        if known() or at in self._asking or sender not in chain.replica.roster:
             return
         self._asking.add(at)
         chain.wiring.spawn(self._ask(chain, sender, known, at))

@@ -8,6 +8,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import RUN, SimulatedSwarm, simulated_swarm
 
+from gossip.certificate import sign_vote
 from gossip.spreading import check_passed, passed
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
@@ -65,6 +66,34 @@ def test_nothing_of_a_stranger_is_passed_on(round_: int) -> None:
                 await said_by(swarm, STRANGER, round_)
             await asyncio.sleep(6.0)
             assert found == [(STRANGER.peer_id, swarm.living()[0].peer)]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_stranger_is_not_asked_for_its_plan(there: bool) -> None:
+    """Its votes speak of plans that nobody knows; ``there``: of the round under way."""
+
+    async def main() -> None:
+        async with simulated_swarm(4, think=(30.0, 31.0)) as swarm:
+            await asyncio.sleep(0.5)
+            first, asked = swarm.living()[0], list[PeerId]()
+
+            def tap(sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
+                if name == "plan":
+                    asked.append(receiver)
+                return data
+
+            swarm.network.tamper = tap
+            transport = swarm.network.join(STRANGER.peer_id)
+            place = first.replica.place
+            previous = place.previous if there else b"x" * 32
+            at = (RUN, 0, place.round, previous)
+            vote = sign_vote(STRANGER, *at, (0, 7), b"o" * 32)
+            with pytest.raises(RemoteRefused):
+                await transport.call(first.peer, "round", vote.encode(), timeout=5.0)
+            await asyncio.sleep(3.0)
+            assert asked == []
 
     virtual_time.run(main())
 
