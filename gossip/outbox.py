@@ -51,6 +51,7 @@ class Outbox:
 
     def send(self, route: Route, via: PeerId | None = None, *, ask: bool = False) -> None:
         """Send my slice to the part's owner, or to the relay ``via``; ``ask`` how much it has."""
+        route.via = via
         route.sending = self.transfers.start(self._send(route, route.plan, via, ask=ask))
 
     def detach(self, route: Route) -> None:
@@ -61,13 +62,13 @@ class Outbox:
 
     def stop_but(self, wanted: Collection[PartKey]) -> list[asyncio.Task[None]]:
         """Send slices of these parts alone; returns what was begun of the others."""
-        ended = [
-            route.sending
-            for route in self.planned.routes()
-            if route.sending is not None and route.key not in wanted
-        ]
-        for task in ended:
-            task.cancel()
+        ended = []
+        for route in self.planned.routes():
+            if route.sending is None or route.key in wanted:
+                continue
+            ended.append(route.sending)
+            if route.sending.cancel():
+                route.via = route.sending = None  # the rest goes out if a later plan asks again
         return ended
 
     async def bring(self, sender: PeerId, header: Transfer) -> bytes:
@@ -85,7 +86,6 @@ class Outbox:
         return b""
 
     async def _send(self, route: Route, plan: Plan, via: PeerId | None, *, ask: bool) -> None:
-        route.via = via
         try:
             await self._push(route.key, plan, via or route.key[2], ask=ask)
         except (TransportError, RemoteProtocolError) as error:
@@ -97,6 +97,7 @@ class Outbox:
                 # that may be the link alone, and its owner can have it from me: nobody is blamed
                 self.listener.refused(via, f"took no slice for its group: {error}")
                 self.shunned.add(via)
+                route.via = None
                 await self._send(route, plan, None, ask=True)
             elif isinstance(error, RemoteRefused):
                 self.listener.declined(owner, f"wants no slice: {error}")

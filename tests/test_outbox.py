@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from exchange_kit import (
 )
 from gossip_kit import plan_of
 
+from gossip.certificate import basis_of
 from gossip.slicing import OwnContribution
 
 world = functools.partial(exchange_kit.world, SHAPE)
@@ -143,5 +145,27 @@ def test_alone_and_not_finite() -> None:
             poisoned(peer)
             peer.exchange.work(plan_of(peer.identity, [peer.identity], shape=SHAPE))
             await until(lambda: len(peer.held_) == 1)
+
+    run(scene)
+
+
+def test_a_slice_that_another_plan_has_cut_short_is_sent_on_when_its_owner_is_back() -> None:
+    """Else the owner would wait for it in vain, and merge the part without it."""
+
+    async def scene() -> None:
+        async with world() as here:
+            part = PLAN.parts[0]
+            owner = here.of(part.owner)
+            other = next(p for p in PLAN.roster if p != part.owner)
+            elsewhere = (dataclasses.replace(part, owner=other), *PLAN.parts[1:])
+            here.work()
+            await asyncio.sleep(0.025)  # the slices are on their way, and not there yet
+            here.work(dataclasses.replace(PLAN, ballot=5, parts=elsewhere))
+            await asyncio.sleep(0.005)
+            here.work(dataclasses.replace(PLAN, ballot=9))
+            key = (part.start, part.stop, part.owner, basis_of(PLAN.codec, PLAN.contributors))
+            when = await until(lambda: all(key in peer.exchange.parts for peer in here.peers))
+            assert when < 1.0
+            assert len(result_of(owner, part).included) == 4
 
     run(scene)
