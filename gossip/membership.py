@@ -132,16 +132,21 @@ class Membership:
         known.heard, known.said, known.failing_since = now, now, None
         return True
 
-    def crowded(self, peer: PeerId, origin: str, now: float) -> bool:
+    def crowded(self, peer: PeerId, origin: str, observed: bool, now: float) -> bool:
         """Whether as many others as may come from one place are there from ``origin`` already.
 
-        Who is dead or has left is not counted: a machine may come back under another name.
+        Who is dead or has left is not counted: a machine may come back under another name. Nor are
+        mere claims against one that was ``observed`` there: they could come from anywhere.
         """
         known, most = self.islands.get(peer), self.most_from_one_place
         if not (origin and most) or (known is not None and known.origin == origin):
             return False
         there = (Liveness.ALIVE, Liveness.SUSPECT)
-        others = (i for p, i in self.islands.items() if i.origin == origin and p != peer)
+        others = (
+            island
+            for other, island in self.islands.items()
+            if island.origin == origin and other != peer and island.observed >= observed
+        )
         return sum(i.liveness(now, self.patience) in there for i in others) >= most
 
     def on_contact(self, peer: PeerId, now: float) -> None:

@@ -272,7 +272,7 @@ class Presence:
         if known is not None and known.observed:
             return known.origin, True
         place, seen = origin(self.observed(peer) if sender == peer else "", announce.addresses)
-        if not self.membership.crowded(peer, place, now):
+        if not self.membership.crowded(peer, place, seen, now):
             return place, seen
         why = f"{peer} is one of too many identities from {place}"
         if now - self._crowded_out.get(place, -math.inf) > AGAIN_S:  # not once for each of them

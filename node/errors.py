@@ -274,7 +274,10 @@ _ROWS = (
 TABLE: Mapping[str, Kind] = {kind.code: kind for kind in _ROWS}
 
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/@]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?")
+# a password may have an @ itself; from a word's first letter only, else long words take long
+_URL = re.compile(
+    r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]+://)(?:[^\s/?#]*@)?([^\s?'\"]*)(\?[^\s'\"]*)?"
+)
 
 
 def without_credentials(text: str) -> str:

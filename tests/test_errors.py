@@ -75,6 +75,7 @@ def test_what_is_left_out_comes_from_the_table():
     [
         ("at https://me:secret@host/a: no", "at https://host/a: no"),
         ("'s3://AKIA:secret@bucket/x'", "'s3://bucket/x'"),
+        ("https://me:sec@ret@host/a@b", "https://host/a@b"),
         ("https://host/a?X-Amz-Signature=secret failed", "https://host/a?… failed"),
         ("me@host and http://host/a@b", "me@host and http://host/a@b"),
         ("127.0.0.1:4390/12D3KooW…", "127.0.0.1:4390/12D3KooW…"),

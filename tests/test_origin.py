@@ -134,6 +134,18 @@ def test_a_claim_is_corrected_once_it_is_seen_from_where_it_connects() -> None:
     virtual_time.run(main())
 
 
+def test_claims_of_an_address_crowd_out_nobody_who_comes_from_there() -> None:
+    async def main() -> None:
+        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
+            one, _ = swarm.members.values()
+            strangers = Strangers(swarm, one)
+            flood = strangers.come(500, "", "8.8.8.8:4390", directly=False)
+            assert flood == MOST
+            assert strangers.come(2 * MOST, "8.8.8.8:1") == MOST
+
+    virtual_time.run(main())
+
+
 def test_who_is_one_too_many_is_told_so() -> None:
     async def main() -> None:
         async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
