@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,10 +23,12 @@ from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0  # without a byte
+WHOLE_S = 10.0  # for the whole answer, however it drips
 MAX_STATE_BYTES = 16 * 1024 * 1024
 _SHOWN_PEERS = 16
 _SHOWN_GPUS = 8
+OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)  # by reading another form
 _TROUBLE = ("suspect", "dead", "leaving", "joining")
 
 
@@ -53,15 +58,42 @@ def ask(api: str, key: str, path: str, has: str) -> dict[str, Any]:
         raise operator_error("E204", f"bad API address {api}", why=str(error)) from error
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
-        answer = connection.getresponse()
-        body = answer.read(MAX_STATE_BYTES + 1)
+        connection.connect()
+        with _bounded(connection.sock):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(MAX_STATE_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise operator_error("E106", f"no node answers at {api}", why=reason) from error
     finally:
         connection.close()
     return _checked(api, answer.status, body, has)
+
+
+@contextmanager
+def _bounded(sock: socket.socket) -> Iterator[None]:
+    """End a connection after :data:`WHOLE_S`; raises TimeoutError then."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        with suppress(OSError):  # it was closed in this moment
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(WHOLE_S, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not over.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if over.is_set():
+        raise TimeoutError(f"its answer takes more than {WHOLE_S:g} s")
 
 
 def _checked(api: str, status: int, body: bytes, has: str) -> dict[str, Any]:
@@ -117,16 +149,21 @@ def render(state: dict[str, Any]) -> str:
     """The state as text of at most 80 columns or so; raises E202 where it has another form."""
     try:
         return _screen(state)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        node = state.get("node")
-        theirs = node.get("version") if isinstance(node, dict) else None
-        raise operator_error(
-            "E202",
-            "the node that runs is of another version than this command",
-            why=f"it is Atoll {clean(str(theirs or '?'), 20)}, this is {__version__}, and what it "
-            f"says of itself has another form ({type(error).__name__}: {error})",
-            fix="after an upgrade: node stop, and node start --resume",
-        ) from error
+    except OTHER_FORM as error:
+        raise other_version(state, error) from error
+
+
+def other_version(state: Any, error: Exception) -> OperatorError:
+    """E202 for what a node says of itself in a form that is not this version's."""
+    node = state.get("node") if isinstance(state, dict) else None
+    theirs = node.get("version") if isinstance(node, dict) else None
+    return operator_error(
+        "E202",
+        "the node that runs is of another version than this command",
+        why=f"it is Atoll {clean(str(theirs or '?'), 20)}, this is {__version__}, and what it "
+        f"says of itself has another form ({type(error).__name__}: {clean(str(error))})",
+        fix="after an upgrade: node stop, and node start --resume",
+    )
 
 
 def _screen(state: dict[str, Any]) -> str:

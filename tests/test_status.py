@@ -1,6 +1,7 @@
 """The API's listener, and `node status`, which finds it through the state directory."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -241,6 +242,31 @@ async def test_status_of_something_else(tmp_path):
         host, port = server.sockets[0].getsockname()
         with pytest.raises(OperatorError, match="not an Atoll node"):
             await asyncio.to_thread(status.fetch, tmp_path, api=f"{host}:{port}")
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
+async def test_an_answer_that_drips_is_not_waited_for(monkeypatch, head):
+    monkeypatch.setattr(status, "WHOLE_S", 0.5)
+    left = asyncio.Event()
+
+    async def answer(reader, writer):
+        with contextlib.suppress(ConnectionError):
+            writer.write(head)
+            while not writer.is_closing():
+                writer.write(b"H")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+        left.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        async with asyncio.timeout(20):
+            with pytest.raises(OperatorError) as caught:
+                await asyncio.to_thread(status.fetch, None, api=f"{host}:{port}")
+            await left.wait()
+    assert caught.value.code == "E106"
+    assert "takes more than 0.5 s" in caught.value.why
 
 
 # --- the state directory ----------------------------------------------------------------------

@@ -14,7 +14,8 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from node.monitor.console import render
 from node.monitor.reading import read_record
 from node.monitor.terminal import drawing
-from node.monitor.terminal.source import Picture, Source
+from node.monitor.terminal.source import AttachedSource, Picture, Source
+from node.status import OTHER_FORM, other_version
 from protocols.errors import OperatorError
 
 CHART_ROWS = 6
@@ -97,8 +98,7 @@ class Monitor(App[int]):
                     if not self.paused:
                         self.draw(picture)
         except OperatorError as error:
-            self.failure = error
-            self.exit(return_code=error.exit_code)
+            self._fail(error)
 
     def action_pause(self) -> None:
         """Hold the picture, and let it go on."""
@@ -127,7 +127,19 @@ class Monitor(App[int]):
             self.call_after_refresh(self.draw, self._picture)
 
     def draw(self, picture: Picture) -> None:
-        """Put a picture on all panels."""
+        """Put a picture on all panels; one of a node of another version may end the monitor."""
+        try:
+            self._draw(picture)
+        except OTHER_FORM as error:
+            if not isinstance(self.source, AttachedSource):
+                raise  # it was made here
+            self._fail(other_version(picture.get("state"), error))
+
+    def _fail(self, error: OperatorError) -> None:
+        self.failure = error
+        self.exit(return_code=error.exit_code)
+
+    def _draw(self, picture: Picture) -> None:
         state, columns = picture["state"], picture["history"]["columns"]
         paused = "  (paused)" if self.paused else ""
         self._put("header", drawing.header(picture, self.source.title + paused))
