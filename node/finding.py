@@ -22,7 +22,7 @@ from node.data.tokenizer import FILE as TOKENIZER
 from node.entrance import PASSING, Entrance, Run, differences
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
-from node.outer_files import SHARD
+from node.outer_files import BESIDE, SHARD, read_beside
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -174,10 +174,7 @@ class Finder:
 
 def _read(folder: Path, signed: SignedManifest, greetings: list[Greeting]) -> Run:
     """The run with its files as they lie in a folder; empty where they are not there."""
-    shard, tokenizer = (
-        file.read_bytes() if (file := folder / name).is_file() else b""
-        for name in (SHARD, TOKENIZER)
-    )
+    shard, tokenizer = (read_beside(folder, name) for name in BESIDE)
     return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
 
 

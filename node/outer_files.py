@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +58,16 @@ def write_outer(draft: Path, outer: OuterFiles) -> None:
 def write_beside(draft: Path, home: Path) -> None:
     """Take in the run's files of a state directory: a copy of the checkpoint is then enough."""
     for name in BESIDE:
-        if (home / name).is_file():
-            shutil.copyfile(home / name, draft / name)
+        if kept := read_beside(home, name):
+            (draft / name).write_bytes(kept)
+
+
+def read_beside(folder: Path, name: str) -> bytes:
+    """One of the run's files; empty where it is lost, or a damaged disk does not give it."""
+    try:
+        return (folder / name).read_bytes()
+    except OSError:
+        return b""
 
 
 def read_outer(checkpoint: Path) -> OuterFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,27 @@ async def test_a_lost_or_damaged_evaluation_text_is_told_of(
     assert caught.value.code == "E404"
     assert SHARD in caught.value.what
     assert "--peers" in caught.value.fix
+
+
+async def test_a_disk_that_does_not_give_it_back_ends_no_training_and_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT)
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    read, draft = Path.read_bytes, tmp_path / "draft"
+
+    def damaged(path: Path) -> bytes:
+        if path.name == SHARD:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", damaged)
+    draft.mkdir()
+    write_beside(draft, tmp_path)
+    assert [file.name for file in draft.iterdir()] == ["tokenizer.json"]
+    with pytest.raises(OperatorError) as caught:
+        await finder(tmp_path, signed()).find(signed())
+    assert caught.value.code == "E404"
 
 
 async def test_and_fetched_from_a_peer_that_has_it(tmp_path: Path) -> None:
