@@ -19,6 +19,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {},
     "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 8},
     "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
 }
 FOREIGN = {
@@ -31,8 +54,9 @@ FOREIGN = {
     "head_dim": 8,
     "max_position_embeddings": 32,
 }
-FOREIGN_PP = tuple(name for name in FAMILIES if name != "gpt2")
-FOREIGN_TP = tuple(name for name in FAMILIES if name not in ("gpt2", "mixtral"))
+FOREIGN_EP = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3")
+FOREIGN_TP = tuple(name for name in FAMILIES if name not in ("gpt2", *FOREIGN_EP))
+FOREIGN_PP = (*FOREIGN_TP, "mixtral")
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,7 @@ def _dims(**sizes: Any) -> ParallelDims:
 APART = {"attention": "document", "document_end": ord(" ")}
 MUON = {"optimizer": "muon"}
 BF16 = {"bf16": True}
-AGAIN = {"recompute": "full"}
+AGAIN, SOME = {"recompute": "full"}, {"recompute": "selective"}
 
 CASES = (
     Case("DDP", _dims(dp_replicate=2)),
@@ -149,6 +173,19 @@ CASES = (
     Case("llama, PP x FSDP x TP", _dims(pp=2, dp_shard=2, tp=2), "llama"),
     Case("llama, PP, documents apart", _dims(pp=2), "llama with documents"),
     Case("llama, PP, bf16", _dims(pp=2), "llama", BF16),
+    *(Case(f"{name}, EP", _dims(dp_shard=2, ep=2), name) for name in FOREIGN_EP),
+    Case("mixtral, FSDP", _dims(dp_shard=2), "mixtral"),
+    Case("mixtral, FSDP x EP", _dims(dp_shard=4, ep=2), "mixtral"),
+    Case("qwen3_moe, HSDP x EP", _dims(dp_replicate=2, dp_shard=2, ep=2), "qwen3_moe"),
+    Case("qwen3_moe, PP x EP", _dims(pp=2, dp_shard=2, ep=2), "qwen3_moe"),
+    Case("mixtral, EP x CP", _dims(dp_shard=2, ep=2, cp=2), "mixtral"),
+    Case("olmoe, EP, ZeRO 2", _dims(dp_shard=4, ep=2, zero=2), "olmoe"),
+    Case("mixtral, EP, accumulation", _dims(dp_shard=2, ep=2), "mixtral", {"micro_batch": 1}),
+    Case("qwen3_moe, EP, recompute full", _dims(dp_shard=2, ep=2), "qwen3_moe", AGAIN),
+    Case("qwen2_moe, EP, recompute selective", _dims(dp_shard=2, ep=2), "qwen2_moe", SOME),
+    Case("mixtral, EP, offload", _dims(dp_shard=2, ep=2), "mixtral", {"offload": True}),
+    Case("mixtral, EP, Muon", _dims(dp_shard=2, ep=2), "mixtral", inner=MUON),
+    Case("mixtral, EP, compile", _dims(dp_shard=2, ep=2), "mixtral", {"compile": True}),
     Case("llama, CP (Ulysses)", _dims(cp=2), "llama"),
     Case("qwen3, CP (ring)", _dims(cp=2, attention="ring"), "qwen3"),
     Case("mixtral, CP (ring of four)", _dims(cp=4, attention="ring"), "mixtral"),
@@ -227,7 +264,8 @@ REFUSED = (
     Case("mixtral, TP", _dims(tp=2), "mixtral"),
     Case("gpt2, PP", _dims(pp=2), "gpt2"),
     Case("mistral, CP", _dims(cp=2), "mistral"),
-    Case("mixtral, EP", _dims(dp_shard=2, ep=2), "mixtral"),
+    Case("llama, EP", _dims(dp_shard=2, ep=2), "llama"),
+    Case("gpt_oss, EP x TP", _dims(dp_shard=2, ep=2, tp=2), "gpt_oss"),
 )
 
 

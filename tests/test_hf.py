@@ -198,7 +198,7 @@ def test_the_plan_for_tensor_parallelism():
     [
         (GPT2, {"tp": 2}, "--tp 2: transformers has no plan .* for gpt2; lay it out by --dp-shard"),
         (QWEN, {"tp": 4}, "--tp 4 does not divide num_key_value_heads 2"),
-        (QWEN, {"dp_shard": 2, "ep": 2}, "--ep 2: a model of transformers is laid out by --dp-"),
+        (QWEN, {"dp_shard": 2, "ep": 2}, "--ep 2: the experts of qwen2 .*; lay it out by --dp-"),
         (QWEN, {"cp": 4}, "--cp 4 with --attention ulysses does not divide num_key_value_heads 2"),
         (QWEN, {"cp": 3, "attention": "ring"}, "--cp 3 does not divide seq_len 64 into 6 equal"),
         (GPT2, {"pp": 2}, "--pp 2: transformers has no plan .base_model_pp_plan. for gpt2"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,17 +35,19 @@ class Computing:
     offload: bool = False  # parameters and moments stay in the host's memory
     compile: bool = False
 
-    def prepare(self, block: nn.Module) -> None:
+    def prepare(self, block: nn.Module, dealt: Sequence[nn.Module] = ()) -> None:
         """Make one layer compute so, in place; before FSDP puts its hooks around it.
 
+        ``dealt``: modules whose experts are with other ranks.
         All layers of a kind share what was compiled: it takes as long for two as for eighty.
         """
         if self.recompute != "none":
             how = _again if self.recompute == "full" else _again_but_products
             block.forward = MethodType(how, block)
         for module in block.modules() if self.compile else ():
-            if isinstance(module, MixtureOfExperts):  # how many rows an expert has changes always
-                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+            # how many rows an expert has changes always
+            if isinstance(module, MixtureOfExperts) or module in dealt:
+                module.forward = torch.compiler.disable(module.forward)
         if self.compile:  # the call of the layer stays as it is, with hooks that cannot be compiled
             block.forward = torch.compile(block.forward)
             block.register_forward_pre_hook(_waited_for)

@@ -104,10 +104,15 @@ class ParallelDims(BaseModel):
 
     def _check_foreign(self, model: Model, data: Data) -> None:
         if self.ep > 1:
-            raise ValueError(
-                f"--ep {self.ep}: a model of transformers is laid out by "
-                "--dp-shard, --dp-replicate, --tp, --cp and --pp"
-            )
+            from node.trainer.foreign_experts import check_ep
+
+            check_ep(model, self.ep)
+            if self.tp > 1:
+                raise ValueError(
+                    f"--ep {self.ep} with --tp {self.tp}: experts of a model of transformers are "
+                    "dealt out whole, beside --dp-shard, --dp-replicate, --cp and --pp"
+                )
+            _divides("--ep", self.ep, "--dp-shard", self.dp_shard)
         if self.cp > 1:
             from node.trainer.foreign_context import check_cp
 

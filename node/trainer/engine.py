@@ -7,7 +7,7 @@ micro-batches nor shares of unequal size change the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -25,10 +25,11 @@ from node.trainer.context import positions
 from node.trainer.data import IGNORED
 from node.trainer.evaluate import evaluate
 from node.trainer.foreign import cut_stage
-from node.trainer.hf import build_foreign
+from node.trainer.foreign_experts import experts_of
+from node.trainer.hf import ForeignDecoder, build_foreign
 from node.trainer.layout import Layout
 from node.trainer.model import Decoder, build, document_numbers
-from node.trainer.model_moe import MixtureOfExperts
+from node.trainer.model_moe import Experts, MixtureOfExperts
 from node.trainer.parallel import Ranks, share
 from node.trainer.parallelize import lay_out
 from node.trainer.pipeline import Pipeline, cut, rank_of_stage
@@ -59,6 +60,7 @@ class Engine:
             if rank_of_stage(self.dims, stage) == ranks.at("pp"):
                 self.parts[stage] = self._part(manifest, stage)
         self.models = nn.ModuleList(self.parts.values())
+        self.experts = [module for model in self.parts.values() for module in _experts(model)]
         self.layout = Layout.of_manifest(manifest)
         self.weights = Weights(self._named(), self.layout, ranks)
         self.pipeline: Pipeline | None = None
@@ -177,17 +179,12 @@ class Engine:
             if gradient.placements != parameter.placements:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)
         if self.dims.ep > 1:  # averaged over fewer ranks than have sent their tokens there
-            for parameter in self._experts():
+            for parameter in (one for module in self.experts for one in module.parameters()):
                 if parameter.grad is not None:
                     parameter.grad.div_(self.dims.ep)
         if self.pipeline is not None:
             self._add_tied(self.pipeline)
             self._reshard()
-
-    def _experts(self) -> Iterator[nn.Parameter]:
-        for module in self.models.modules():
-            if isinstance(module, MixtureOfExperts):
-                yield from module.experts.parameters()
 
     def _add_tied(self, pipeline: Pipeline) -> None:
         """Add the gradients of an embedding and the head that is tied to it, on other stages."""
@@ -253,6 +250,13 @@ class Engine:
         forward = self.pipeline.forward if self.pipeline else self.parts[0]
         logits = forward(inputs, **given)
         return logits.full_tensor() if isinstance(logits, DTensor) else logits
+
+
+def _experts(model: Decoder) -> list[nn.Module]:
+    """The modules of a model, or of a stage, that hold experts."""
+    if isinstance(model, ForeignDecoder):
+        return experts_of(model)
+    return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def _grad(tensor: Tensor) -> Tensor:

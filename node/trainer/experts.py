@@ -12,6 +12,7 @@ what goes in, is a part of a sum too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,8 @@ from node.trainer.model_moe import Experts, MixtureOfExperts, run_experts
 from node.trainer.parallel import Ranks
 from node.trainer.weights import local
 
+Run = Callable[[Tensor, Tensor], Tensor]  # rows [n, D] sorted by expert, how many for each
+
 
 def share_mixture(mixture: MixtureOfExperts, ranks: Ranks) -> None:
     """Leave this rank its part of a mixture of experts, in place, by the axes ep, tp and cp."""
@@ -47,21 +50,22 @@ def share_mixture(mixture: MixtureOfExperts, ranks: Ranks) -> None:
     mesh = ranks.mesh[tuple(axes)]
     for name, parameter in list(experts.named_parameters(recurse=False)):
         cut = {"ep": Shard(0), "tp": Shard(2 if name == "down_proj" else 1)}  # of [E, D, F]
-        _place(experts, name, parameter, mesh, [cut[axis] for axis in axes])
+        place(experts, name, parameter, mesh, [cut[axis] for axis in axes])
     # FSDP's hooks are around the call of the module, not in `forward`
     run = partial(_elsewhere, experts, ranks.axis("ep").get_group()) if dims.ep > 1 else None
     experts.forward = run or partial(_here, experts)  # type: ignore[method-assign]
     if dims.tp > 1:
         tp = ranks.axis("tp")
-        _place(mixture.gate, "weight", mixture.gate.weight, tp, [Replicate()])
+        place(mixture.gate, "weight", mixture.gate.weight, tp, [Replicate()])
         mixture.gate.forward = partial(_route, mixture.gate)  # type: ignore[method-assign]
         mixture.register_forward_pre_hook(_fetch_tokens)
         mixture.register_forward_hook(partial(_add_parts, tp))
 
 
-def _place(
+def place(
     module: nn.Module, name: str, whole: Tensor, mesh: DeviceMesh, places: list[Placement]
 ) -> None:
+    """Put this rank's part of ``whole`` in a parameter's place."""
     part = distribute_tensor(whole.detach(), mesh, places, src_data_rank=None)
     setattr(module, name, nn.Parameter(part))
 
@@ -101,6 +105,14 @@ def _here(experts: Experts, x: Tensor, counts: Tensor) -> Tensor:
 
 def _elsewhere(experts: Experts, group: dist.ProcessGroup, x: Tensor, counts: Tensor) -> Tensor:
     """The same with the rows of all ranks, and the experts of this one."""
+    return exchange(partial(_here, experts), group, x, counts)
+
+
+def exchange(run: Run, group: dist.ProcessGroup, x: Tensor, counts: Tensor) -> Tensor:
+    """Rows [n, D] that are sorted by expert through the experts of all ranks -> [n, D].
+
+    ``counts`` [E] of them are for each; ``run`` is called with rows for this rank's E / ep experts.
+    """
     ranks = dist.get_world_size(group)
     theirs = torch.empty_like(counts)  # by source and expert of ours
     dist.all_to_all_single(theirs, counts, group=group)
@@ -110,11 +122,7 @@ def _elsewhere(experts: Experts, group: dist.ProcessGroup, x: Tensor, counts: Te
     mine = theirs.numel() // ranks
     expert = torch.arange(mine, device=x.device).repeat(ranks).repeat_interleave(theirs)
     order = expert.argsort(stable=True)
-    out = run_experts(
-        rows[order],
-        theirs.view(ranks, -1).sum(dim=0),
-        *_matrices(experts),
-    )
+    out = run(rows[order], theirs.view(ranks, -1).sum(dim=0))
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=x.device)
     return all_to_all(out[back], sent, received, group)

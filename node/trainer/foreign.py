@@ -12,13 +12,21 @@ tokens, a list of layers, what follows. In a stage, the parts of others only pas
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -46,13 +54,23 @@ class _Shared(ParallelStyle):
 
 def _summed_later(module: nn.Module, x: Tensor) -> Any:
     """The module's forward, with a gradient of its parameters that is a part of the sum."""
+    return with_local(module, partial(type(module).forward, module, x), [Partial()])
+
+
+def with_local(
+    module: nn.Module, call: Callable[[], Any], gradients: list[Placement] | None = None
+) -> Any:
+    """What ``call`` returns while the module has this rank's parts as plain tensors.
+
+    ``gradients``: how theirs are placed; like the parts, if not given.
+    """
     whole: dict[str, Tensor | None] = dict(module._parameters)
     try:
         for name, parameter in whole.items():
             if isinstance(parameter, DTensor):
                 del module._parameters[name]
-                module.__dict__[name] = parameter.to_local(grad_placements=[Partial()])
-        return type(module).forward(module, x)
+                module.__dict__[name] = parameter.to_local(grad_placements=gradients)
+        return call()
     finally:
         for name, parameter in whole.items():
             module.__dict__.pop(name, None)
@@ -71,7 +89,7 @@ def check_tp(config: Model, size: int) -> None:
             "lay it out by --dp-shard and --dp-replicate"
         )
     for pattern, how in plan.items():
-        if _style(how) is None and _matching(model, pattern):
+        if _style(how) is None and matching(model, pattern):
             raise ValueError(
                 f"--tp {size}: the plan of {family} cuts {pattern.removeprefix('lm.')} as {how}, "
                 "which is not known here; lay it out by --dp-shard and --dp-replicate"
@@ -87,13 +105,13 @@ def cut_foreign(model: ForeignDecoder, mesh: DeviceMesh) -> None:
     head, embedding = model.head, model.embedding
     plan = tp_plan(model.config)
     for pattern, how in plan.items():
-        for module in _matching(model, pattern):
+        for module in matching(model, pattern):
             style = _style(how)
             if module is head:
                 style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
             assert style is not None
             parallelize_module(module, mesh, style)
-    if model.tied and any(_expression(pattern).fullmatch(model.head_name) for pattern in plan):
+    if model.tied and any(expression(pattern).fullmatch(model.head_name) for pattern in plan):
         if embedding is not None and not isinstance(embedding.weight, DTensor):
             rows = _style("embedding_rowwise")
             assert rows is not None
@@ -114,13 +132,15 @@ def _style(how: str) -> ParallelStyle | None:
     return _Shared() if how == SUMMED else None
 
 
-def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:
-    expression = _expression(pattern)
-    found = [(name, module) for name, module in model.named_modules() if expression.fullmatch(name)]
+def matching(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """The modules of a model, or of a stage, that a pattern of a plan names."""
+    wanted = expression(pattern)
+    found = [(name, module) for name, module in model.named_modules() if wanted.fullmatch(name)]
     return [module for name, module in found if not isinstance(module, Passed)]
 
 
-def _expression(pattern: str) -> re.Pattern[str]:
+def expression(pattern: str) -> re.Pattern[str]:
+    """A pattern of a plan, in which a star is one part of a name."""
     return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
 
 

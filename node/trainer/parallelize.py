@@ -36,6 +36,7 @@ from node.trainer.context import attention_over, positions
 from node.trainer.experts import share_mixture
 from node.trainer.foreign import cut_foreign
 from node.trainer.foreign_context import share_sequences
+from node.trainer.foreign_experts import deal_out, experts_of, try_experts
 from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
@@ -51,6 +52,8 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     dims = ranks.dims
     fsdp = _Fsdp.over(ranks, computing) if ranks.mesh is not None else None
     if isinstance(model, ForeignDecoder):
+        if dims.ep > 1:
+            try_experts(model, dims.ep)
         if dims.cp > 1:
             share_sequences(model, ranks.axis("cp"), dims.attention, seq_len)
         _lay_out_foreign(model, ranks, computing, fsdp)
@@ -97,10 +100,19 @@ def _lay_out_foreign(
     """Cut by the family's own plan; the rest by layers."""
     if ranks.dims.tp > 1:
         cut_foreign(model, ranks.axis("tp"))
+    dealt: list[nn.Module] = []
+    if ranks.dims.ep > 1:
+        deal_out(model, ranks.axis("ep"))
+        dealt = experts_of(model)
+    apart = {parameter for experts in dealt for parameter in experts.parameters()}
     for block in model.blocks:
-        computing.prepare(block)
-        if fsdp is not None:
-            fsdp.shard(block, fsdp.dense)
+        computing.prepare(block, dealt)
+        if fsdp is None:
+            continue
+        for experts in dealt:
+            if experts in block.modules():
+                fsdp.shard(experts, fsdp.experts)
+        fsdp.shard(block, fsdp.dense, apart)
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
     model.to(ranks.device if not computing.offload else torch.device("cpu"))
