@@ -108,14 +108,14 @@ class PeerReports(ABC):
 
     def on_rejected(self, peer: PeerId, why: str) -> None:
         """Something a peer sent was refused."""
-        if "finite" in why:
+        if "too many identities" in why:  # first: it names a host, whose name may be anything
+            self.events.emit(Rejected(peer=peer, reason="crowded", detail=why))
+        elif "finite" in why:
             self.events.emit(Rejected(peer=peer, reason="non-finite", detail=why))
         elif "signed" in why or "signature" in why:
             self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
         elif "late" in why or "stale" in why.lower():
             self.events.emit(Rejected(peer=peer, reason="stale", detail=why))
-        elif "too many identities" in why:
-            self.events.emit(Rejected(peer=peer, reason="crowded", detail=why))
         else:
             self.events.emit(Rejected(peer=peer, reason="malformed", detail=why))
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from node.monitor.machine import KEPT_S, Machine
-from node.peer_reports import kind_of, link_of
+from node.peer_reports import PeerReports, kind_of, link_of
 from node.reporting import _phases
+from protocols.identity import PeerId
 
 
 def phases(ready: dict[str, float], snapshot: float, now: float, **moments: float) -> Any:
@@ -60,6 +61,24 @@ def test_kinds_of_address(address: str, kind: str) -> None:
     assert kind_of([address, "other:1"]) == kind
     assert kind_of([]) == ""
     assert link_of([address]) == ("relay" if kind == "relay" else "direct")
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("12D3KooW is one of too many identities from 203.0.113.7", "crowded"),
+        ("12D3KooW is one of too many identities from finite.translated.example", "crowded"),
+        ("its slice is late", "stale"),
+        ("not finite", "non-finite"),
+        ("not signed by its author", "signature"),
+        ("a hole at the end", "malformed"),
+    ],
+)
+def test_why_something_was_rejected(why: str, reason: str) -> None:
+    told: list[Any] = []
+    reports: Any = SimpleNamespace(events=SimpleNamespace(emit=told.append))
+    PeerReports.on_rejected(reports, PeerId("12D3KooW"), why)
+    assert [(one.reason, one.detail) for one in told] == [(reason, why)]
 
 
 def test_the_machine_is_read_now_and_then(tmp_path: Any) -> None:
