@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -52,6 +52,11 @@ class Paces:
             return peer in self._failed, FAR * self._given.get(peer, best) < best
 
         return sorted(donors, key=last)
+
+    def keep(self, donors: Set[PeerId]) -> None:
+        """Forget all others: members come and go for as long as a run lasts."""
+        self._given = {peer: rate for peer, rate in self._given.items() if peer in donors}
+        self._failed &= donors
 
     def gives(self, donor: PeerId, rate: float) -> None:
         """It was measured."""
@@ -126,6 +131,7 @@ class Gathering:
 
         Raises TransportError when one is not to be had.
         """
+        self.paces.keep({donor for donors in wanted.values() for donor in donors})
         whole = Whole(size)
         found: dict[tuple[int, int], torch.Tensor] = {}
 

@@ -155,3 +155,7 @@ def test_paces_know_who_would_be_far_quicker() -> None:
     paces.ended(c, 100, 0.01)
     paces.ended(c, 1, 0.01)  # a small part says nothing
     assert paces.better(1e3, [c]) == c
+    paces.keep({b})  # of others nothing is kept
+    assert paces.order([a, c, b]) == [a, c, b]
+    assert paces.better(1.0, [a]) == a
+    assert paces.better(1e5, [b]) is None
