@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gossip.agreement import Agreement
 from gossip.mixing import Mix
-from gossip.weighing import Gathering
+from gossip.weighing import Products
 from protocols.identity import PeerId
 from protocols.messages import Gram, Plan
 
@@ -24,14 +24,12 @@ class Drafting:
 
     agreement: Agreement
     mix: Mix
-    _gathering: Gathering | None = None  # of my own draft
+    _products: Products | None = None  # of my own draft
     _due: float = 0.0  # when the draft's owners and leader should have done their part
 
     def lead(self, plan: Plan) -> None:
         """I propose this plan."""
-        self._gathering = (
-            Gathering(plan, self.agreement.place.run, self.mix) if plan.draft else None
-        )
+        self._products = Products(plan, self.agreement.place.run, self.mix) if plan.draft else None
 
     def adopted(self, plan: Plan, now: float) -> None:
         """This is the plan to work by from now on."""
@@ -47,11 +45,11 @@ class Drafting:
         RemoteProtocolError for products that cannot be.
         """
         plan = self.agreement.plan
-        if self._gathering is None or plan is None or plan != self._gathering.draft:
+        if self._products is None or plan is None or plan != self._products.draft:
             return None
         if self.agreement.promised > (plan.epoch, plan.ballot):
             return None
-        return self._gathering.add(sender, gram)
+        return self._products.add(sender, gram)
 
     def overdue(self, now: float) -> bool:
         """Whether the draft that I work by should have become a plan by now."""
@@ -62,6 +60,6 @@ class Drafting:
 
     def silent(self, now: float) -> set[PeerId]:
         """Owners to blame for a draft of mine that is overdue."""
-        if self._gathering is None or not self.overdue(now):
+        if self._products is None or not self.overdue(now):
             return set()
-        return self._gathering.silent() - {self.agreement.me}
+        return self._products.silent() - {self.agreement.me}

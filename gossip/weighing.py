@@ -167,7 +167,7 @@ def check_scales(plan: Plan, run: bytes, mix: Mix) -> None:
 
 
 @dataclasses.dataclass
-class Gathering:
+class Products:
     """The inner products of one draft's parts as they come in at its leader."""
 
     draft: Plan

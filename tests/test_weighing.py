@@ -19,7 +19,7 @@ from gossip.planning import fresh_plan, renewed_plan, repeated_plan
 from gossip.rules import Rules
 from gossip.validity import Known, check_plan
 from gossip.weighing import (
-    Gathering,
+    Products,
     check_scales,
     draft_basis,
     final_plan,
@@ -91,8 +91,8 @@ def resigned(gram: Gram, **changes: object) -> Gram:
 
 
 def gathered(draft: Plan, grams: Sequence[Gram]) -> Plan:
-    gathering = Gathering(draft, RUN, MIX)
-    found = [gathering.add(gram.owner, gram) for gram in grams]
+    products = Products(draft, RUN, MIX)
+    found = [products.add(gram.owner, gram) for gram in grams]
     assert found[:-1] == [None] * (len(grams) - 1)
     assert found[-1] is not None
     return found[-1]
@@ -168,9 +168,9 @@ def test_order_of_arrival_does_not_matter() -> None:
 def test_a_gathering_knows_who_is_silent() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
-    gathering = Gathering(draft, RUN, MIX)
-    gathering.add(draft.parts[1].owner, gram_of(draft, 1, inputs))
-    assert gathering.silent() == {p.owner for p in draft.parts} - {draft.parts[1].owner}
+    products = Products(draft, RUN, MIX)
+    products.add(draft.parts[1].owner, gram_of(draft, 1, inputs))
+    assert products.silent() == {p.owner for p in draft.parts} - {draft.parts[1].owner}
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -179,16 +179,16 @@ def test_a_gathering_knows_who_is_silent() -> None:
 def test_products_of_somebody_else() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
-    gathering = Gathering(draft, RUN, MIX)
+    products = Products(draft, RUN, MIX)
     good = gram_of(draft, 0, inputs)
     with pytest.raises(Malformed, match="not asked for"):
-        gathering.add(draft.parts[1].owner, good)
+        products.add(draft.parts[1].owner, good)
     with pytest.raises(Malformed, match="not asked for"):
-        gathering.add(good.owner, resigned(good, stop=good.stop - 1))
+        products.add(good.owner, resigned(good, stop=good.stop - 1))
     with pytest.raises(BadSignature):
-        gathering.add(good.owner, dataclasses.replace(good, signature=bytes(64)))
+        products.add(good.owner, dataclasses.replace(good, signature=bytes(64)))
     with pytest.raises(BadSignature):
-        gathering.add(good.owner, dataclasses.replace(good, products=bytes(len(good.products))))
+        products.add(good.owner, dataclasses.replace(good, products=bytes(len(good.products))))
 
 
 def numbers(gram: Gram, **changes: float) -> bytes:
@@ -202,7 +202,7 @@ def numbers(gram: Gram, **changes: float) -> bytes:
 def test_products_that_cannot_be() -> None:
     inputs = vectors()
     draft = draft_of(inputs)
-    gathering = Gathering(draft, RUN, MIX)
+    products = Products(draft, RUN, MIX)
     good = gram_of(draft, 0, inputs)
     whole = (inputs[1] @ inputs[1]).item()
     for changes, why in [
@@ -221,8 +221,8 @@ def test_products_that_cannot_be() -> None:
         ({"products": numbers(good, p21=-whole)}, "no vectors have"),
     ]:
         with pytest.raises(Malformed, match=why):
-            gathering.add(good.owner, resigned(good, **changes))
-    assert len(gathering.silent()) == 5
+            products.add(good.owner, resigned(good, **changes))
+    assert len(products.silent()) == 5
 
 
 def test_a_leader_that_makes_scales_up() -> None:
@@ -366,13 +366,13 @@ def test_products_count_for_the_renewed_draft_as_well() -> None:
     assert draft_basis(again.codec, again.contributors) == draft_basis(
         draft.codec, draft.contributors
     )
-    gathering = Gathering(again, RUN, MIX)
+    products = Products(again, RUN, MIX)
     for number, part in enumerate(again.parts):
         if part.owner == draft.parts[number].owner:
-            assert gathering.add(part.owner, gram_of(draft, number, inputs)) is None
+            assert products.add(part.owner, gram_of(draft, number, inputs)) is None
     pairs = zip(again.parts, draft.parts, strict=True)
     taken = [new.owner for new, old in pairs if new.owner != old.owner]
-    assert gathering.silent() == set(taken)
+    assert products.silent() == set(taken)
     assert len(taken) == 1
 
 
