@@ -49,7 +49,7 @@ NESTEROV = {"outer_lr": 1.0, "outer_momentum": 0.6}
 NOLOCO: dict[str, Any] = {"mode": "gossip", "outer_lr": 0.9, "outer_momentum": 0.6}
 PLAIN: dict[str, Any] = {"mode": "diloco", "codec": "int4"}
 DILOCO: dict[str, Any] = PLAIN | NESTEROV
-MUON: dict[str, Any] = DILOCO | {"inner": "muon", "outer_momentum": 0.4}
+MUON: dict[str, Any] = DILOCO | {"inner": "muon"}
 SPARSE: dict[str, Any] = PLAIN | {"outer": "sparseloco", "feedback": 0.95}
 # inner learning rates are tuned for these three, 4 islands and the first seed; the best one is
 # taken by all rows of the family
