@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
@@ -31,7 +30,7 @@ from torch.distributed.tensor import (
 )
 
 from node.trainer.context import all_to_all
-from node.trainer.model_moe import Experts, MixtureOfExperts, run_experts
+from node.trainer.model_moe import Experts, MixtureOfExperts, logits, run_experts
 from node.trainer.parallel import Ranks
 from node.trainer.weights import local
 
@@ -80,7 +79,7 @@ def _route(gate: nn.Linear, x: Tensor) -> Tensor:
     """The router's logits; each rank's gradient of them is a part of the sum."""
     weight = gate.weight
     assert isinstance(weight, DTensor)
-    return F.linear(x, weight.to_local(grad_placements=[Partial()]))
+    return logits(x, weight.to_local(grad_placements=[Partial()]))
 
 
 def _fetch_tokens(mixture: nn.Module, args: Any) -> Any:

@@ -67,6 +67,24 @@ def run_experts(x: Tensor, counts: Tensor, gate: Tensor, up: Tensor, down: Tenso
     return torch.cat(outs)
 
 
+def logits(x: Tensor, router: Tensor) -> Tensor:
+    """[..., D] by a router's weight [E, D] -> float32 [..., E], also under autocast.
+
+    Rounded to bf16, experts that are nearly as good are as good, and which one is taken follows
+    from the layout (selective precision, 2101.03961 section 2.4).
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.float(), router.float())
+
+
+class Router(nn.Linear):
+    """How much each token wants each expert."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Hidden states [..., D] -> logits, float32 [..., E]."""
+        return logits(input, self.weight)
+
+
 class MixtureOfExperts(nn.Module):
     """Router and experts, in the place of a dense feed-forward layer."""
 
@@ -76,11 +94,11 @@ class MixtureOfExperts(nn.Module):
         self.balance = config.expert_balance
         self.sequence_weight = 0.0  # of one sequence's balance loss; 0: not trained
         self.whole_sequence: Whole = here_alone
-        self.gate = nn.Linear(config.d_model, config.experts, bias=False)
+        self.gate = Router(config.d_model, config.experts, bias=False)
         self.experts = Experts(config)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
-        scores = self.gate(x).float().softmax(dim=-1)  # [B, T, E]
+        scores = self.gate(x).softmax(dim=-1)  # [B, T, E]
         weights, chosen = scores.topk(self.top_k, dim=-1)  # [B, T, K]
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.sequence_weight and torch.is_grad_enabled():
