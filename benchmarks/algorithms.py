@@ -293,6 +293,10 @@ def figures(rows: dict[str, Row]) -> dict[str, float | None]:
     found["gossip_vs_diloco_loss"] = percent_over(
         rows, "NoLoCo pairs, H 25, int8", "DiLoCo, int4", 4
     )
+    # two thirds of the bytes
+    found["gossip_vs_diloco_same_codec_loss"] = percent_over(
+        rows, "NoLoCo pairs, int8", "DiLoCo, int8", 4
+    )
     found["muon_vs_dp_loss"] = percent_over(rows, "Muon inside, int4", base, 4)
     target = target_loss(rows)
     found["straggler_speedup"] = None

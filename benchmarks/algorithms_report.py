@@ -147,7 +147,8 @@ def _table(rows: dict[str, Row], count: int) -> str:
 TARGETS = {
     "bytes_ratio_at_1pct": "at least 500",
     "bytes_ratio_at_3pct": "at least 2,000",
-    "gossip_vs_diloco_loss": "at most 1",
+    "gossip_vs_diloco_loss": "at most 1, at equal bytes",
+    "gossip_vs_diloco_same_codec_loss": "-",
     "muon_vs_dp_loss": "at most 0",
     "straggler_speedup": "at least 2",
     "churn_loss_pct": "at most 1",
