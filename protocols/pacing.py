@@ -21,7 +21,7 @@ the link once carried. So when some of them in a row took as long as pacing made
 a probe at twice the speed. A body that was limited by pacing or by its sender says only that the
 link carries *at least* so much: it can raise the speed and never lowers it, and what it said is
 void as soon as a whole window has seen much less (routers let the first kilobytes pass at any
-speed).
+speed), or as many have been seen as tell the speed by themselves.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ class Pacer:
     _burst: Burst = field(default_factory=Burst)
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
+    _shown: int = 0  # windows that had been seen by then
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _left: int = SEARCHED  # windows of this phase
     _probe: float = PROBE
@@ -177,7 +178,7 @@ class Pacer:
         if self._held >= CRUISED:  # it was a probe
             if short >= RAISED * speed:
                 self._seen.clear()
-                self._at_least = short
+                self._at_least, self._shown = short, self.windows
                 self._enter(Phase.PROBE, 1)
             else:
                 self._held, self._probe = 0, PROBE
@@ -190,7 +191,8 @@ class Pacer:
 
     def _judge(self, found: float) -> None:
         self._seen.append(found)
-        if found < self._at_least / RAISED:
+        # too fast by little it would be refuted by no window
+        if found < self._at_least / RAISED or self.windows >= self._shown + KEPT:
             self._at_least = 0.0
         self._left -= 1
         if self._phase is Phase.PROBE:

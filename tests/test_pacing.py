@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocols.bucket import Bucket
@@ -191,6 +191,7 @@ def test_short_bodies_lower_no_speed() -> None:
     assert wire.pacer.speed == known
 
 
+@example([(9_210_113.0, SHORT, 1), (15_875_050.0, 10 * SHORT, 7), (9_649_924.0, SHORT, 1)])
 @given(
     st.lists(
         st.tuples(st.floats(2e4, 5e7), st.sampled_from([SHORT, 10 * SHORT, 0]), st.integers(1, 12)),
