@@ -161,7 +161,7 @@ TARGETS = {
 def _keys(rows: dict[str, Row]) -> str:
     lines = ["## Figures against their targets\n", "| figure | is | asked for |", "|---|---|---|"]
     for key, value in figures(rows).items():
-        shown = "not measured" if value is None else f"{value:,.2f}"
+        shown = "not measured" if value is None else f"{value:,.3f}"
         lines.append(f"| `{key}` | {shown} | {TARGETS[key]} |")
     return "\n".join(lines) + "\n"
 
