@@ -60,9 +60,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 }
 
 
-def every(inner_steps: int) -> dict[str, Any]:
-    """What a larger H means where the tokens stay."""
-    rounds = ROUNDS * INNER_STEPS // inner_steps
+def every(inner_steps: int, of: int = ROUNDS) -> dict[str, Any]:
+    """What another H means where the tokens stay those of so many rounds."""
+    rounds = of * INNER_STEPS // inner_steps
     return {"inner_steps": inner_steps, "rounds": rounds, "warmup_rounds": min(10, rounds // 4)}
 
 
@@ -166,8 +166,7 @@ def _main(name: str, islands: int) -> dict[str, Any]:
     changes = MAIN[name]
     if islands == 4:
         return changes
-    rounds = changes.get("rounds", ROUNDS) * SHORT // ROUNDS
-    return changes | {"rounds": rounds, "warmup_rounds": min(10, rounds // 4)}
+    return changes | every(changes.get("inner_steps", INNER_STEPS), SHORT)
 
 
 def family_of(changes: dict[str, Any]) -> str:

@@ -78,10 +78,14 @@ def choose_codec(
 
 def busiest_bytes(plan: Plan, rules: Rules) -> float:
     """Bytes that the member with the most to move sends, or receives, under a plan."""
+    return _busiest_bytes(plan.parts, plan.groups, _moving(plan), rules, plan.codec)
+
+
+def _moving(plan: Plan) -> dict[PeerId, bool]:
+    """Who has bytes to move under a plan, in order, and whether it contributes."""
     active = {c.peer for c in plan.contributors if c.active}
     everybody = {*plan.roster, *active, *(part.owner for part in plan.parts)}
-    contributing = {peer: peer in active for peer in sorted(everybody)}
-    return _busiest_bytes(plan.parts, plan.groups, contributing, rules, plan.codec)
+    return {peer: peer in active for peer in sorted(everybody)}
 
 
 def _busiest_bytes(
@@ -162,13 +166,14 @@ def bounded(
     everybody wait for half an hour, or, with next to no patience, have all take each other for
     dead.
     """
-    active = {c.peer for c in plan.contributors if c.active}
-    moving = active | set(plan.roster) | {part.owner for part in plan.parts}
+    moving = _moving(plan)
     here = [announce for announce in members if announce.peer in moving]
+    active = {peer for peer, contributes in moving.items() if contributes}
     links = {link.peer: link for link in links_of(here, active, rules.believed)}
     median = median_speed(here)
     every = [
-        links.get(peer) or Link(peer, median, median, peer in active) for peer in sorted(moving)
+        links.get(peer) or Link(peer, median, median, contributes)
+        for peer, contributes in moving.items()
     ]
     (expected, least), (_, most) = (
         timing_of(plan.parts, plan.groups, every, rules, plan.codec, trips, measured(here))

@@ -18,6 +18,7 @@ import torch
 
 from gossip.bodies import Wiring
 from gossip.buffers import Whole
+from gossip.estimating import UNKNOWN_SPEED
 from gossip.receiving import Inflow, pull_rest
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
@@ -27,7 +28,6 @@ LOOK_S = 0.5  # so often it is looked at what a donor gives
 JUDGED_S = 2.0  # by what came in so long, and not before; what is here sooner is waited for
 FAR = 4.0  # another one has to be quicker by so much
 STALL_S = 5.0  # without a byte, or less than the transport's least rate: the donor has failed
-UNKNOWN = 12.5e6  # bytes a second assumed of who announces nothing: 100 Mbit/s
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Paces:
     def _expected(self, peer: PeerId) -> float:
         if peer in self._given:
             return self._given[peer]
-        carried = min(self.announced(peer) or UNKNOWN, self.link() or UNKNOWN)
+        carried = min(self.announced(peer) or UNKNOWN_SPEED, self.link() or UNKNOWN_SPEED)
         return carried / max(1, self.pulls)
 
 

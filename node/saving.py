@@ -129,8 +129,8 @@ class Keeper:
                 trainer = await self._stage(draft)
                 outer, facts = await self._outer(), self._facts()
             await self.offload(lambda: self._write(draft, outer))
-        except Exception:
-            if trainer is not None:  # or its files would come back into a folder that was removed
+        except Exception:  # whatever it was, and it is passed on: the draft is about to be removed
+            if trainer is not None:  # its files would come back into a folder that is gone
                 await asyncio.wait([trainer], timeout=WRITING_TIMEOUT_S)
             raise
         await self._trainer_done(draft, trainer)

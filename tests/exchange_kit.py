@@ -169,7 +169,7 @@ class World:
 
 @asynccontextmanager
 async def world(
-    shape: Shape,
+    shape: Shape = SHAPE,
     *,
     link: Link | None = None,
     upload: float = 1e6,

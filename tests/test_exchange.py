@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 
-import exchange_kit
 import pytest
 from exchange_kit import (
     CODEC,
@@ -19,6 +17,7 @@ from exchange_kit import (
     run,
     same_bytes,
     until,
+    world,
 )
 from gossip_kit import plan_of
 
@@ -27,8 +26,6 @@ from gossip.planned import PLAN_WAIT_S
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.memory import Link
-
-world = functools.partial(exchange_kit.world, SHAPE)
 
 
 def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import math
 
-import exchange_kit
 import pytest
 import torch
 from blake3 import blake3
 from exchange_kit import (
     CODEC,
     PLAN,
-    SHAPE,
     SIZE,
     header_of,
     run,
     same_bytes,
     until,
+    world,
 )
 from gossip_kit import RUN
 
@@ -32,8 +30,6 @@ from protocols.counts import Included, counts_of
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Part, PartResult
-
-world = functools.partial(exchange_kit.world, SHAPE)
 
 
 @pytest.mark.parametrize(

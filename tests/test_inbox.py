@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-import exchange_kit
 import pytest
 import torch
 from blake3 import blake3
 from exchange_kit import (
     PLAN,
-    SHAPE,
     SIZE,
     header_of,
     result_of,
     run,
     same_bytes,
     until,
+    world,
 )
 from gossip_kit import RUN
 
@@ -30,8 +28,6 @@ from protocols.bodies import BufferFeed
 from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Part, PartResult
-
-world = functools.partial(exchange_kit.world, SHAPE)
 
 
 def test_what_a_dead_owner_had_merged_is_fetched_from_who_has_it() -> None:

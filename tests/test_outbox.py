@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import exchange_kit
 import torch
 from exchange_kit import (
     PLAN,
@@ -20,13 +18,12 @@ from exchange_kit import (
     run,
     same_bytes,
     until,
+    world,
 )
 from gossip_kit import plan_of
 
 from gossip.certificate import basis_of
 from gossip.slicing import OwnContribution
-
-world = functools.partial(exchange_kit.world, SHAPE)
 
 
 def test_a_slice_may_come_before_the_plan() -> None:

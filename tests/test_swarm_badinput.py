@@ -113,12 +113,9 @@ def fill(node: NodeProcess) -> Path:
     """
     ballast, folder = node.dir / "ballast", node.dir / "checkpoints"
     for _ in range(20):
-        newest = [path.name for path in checkpoints(node)][-1:]
+        newest = checkpoints(node)[-1:]
         node.wait_for(
-            lambda: (
-                [path.name for path in checkpoints(node)][-1:] > newest  # noqa: B023
-                and not list(folder.glob(".*"))
-            ),
+            lambda: checkpoints(node)[-1:] > newest and not list(folder.glob(".*")),  # noqa: B023
             "the next checkpoint",
         )
         before = checkpoints(node)
