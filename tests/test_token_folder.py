@@ -1,9 +1,12 @@
 """Token folders: made of text, JSON lines and parquet, resumed, read here and over HTTP."""
 
+import contextlib
 import gzip
 import hashlib
+import io
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from data_kit import TEXTS, folder, json_lines, serving, tokenizer_bytes
 from node.data import documents
 from node.data.folder import HELD_OUT, INDEX
 from node.data.prepare import PARTIAL, ends, prepare
-from node.data.remote import Folder, FolderTokens
+from node.data.remote import DRAFT, Folder, FolderTokens, ShardCache
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.trainer.corpus import is_held_out
 from node.trainer.data import TrainingData
@@ -202,6 +205,30 @@ def test_the_cache_keeps_its_bound_and_what_was_used_last(served, tmp_path):
     assert there._cache.fetched == len(there.index.shards)
     with pytest.raises(OperatorError, match="too small"):
         Folder(url, tmp_path / "small", 100).tokens(first)
+
+
+def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
+    """Files are thrown out and drafts end while others look for room."""
+    bodies = {hashlib.sha256(bytes([n]) * 1000).hexdigest(): bytes([n]) * 1000 for n in range(8)}
+
+    class Place:
+        place = "memory"
+
+        @contextlib.contextmanager
+        def _opening(self, name):
+            yield io.BytesIO(bodies[name])
+
+    def fetch(seed: int) -> int:
+        mine = ShardCache(tmp_path, 4000)  # a process of its own
+        for name in random.Random(seed).choices(list(bodies), k=150):
+            assert mine.get(Place(), name, name, 1000).name == name
+            held = [f.name for f in tmp_path.iterdir() if len(f.name) == 64]
+            assert len(held) <= 4
+        return mine.fetched
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(fetch, range(4)))
+    assert not [f for f in tmp_path.iterdir() if f.name.startswith(DRAFT)]
 
 
 def test_a_wrong_hash_is_fetched_again_and_refused_at_last(served, tmp_path):

@@ -149,7 +149,6 @@ class ShardCache:
         path = self.directory / sha256
         with self._locked(f".lock-{sha256[:2]}"):  # one fetches a file, others wait for it
             if self._intact(path, sha256, size):
-                _used(path)
                 return path
             for left in reversed(range(TRIES)):
                 try:
@@ -173,14 +172,18 @@ class ShardCache:
             yield
 
     def _intact(self, path: Path, sha256: str, size: int) -> bool:
-        """Whether the file is there; its hash is checked once by every process."""
-        if not path.is_file() or path.stat().st_size != size:
-            return False
-        if sha256 not in self._checked:
+        """Whether the file is there, which notes its use; each process checks its hash once."""
+        try:
             with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                if os.fstat(file.fileno()).st_size != size:
                     return False
-            self._checked.add(sha256)
+                if sha256 not in self._checked:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                        return False
+                    self._checked.add(sha256)
+                _used(file.fileno())
+        except FileNotFoundError:  # others may throw it out at any time
+            return False
         return True
 
     def _make_room(self, size: int) -> tuple[int, str]:
@@ -193,17 +196,23 @@ class ShardCache:
                 fix="allow it more with --data-cache",
             )
         with self._locked(".lock"):
-            for draft in self.directory.glob(f"{DRAFT}*"):
-                if draft.stat().st_mtime < time.time() - ABANDONED_S:
-                    draft.unlink()  # whoever wrote it was killed
-            everything = [(f.stat(), f) for f in self.directory.iterdir()]
-            held = sum(status.st_size for status, _ in everything)  # drafts of others count
-            files = [(status, f) for status, f in everything if f.name[0] != "."]
+            held, files = 0, []
+            for file in self.directory.iterdir():
+                try:
+                    status = file.stat()
+                except FileNotFoundError:  # given up, or a person is tidying up
+                    continue
+                if file.name.startswith(DRAFT) and status.st_mtime < time.time() - ABANDONED_S:
+                    file.unlink(missing_ok=True)  # whoever wrote it was killed
+                    continue
+                held += status.st_size  # drafts of others count
+                if file.name[0] != ".":
+                    files.append((status, file))
             for status, file in sorted(files, key=lambda known: known[0].st_mtime_ns):
                 if held + size <= self.max_bytes:
                     break
                 held -= status.st_size
-                file.unlink()
+                file.unlink(missing_ok=True)
                 self._checked.discard(file.name)
             handle, name = tempfile.mkstemp(dir=self.directory, prefix=DRAFT)
             os.truncate(handle, size)
@@ -220,10 +229,12 @@ class ShardCache:
                     length += len(piece)
                     hasher.update(piece)
                     out.write(piece)
+                out.flush()
+                _used(out.fileno())
             if length != size or hasher.hexdigest() != sha256:
                 return False
-            os.replace(draft, path)
-            _used(path)
+            with self._locked(".lock"):  # whoever counts what is held sees it once
+                os.replace(draft, path)
             self.fetched += 1
             return True
         except OSError as error:
@@ -238,10 +249,10 @@ class ShardCache:
                 os.unlink(draft)
 
 
-def _used(path: Path) -> None:
+def _used(file: int) -> None:
     """Note when; the file system's own clock has steps of milliseconds."""
     now = time.time_ns()
-    os.utime(path, ns=(now, now))
+    os.utime(file, ns=(now, now))
 
 
 class FolderTokens:
