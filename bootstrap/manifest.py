@@ -15,9 +15,7 @@ reads back as the same float64.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -29,15 +27,10 @@ from bootstrap.manifest_gossip import Gossip, check_gossip
 from bootstrap.manifest_modes import check_gradients, check_mode, with_defaults
 from bootstrap.manifest_rounds import COARSE, Merge, Mode, Outer, Rounds, Section
 from bootstrap.validation import check, explain, read_toml
-from protocols.envelope import open_envelope, seal
-from protocols.errors import BadSignature, Malformed
-from protocols.identity import Identity, PeerId
-from protocols.messages import ManifestText
+from protocols.errors import Malformed
 
 MAX_MANIFEST_BYTES = 48 * 1024  # canonical, as in ManifestText
 MAX_CONFIG_BYTES = 16 * 1024  # of a model of transformers
-PURPOSE = "manifest"
-NEVER = 253_402_300_800.0  # the year 10000: a run's description does not expire
 
 
 class Model(Section):
@@ -281,51 +274,6 @@ class Manifest(Section):
     def label(self) -> str:
         """The run's name for people: ``tiny-docs-8c41``."""
         return f"{self.name}-{self.run_id.hex()[:4]}"
-
-
-@dataclass(frozen=True, slots=True)
-class SignedManifest:
-    """A manifest with the signature of the peer that created the run."""
-
-    manifest: Manifest
-    creator: PeerId
-    data: bytes  # the envelope, as it is kept and passed on
-
-    @property
-    def run_id(self) -> bytes:
-        """The run's 32 bytes."""
-        return self.manifest.run_id
-
-    @classmethod
-    def create(cls, manifest: Manifest, identity: Identity) -> SignedManifest:
-        """Sign a manifest; the envelope names the run, so it cannot pass for another's."""
-        data = seal(
-            identity,
-            ManifestText(manifest.canonical()),
-            purpose=PURPOSE,
-            expires=NEVER,
-            sequence=0,
-            run=manifest.run_id,
-        )
-        return cls(manifest, identity.peer_id, data)
-
-    @classmethod
-    def open(cls, data: bytes, run: bytes, creator: PeerId | None = None) -> SignedManifest:
-        """What a joiner does with a manifest it was sent: hash, signature, then schema.
-
-        ``run`` is the id that was asked for, ``creator`` the signer if it is known beforehand.
-        Raises :class:`~protocols.errors.RemoteProtocolError`: ``Malformed`` for what is not a
-        manifest, ``Stale`` for another run's envelope, ``BadSignature`` for a wrong hash or signer.
-        """
-        opened = open_envelope(
-            data, ManifestText, purpose=PURPOSE, now=0.0, run=run, max_lifetime=math.inf
-        )
-        if creator is not None and opened.signer != creator:
-            raise BadSignature(f"the manifest is signed by {opened.signer}, not by {creator}")
-        canonical = opened.message.canonical
-        if blake3(canonical).digest() != run:
-            raise BadSignature("the manifest's hash is not the run's id")
-        return cls(Manifest.parse(canonical), opened.signer, data)
 
 
 def load(path: Path) -> Manifest:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from protocols.messages import MAX_FRAGMENTS
+from protocols.bounds import MAX_FRAGMENTS
 
 Mode = Literal[
     "diloco",

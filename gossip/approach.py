@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
-from protocols.messages import MAX_PEERS
 
 GAINS = 0.8  # of the others' pace: who needs more for a replay hardly comes nearer, or not at all
 WORTH = 1.5  # a download has to be quicker by so much

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
+from protocols.bounds import MAX_PEERS
 from protocols.codecs import RangeCodec
 from protocols.counts import pack_counts, runs_of
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId
-from protocols.messages import MAX_PEERS, PartResult, Transfer
+from protocols.messages import PartResult, Transfer
 from protocols.transport import Transport
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]

@@ -17,8 +17,8 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 
 from gossip.trips import LEAST_S
+from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
-from protocols.messages import MAX_PEERS
 
 SHARE = 0.1  # of the time may go into waiting for others
 FIRST_S = 10.0  # to begin with

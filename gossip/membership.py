@@ -15,8 +15,9 @@ from enum import StrEnum
 from gossip.silence import Rhythm, silence_s
 from gossip.standing import seen_from
 from gossip.trips import RoundTrip, answer_s, stillness_s
+from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
-from protocols.messages import MAX_PEERS, Announce
+from protocols.messages import Announce
 
 MEMBERS = ("island", "server")  # roles of those who decide and merge; servers do not train
 

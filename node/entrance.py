@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet, unreachable
-from bootstrap.manifest import Manifest, SignedManifest, difference
+from bootstrap.manifest import Manifest, difference
 from bootstrap.seeds import PeerCache, Reached, backoff, dial_all, explain, find_peers
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
 from node import __version__
 from node.config import NodeConfig

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from node.data.tokenizer import BYTES
 from node.data.tokenizer import FILE as TOKENIZER
 from node.entrance import PASSING, Entrance, Run, differences

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from node.monitor.console import duration
+from node.monitor.wording import duration
 
 FIRST_S = 3.0  # what is done before is not worth a line
 LONGEST_S = 60.0  # between two lines; each pause is longer than the one before

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, read_tensors, verify, write_tensors
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.statedir import StateDir

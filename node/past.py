@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable
 
 from node.monitor.history import History
+from protocols.bounds import MAX_PEERS
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
-from protocols.messages import MAX_PAST, MAX_PEERS, Merged, Past, PastRequest, PastRound
+from protocols.messages import MAX_PAST, Merged, Past, PastRequest, PastRound
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 10.0

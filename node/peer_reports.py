@@ -14,11 +14,11 @@ from gossip.common import AnySwarm
 from gossip.membership import Liveness
 from node.conductor import Conductor
 from node.links import LinkTable, Measuring
-from node.monitor.console import short
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, PeerJoined, PeerLeft, PeerSuspected, Rejected
 from node.monitor.state import NodeState
 from node.monitor.views import PeerView, Traffic
+from node.monitor.wording import short
 from node.trainer.channel import Applied
 from protocols.addresses import is_relayed
 from protocols.identity import PeerId

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from node.errors import operator_error
-from node.monitor.console import clean, duration
+from node.monitor.wording import clean, duration
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 

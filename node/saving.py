@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.signed_manifest import SignedManifest
 from diloco.optimizers import named
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash

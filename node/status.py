@@ -13,12 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node import __version__
 from node.errors import operator_error
-from node.monitor.console import JOIN_STEPS, clean, duration, megabytes, number, short
+from node.monitor.wording import JOIN_STEPS, clean, duration, megabytes, number, short
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.errors import OperatorError
@@ -129,6 +127,8 @@ def watch_it(look: Callable[[], dict[str, Any]], every_s: float, *, as_json: boo
 
     As JSON: a line each, and nothing for a look that failed.
     """
+    from rich.console import Console  # one look needs none
+
     console = Console(highlight=False, markup=False)
     clear = console.is_terminal and not as_json
     while True:

@@ -1,37 +1,30 @@
-"""Where peers live: parsing ``HOST:PORT[/PEERID]``, and the book of addresses known per peer.
+"""Where a peer lives, as text: reading ``HOST:PORT[/PEERID]``, lists of them and ``@file``.
 
 A peer that nobody can dial is called at ``relay/HOST:PORT/PEERID``, the address of its relay
-(:mod:`protocols.relay_client`); announcements and the book hold such addresses as well.
-
-Identity comes first and addresses are hints: the book may hold wrong or hostile ones, since the
-transport proves who answers before it says a word. It is bounded per peer and in total, and
-orders the addresses of a peer by what happened when they were tried.
+(:mod:`protocols.relay_client`); announcements and :mod:`protocols.address_book` hold such
+addresses as well. Commands read addresses before they know whether they need a key at all, so
+:mod:`protocols.identity` is imported where a peer id is there to be read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
-import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protocols.errors import Malformed, OperatorError
-from protocols.identity import PeerId, public_key
-from protocols.messages import PeerRecord
-from protocols.tasks import Together
+
+if TYPE_CHECKING:
+    from protocols.identity import PeerId
 
 MAX_HOST = 120  # so that HOST:PORT fits an Address on the wire
 MAX_FILE_BYTES = 1024 * 1024  # of an @file
-MAX_PER_PEER = 8
 RELAY = "relay/"
 MAX_ANNOUNCED = 128  # characters of an Address on the wire
-MAX_PEERS = 4096
-
-Resolver = Callable[[PeerId], Awaitable[None]]
 
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _MULTIADDR = re.compile(
@@ -72,19 +65,19 @@ def parse_address(text: str) -> PeerAddress:
     if separator:
         raise _bad(text, f"{scheme}:// does not belong there", f"write {rest.rstrip('/')}")
     hostport, slash, peer = text.partition("/")
-    if not slash and _is_peer(hostport):
+    if not slash and ":" not in hostport and _peer(hostport):
         raise _bad(text, "this is a peer id without an address", f"write HOST:PORT/{text}")
     host, port = _split(text, hostport)
     address = PeerAddress(_host(text, host), _port(text, host, port))
     if not slash:
         return address
-    if not _is_peer(peer):
+    if not (known := _peer(peer)):
         raise _bad(
             text,
             f"'{peer}' after the / is not a peer id" if peer else "nothing follows the /",
             f"copy the whole line the peer printed, or leave it out: {address}",
         )
-    return PeerAddress(address.host, address.port, PeerId(peer))
+    return PeerAddress(address.host, address.port, known)
 
 
 def is_relayed(address: str) -> bool:
@@ -94,7 +87,7 @@ def is_relayed(address: str) -> bool:
 
 def relay_address(where: str, relay: PeerId) -> str:
     """How those are called who wait at ``relay``; raises :class:`OperatorError` E102."""
-    return _normal(f"{RELAY}{parse_address(where).hostport}/{relay}")
+    return normal(f"{RELAY}{parse_address(where).hostport}/{relay}")
 
 
 def relay_of(address: str) -> PeerAddress:
@@ -103,7 +96,7 @@ def relay_of(address: str) -> PeerAddress:
 
 
 @lru_cache(maxsize=1024)  # peers say theirs with every announcement
-def _normal(address: str) -> str:
+def normal(address: str) -> str:
     """An address as the book holds it; raises :class:`OperatorError` E102."""
     place = parse_address(address.removeprefix(RELAY))
     if not is_relayed(address):
@@ -220,174 +213,17 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def _is_peer(text: str) -> bool:
+def _peer(text: str) -> PeerId | None:
+    """The peer id that ``text`` is, if it is one."""
+    from protocols.identity import PeerId, public_key
+
+    peer = PeerId(text)
     try:
-        public_key(PeerId(text))
+        public_key(peer)
     except Malformed:
-        return False
-    return True
+        return None
+    return peer
 
 
 def _bad(text: str, why: str, fix: str) -> OperatorError:
     return OperatorError("E102", f"bad address '{text}'", why, fix, exit_code=2)
-
-
-# --- the book ---------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Entry:
-    address: str
-    listed: bool = False  # in the peer's newest record
-    good: float | None = None  # when it last worked
-    bad: float | None = None  # when it last failed, since it last worked
-
-    def order(self) -> tuple[int, float, bool]:
-        """Smaller is dialled first: newest success, untried, longest ago failed."""
-        if self.bad is not None:
-            return (2, self.bad, not self.listed)
-        if self.good is not None:
-            return (0, -self.good, not self.listed)
-        return (1, 0.0, not self.listed)
-
-
-@dataclass(slots=True)
-class _Known:
-    entries: list[_Entry]
-    sequence: int = -1
-
-    def entry(self, address: str) -> _Entry | None:
-        return next((e for e in self.entries if e.address == address), None)
-
-
-class AddressBook:
-    """Addresses by peer, best first, fed by signed records and by what dialling showed.
-
-    ``resolver`` is called when no address of a peer is known or all failed; it may call
-    :meth:`add` or :meth:`add_record`. ``now`` is a clock in seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        resolver: Resolver | None = None,
-        now: Callable[[], float] = time.monotonic,
-        max_peers: int = MAX_PEERS,
-        max_per_peer: int = MAX_PER_PEER,
-    ) -> None:
-        self.resolver = resolver
-        self._now = now
-        self._max_peers = max_peers
-        self._max_per_peer = max_per_peer
-        self._known: dict[PeerId, _Known] = {}  # least recently used first
-        self._resolving: Together[PeerId, None] = Together()
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._known
-
-    def peers(self) -> list[PeerId]:
-        """All peers with at least one address."""
-        return [peer for peer, known in self._known.items() if known.entries]
-
-    def addresses(self, peer: PeerId) -> list[str]:
-        """``HOST:PORT`` of a peer, or its relay's, in the order they should be tried."""
-        known = self._known.get(peer)
-        return [] if known is None else [e.address for e in sorted(known.entries, key=_Entry.order)]
-
-    def dialled_at(self, peer: PeerId) -> PeerAddress | None:
-        """The best address of ``peer`` that is not its relay's; None where none is known."""
-        places = (parse_address(a) for a in self.addresses(peer) if not is_relayed(a))
-        return next((PeerAddress(p.host, p.port, peer) for p in places), None)
-
-    def add(self, peer: PeerId, address: str) -> None:
-        """Remember an address somebody claims for ``peer``; raises :class:`OperatorError` E102."""
-        self._insert(self._touch(peer), _normal(address))
-
-    def add_record(self, record: PeerRecord, sequence: int) -> bool:
-        """Take a peer's own record, already verified, if it is newer than the last one.
-
-        Addresses that left the record are forgotten, unless one has worked: that one moves
-        behind the new ones. Addresses that do not parse are left out.
-        """
-        known = self._touch(record.peer)
-        if sequence <= known.sequence:
-            return False
-        known.sequence = sequence
-        listed = [a for a in map(_lenient, record.addresses) if a is not None]
-        if set(listed) != {e.address for e in known.entries if e.listed}:
-            known.entries = [e for e in known.entries if e.good or e.address in listed]
-            for entry in known.entries:
-                entry.listed = entry.address in listed
-                if not entry.listed:
-                    entry.good = None
-            for address in listed:
-                self._insert(known, address, listed=True)
-        return True
-
-    def succeeded(self, peer: PeerId, address: str) -> None:
-        """``peer`` proved itself at ``address``."""
-        known = self._touch(peer)
-        entry = known.entry(address)
-        if entry is None:
-            entry = _Entry(address)
-            known.entries.append(entry)
-        entry.good, entry.bad = self._now(), None
-        self._trim(known)
-
-    def failed(self, peer: PeerId, address: str) -> None:
-        """``peer`` could not be reached at ``address``, or somebody else answered."""
-        known = self._known.get(peer)
-        entry = known.entry(address) if known else None
-        if entry is not None:
-            entry.bad = self._now()
-
-    def forget(self, peer: PeerId) -> None:
-        """Drop everything known of a peer."""
-        self._known.pop(peer, None)
-
-    async def resolve(self, peer: PeerId) -> bool:
-        """Ask the resolver for addresses of ``peer``, once for all who ask at the same time.
-
-        False if there is no resolver.
-        """
-        if self.resolver is None:
-            return False
-        resolver = self.resolver
-        await self._resolving.do(peer, lambda: resolver(peer))
-        return True
-
-    def _touch(self, peer: PeerId) -> _Known:
-        known = self._known.pop(peer, None) or _Known([])
-        self._known[peer] = known
-        if len(self._known) > self._max_peers:
-            del self._known[self._least_worth(peer)]
-        return known
-
-    def _least_worth(self, keep: PeerId) -> PeerId:
-        """A peer that never worked if there is one, so that strangers cannot flush friends."""
-        others = (peer for peer in self._known if peer != keep)
-        first = next(others)
-        if not any(e.good for e in self._known[first].entries):
-            return first
-        return next((p for p in others if not any(e.good for e in self._known[p].entries)), first)
-
-    def _insert(self, known: _Known, address: str, *, listed: bool = False) -> None:
-        entry = known.entry(address)
-        if entry is None:
-            known.entries.append(_Entry(address, listed))
-            self._trim(known)
-        elif listed:
-            entry.listed = True
-
-    def _trim(self, known: _Known) -> None:
-        if len(known.entries) > self._max_per_peer:
-            known.entries = sorted(known.entries, key=_Entry.order)[: self._max_per_peer]
-
-
-def _lenient(address: str) -> str | None:
-    with contextlib.suppress(OperatorError):
-        return _normal(address)
-    return None

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from protocols.bounds import MAX_PEERS
 from protocols.errors import Malformed
 
-MAX_COUNTED = 512  # contributors
-MAX_BYTES = 12 * MAX_COUNTED
+MAX_BYTES = 12 * MAX_PEERS
 _RUN = struct.Struct(">HHQ")
 
 
@@ -66,7 +66,7 @@ def runs_of(counts: bytes) -> tuple[Run, ...]:
         if not many or not elements or first < before.stop or joined:
             raise Malformed("counts that are not in canonical form")
         runs.append(Run(first, first + many, elements))
-    if runs and runs[-1].stop > MAX_COUNTED:
+    if runs and runs[-1].stop > MAX_PEERS:
         raise Malformed("counts of more contributors than a round has")
     return tuple(runs)
 

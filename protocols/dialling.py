@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from protocols import tls
-from protocols.addresses import AddressBook
+from protocols.address_book import AddressBook
 from protocols.errors import IdentityMismatch, TransportError, Unreachable, Why
 from protocols.identity import PeerId
 

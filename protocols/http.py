@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Self
 
 from protocols import tls as tls_links
-from protocols.addresses import AddressBook, parse_address
+from protocols.address_book import AddressBook
+from protocols.addresses import parse_address
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.handlers import Handlers
 from protocols.http_client import HttpClient

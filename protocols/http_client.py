@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from protocols import tls
-from protocols.addresses import AddressBook
+from protocols.address_book import AddressBook
 from protocols.errors import (
     IdentityMismatch,
     Malformed,

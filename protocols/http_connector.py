@@ -16,7 +16,8 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from protocols import tls
-from protocols.addresses import AddressBook, is_relayed, parse_address
+from protocols.address_book import AddressBook
+from protocols.addresses import is_relayed, parse_address
 from protocols.dialling import reach, unreached
 from protocols.identity import PeerId
 from protocols.limits import Limits

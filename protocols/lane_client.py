@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from protocols import tls
-from protocols.addresses import AddressBook, is_relayed
+from protocols.address_book import AddressBook
+from protocols.addresses import is_relayed
 from protocols.dialling import reach, unreached
 from protocols.errors import (
     IdentityMismatch,

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from protocols.bounds import MAX_FRAGMENTS, MAX_PEERS
 from protocols.counts import MAX_BYTES, Included, included_in
 from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
 PROTOCOL_VERSION = 1
-MAX_PEERS = 512  # members of one round, and islands one island keeps track of
-MAX_FRAGMENTS = 12  # of one run: where an island stands with each is in its announcements
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it

@@ -21,7 +21,8 @@ from typing import Protocol
 
 from aiohappyeyeballs import start_connection
 
-from protocols.addresses import AddressBook, parse_address, relay_of
+from protocols.address_book import AddressBook
+from protocols.addresses import parse_address, relay_of
 from protocols.errors import (
     Malformed,
     OperatorError,

@@ -8,7 +8,7 @@
     a header; the reply is a long body of known length (tensors from a peer).
 
 Peers are named by :data:`~protocols.identity.PeerId`; where they live is the transport's
-:class:`~protocols.addresses.AddressBook`. :mod:`protocols.http` is the real one,
+:class:`~protocols.address_book.AddressBook`. :mod:`protocols.http` is the real one,
 :mod:`protocols.memory` the simulated one; ``tests/contract_kit.py`` says which tests hold both to
 the same behaviour.
 

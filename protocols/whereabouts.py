@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from protocols import envelope
-from protocols.addresses import AddressBook
+from protocols.address_book import AddressBook
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import Identity, PeerId

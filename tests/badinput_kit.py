@@ -12,7 +12,8 @@ from typing import Any
 from blake3 import blake3
 
 from bootstrap.handshake import Gate
-from bootstrap.manifest import Evaluation, Manifest, SignedManifest
+from bootstrap.manifest import Evaluation, Manifest
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from protocols.http import HttpTransport
 from protocols.identity import Identity

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.addresses import AddressBook, PeerAddress, parse_address, parse_peers
+from protocols.address_book import AddressBook
+from protocols.addresses import PeerAddress, parse_address, parse_peers
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.messages import PeerRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gossip.approach import WORTH, Approach
+from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
-from protocols.messages import MAX_PEERS
 
 PEER = PeerId("peer")
 

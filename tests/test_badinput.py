@@ -11,7 +11,7 @@ import pytest
 from badinput_kit import CREATOR, OTHER, RUN, SHARD, START, answering, free_port, island, peer
 
 from bootstrap.handshake import shared_token
-from bootstrap.manifest import SignedManifest
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from protocols.errors import RemoteRefused
 from protocols.http import HttpTransport

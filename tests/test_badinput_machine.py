@@ -11,7 +11,8 @@ import pytest
 import torch
 from badinput_kit import CREATOR, OTHER, RUN, START
 
-from bootstrap.manifest import Model, SignedManifest
+from bootstrap.manifest import Model
+from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointStore, Facts
 from node.outer_files import OuterFiles, write_outer
 from node.statedir import StateDir

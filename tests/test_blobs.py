@@ -8,7 +8,8 @@ import pytest
 from blake3 import blake3
 from state_kit import Identities
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import (
     BlobServer,
     fetch_blob,

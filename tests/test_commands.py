@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointStore, Facts
 from node.commands.running import manifest_for
 from node.config import resolve

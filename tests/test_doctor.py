@@ -188,7 +188,7 @@ def test_a_port_in_use_is_told_with_its_process(tmp_path):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        found = machine.local_ports(config(tmp_path, listen=where, api="127.0.0.1:0"))
+        found = machine.ports(config(tmp_path, listen=where, api="127.0.0.1:0"))
     assert [one.status for one in found] == ["fail", "ok"]
     assert "E303" in found[0].found
     assert f"process {os.getpid()}" in found[0].why
@@ -200,7 +200,7 @@ def test_the_port_that_nobody_asked_for_may_be_another(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setattr(NodeConfig, "is_default", lambda self, key: True)
-        found = machine.local_ports(config(tmp_path, listen=where, api="127.0.0.1:0"))
+        found = machine.ports(config(tmp_path, listen=where, api="127.0.0.1:0"))
     assert found[0].status == "warn"
 
 

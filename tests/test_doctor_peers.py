@@ -191,8 +191,8 @@ async def test_the_port_of_a_node_that_runs_is_left_alone(tmp_path, seed):
     try:
         found = by_name(await network(config(tmp_path, peers=[await seed()])))
         assert "not tested: process" in found["reach"].found
-        assert [one.found for one in await machine.ports(config(tmp_path))] != []
-        assert "has them" in (await machine.ports(config(tmp_path)))[0].found
+        assert [one.found for one in machine.ports(config(tmp_path))] != []
+        assert "has them" in machine.ports(config(tmp_path))[0].found
     finally:
         home.unlock()
     assert home.holder() is None

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from node.monitor import events
-from node.monitor.console import Console, clean, duration, megabytes, render
+from node.monitor.console import Console, render
 from node.monitor.event_log import KEPT_IN_MEMORY, EventLog
 from node.monitor.events import (
     Behind,
@@ -27,6 +27,7 @@ from node.monitor.events import (
     Step,
     Stopping,
 )
+from node.monitor.wording import clean, duration, megabytes
 
 KINDS = [cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event)]
 

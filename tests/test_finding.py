@@ -12,8 +12,9 @@ import pytest
 from blake3 import blake3
 from identity_kit import identity
 
-from bootstrap.manifest import Evaluation, Manifest, SignedManifest
+from bootstrap.manifest import Evaluation, Manifest
 from bootstrap.seeds import PeerCache
+from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
 from node.entrance import Run
 from node.finding import Finder

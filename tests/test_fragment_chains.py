@@ -15,9 +15,10 @@ from gossip.round import Round
 from gossip.standing import changed, fragments, seen_from, with_places
 from gossip.validity import Place
 from protocols import virtual_time
+from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import Malformed, RemoteRefused
 from protocols.identity import Identity
-from protocols.messages import MAX_FRAGMENTS, CertificateRequest, Standing
+from protocols.messages import CertificateRequest, Standing
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 

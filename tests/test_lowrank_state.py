@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from test_lowrank import Islands, entries
 from test_replica_fragments import ME, OTHER, inline, normal
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from diloco.lowrank import Plan
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.lowrank_state import BASES, LowRankReplica

@@ -12,13 +12,10 @@ from pydantic import ValidationError
 
 from bootstrap.manifest import (
     MAX_MANIFEST_BYTES,
-    NEVER,
-    PURPOSE,
     Data,
     Inner,
     Manifest,
     Model,
-    SignedManifest,
     difference,
     load,
 )
@@ -30,6 +27,7 @@ from bootstrap.manifest_rounds import (
     Outer,
     Rounds,
 )
+from bootstrap.signed_manifest import NEVER, PURPOSE, SignedManifest
 from bootstrap.validation import allowed, fields, to_toml
 from protocols import envelope
 from protocols.codecs import NAMES, codec

@@ -6,8 +6,8 @@ import pytest
 from gossip_kit import announce_of
 
 from gossip.membership import Liveness, Membership, Patience
+from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
-from protocols.messages import MAX_PEERS
 
 ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bootstrap.handshake import Gate, admission, shared_token
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from node.monitor.observer import Observer
 from protocols.addresses import parse_address

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import OF_GRADIENTS
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.certificate import genesis

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from gossip.standing import first_announcement
 from node.arrival import Arrived, Target

@@ -10,7 +10,7 @@ import pytest
 from identity_kit import identity
 from p2p_kit import DHTID, DHTNode, dht_pb2, double, fast_network
 
-from protocols.addresses import AddressBook
+from protocols.address_book import AddressBook
 from protocols.errors import Malformed, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.http import HttpTransport
 from protocols.identity import PeerId

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pytest
 from http_kit import QUICK, A, B, C, address, echo, wait_for
 
-from protocols.addresses import AddressBook, is_relayed, relay_address, relay_of
+from protocols.address_book import AddressBook
+from protocols.addresses import is_relayed, relay_address, relay_of
 from protocols.bodies import BufferFeed
 from protocols.bucket import Bucket
 from protocols.errors import OperatorError, RemoteRefused, TransportError, Unreachable, Why

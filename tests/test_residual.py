@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.manifest import Manifest, SignedManifest
+from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Rounds
+from bootstrap.signed_manifest import SignedManifest
 from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_checkpoint, write_outer

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from bootstrap.manifest import SignedManifest
+from bootstrap.signed_manifest import SignedManifest
 from node import saving
 from node.checkpoint import CheckpointStore
 from node.conductor import Conductor

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from blake3 import blake3
 
-from bootstrap.manifest import SignedManifest
+from bootstrap.signed_manifest import SignedManifest
 from protocols.bodies import BufferFeed
 from protocols.errors import (
     BadSignature,

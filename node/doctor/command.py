@@ -12,7 +12,7 @@ from bootstrap.manifest import Manifest
 from node.config import NodeConfig
 from node.doctor import machine, software
 from node.doctor.finding import Finding
-from node.monitor.console import clean
+from node.monitor.wording import clean
 
 SCHEMA = 1
 EXIT_FAILED = 1
@@ -40,7 +40,7 @@ def local(config: NodeConfig, manifest: Manifest) -> list[Finding]:
         machine.memory(config, manifest),
         machine.disk(config, manifest),
         machine.clock(),
-        *machine.local_ports(config),
+        *machine.ports(config),
     ]
 
 

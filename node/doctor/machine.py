@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import shutil
@@ -17,7 +16,7 @@ from node.doctor.software import torch_cuda
 from node.monitor.machine import Machine
 from node.statedir import StateDir
 from protocols.errors import OperatorError
-from protocols.sockets import open_listener
+from protocols.listening import listen_on
 
 # the oldest driver for each major version of CUDA: docs.nvidia.com/deploy/cuda-compatibility
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
@@ -188,7 +187,7 @@ def clock() -> Finding:
     return ok("clock", "kept in time by the system")
 
 
-async def ports(config: NodeConfig) -> list[Finding]:
+def ports(config: NodeConfig) -> list[Finding]:
     """Whether the listeners could open; a node that runs here has them already."""
     running = StateDir(config.dir).holder()
     if running is not None:
@@ -199,7 +198,7 @@ async def ports(config: NodeConfig) -> list[Finding]:
         if not where:
             continue
         try:
-            (await open_listener(where, f"--{key}")).close()
+            listen_on(where, f"--{key}").close()
         except OperatorError as error:
             if error.code == "E303" and config.is_default(key):
                 why = f"{error.why}; as nobody asked for this one, a node takes any free one"
@@ -209,11 +208,6 @@ async def ports(config: NodeConfig) -> list[Finding]:
         else:
             found.append(ok(f"port {key}", f"{where} is free"))
     return found
-
-
-def local_ports(config: NodeConfig) -> list[Finding]:
-    """As :func:`ports`."""
-    return asyncio.run(ports(config))
 
 
 def _mib(size: float) -> str:

@@ -35,9 +35,9 @@ from node.monitor.events import (
     Stopping,
     Validation,
 )
+from node.monitor.wording import JOIN_STEPS, clean, duration, megabytes, number, short
 
 STEP_INTERVAL_S = 1.0
-JOIN_STEPS = 6
 _INDENT = "   "
 
 
@@ -181,44 +181,6 @@ def round_line(event: RoundDone) -> str:
     for peer, why in list(event.dropped.items())[:8]:
         line += f"\n{_INDENT}without {_who(peer)}{_because(why)}"
     return line
-
-
-def number(value: float | None) -> str:
-    """A loss with two decimals, ``-`` where there is none."""
-    return "-" if value is None else f"{value:.2f}"
-
-
-def megabytes(count: float) -> str:
-    """Bytes as ``0.29 MB`` or ``1.20 GB``."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
-
-
-def duration(seconds: float) -> str:
-    """``42s``, ``38m``, ``3h05m``, ``2d04h``."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
-
-
-def clean(text: str, limit: int = 500, *, lines: bool = False) -> str:
-    """Text for a terminal: printable characters only, cut at ``limit``.
-
-    ``lines`` keeps line ends, which in a peer's name or reason would forge lines of a log.
-    """
-    if not lines:
-        text = text[: limit + 1].replace("\n", " ")
-    kept = "".join(c for c in text[: limit + 1] if c.isprintable() or c == "\n")
-    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
-
-
-def short(peer: str) -> str:
-    """The end of a peer id, which tells peers apart (all begin with 12D3KooW)."""
-    return "…" + clean(peer)[-8:]
 
 
 def _who(peer: str, name: str = "") -> str:

@@ -7,10 +7,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from protocols.errors import OperatorError
-from protocols.messages import Announce
+
+if TYPE_CHECKING:
+    from protocols.messages import Announce
 
 MAX_TEXT = 2000  # characters of any text inside an event; some come from peers
 MAX_ITEMS = 1024  # of any list or mapping inside an event

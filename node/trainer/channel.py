@@ -33,8 +33,8 @@ import struct
 import time
 from typing import Annotated
 
+from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import AtollError, Malformed
-from protocols.messages import MAX_FRAGMENTS
 from protocols.wire import Max, Message, decode_any
 
 MAX_FRAME = 64 * 1024

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import OperatorError
-from protocols.messages import MAX_FRAGMENTS
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from node.monitor.console import clean, duration, megabytes, number, short
+from node.monitor.wording import clean, duration, megabytes, number, short
 from node.status import gpus_line, joining, of_total
 
 # told apart by shade as well as by colour

@@ -1,0 +1,43 @@
+"""Numbers, times and the texts of peers, as a terminal shows them."""
+
+from __future__ import annotations
+
+JOIN_STEPS = 6
+
+
+def number(value: float | None) -> str:
+    """A loss with two decimals, ``-`` where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def megabytes(count: float) -> str:
+    """Bytes as ``0.29 MB`` or ``1.20 GB``."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
+
+
+def duration(seconds: float) -> str:
+    """``42s``, ``38m``, ``3h05m``, ``2d04h``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def clean(text: str, limit: int = 500, *, lines: bool = False) -> str:
+    """Text for a terminal: printable characters only, cut at ``limit``.
+
+    ``lines`` keeps line ends, which in a peer's name or reason would forge lines of a log.
+    """
+    if not lines:
+        text = text[: limit + 1].replace("\n", " ")
+    kept = "".join(c for c in text[: limit + 1] if c.isprintable() or c == "\n")
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+
+
+def short(peer: str) -> str:
+    """The end of a peer id, which tells peers apart (all begin with 12D3KooW)."""
+    return "…" + clean(peer)[-8:]
