@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,9 +35,11 @@ from node.hosts.wire import (
     Prepared,
     RankEnded,
     Welcome,
+    fitting,
     nonce,
     proof,
     proven,
+    signed,
 )
 from protocols.errors import OperatorError
 
@@ -94,7 +97,7 @@ class Other:
         challenge = await self.link.receive()
         assert isinstance(challenge, Challenge)
         mine = nonce()
-        whole = (challenge.nonce, mine, number.to_bytes(4, "big"))
+        whole = signed(challenge.nonce, mine, number)
         values = {"version": __version__, "name": "other", "ranks": 2, "device": "cpu"} | changes
         self.link.send(Hello(host=number, nonce=mine, proof=proof(key, b"hello", *whole), **values))
         answer = await self.link.receive()
@@ -221,6 +224,7 @@ async def test_what_a_host_lacks_ends_the_waiting() -> None:
         ({"number": 2}, "host 2 is not of this island"),
         ({"number": 0}, "host 0 is not of this island"),
         ({"device": "cuda"}, "different devices"),
+        ({"number": 2**40}, "is not of this island"),
     ],
 )
 async def test_who_does_not_belong_here_is_told(greeting: dict[str, Any], text: str) -> None:
@@ -288,6 +292,26 @@ async def test_why_the_island_ended_is_told_to_all() -> None:
         await closing
 
 
+async def test_an_error_of_any_length_is_told() -> None:
+    async with hub() as (made, _):
+        other = await Other.dial(made)
+        assert isinstance(await other.greet(), Welcome)
+        made.say_why(operator_error("E999", why="frame\N{EM DASH}" * 10_000))
+        closing = asyncio.ensure_future(made.aclose())
+        told = await other.receive(Farewell)
+        assert told.code == "E999"
+        assert told.why.startswith("frame\N{EM DASH}frame")
+        other.link.close()
+        await closing
+
+
+def test_last_words_that_are_no_text_travel() -> None:
+    words = (b"\xff" * 4096).decode(errors="replace")  # as RankProcess.tail reads them
+    ended = RankEnded(1, 0, 1, 0, "/log", fitting(words))
+    assert RankEnded.decode(ended.encode()).tail == words[: len(ended.tail)]
+    assert len(ended.tail) > 2000
+
+
 # --- the other side -------------------------------------------------------------------------------
 
 
@@ -324,6 +348,61 @@ async def test_a_host_0_that_does_not_know_the_id_is_not_followed(tmp_path: Path
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(OperatorError, match="host 0 does not know the rendezvous id"):
             await helper(tmp_path, port).main()
+
+
+@asynccontextmanager
+async def following(tmp_path: Path, port: int) -> AsyncIterator[asyncio.Task[int]]:
+    """A helper that follows host 0 until the block ends."""
+    running = asyncio.ensure_future(helper(tmp_path, port).main())
+    yield running
+    running.cancel()
+    await asyncio.wait((running,), timeout=WAIT_S)
+    assert running.done()
+
+
+def slow_tokens(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[str]:
+    """Making tokens takes so long; the list grows with each time that it is begun."""
+    begun: list[str] = []
+
+    def made(*given: Any) -> str:
+        begun.append("begun")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            given[-1](0, 1)  # raises once nobody waits for it
+            time.sleep(0.01)
+        return str(given[-2])
+
+    monkeypatch.setattr("node.data.supply.tokens_for", made)
+    return begun
+
+
+async def test_making_tokens_takes_longer_than_silence_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(256)) * 100)
+    begun = slow_tokens(monkeypatch, 4 * node.hosts.wire.SILENT_BEATS * 0.05)
+    shown = fingerprint(str(text), 256)
+    job = Job(tiny_manifest().model_dump_json().encode(), b"", b"", str(text), shown)
+    async with hub() as (made, said):
+        made.offer(job)
+        async with following(tmp_path, made.port):
+            assert len(await asyncio.wait_for(made.muster(again=False), WAIT_S)) == 1
+    assert begun == ["begun"]
+    assert not [line for line in said if "lost" in line]
+
+
+async def test_the_end_of_host_0_ends_the_making_of_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = slow_tokens(monkeypatch, 3600.0)
+    job = Job(tiny_manifest().model_dump_json().encode(), b"", b"", "x", bytes(32))
+    async with hub() as (made, _):
+        made.offer(job)
+        async with following(tmp_path, made.port) as running:
+            await until(lambda: begun)
+            await made.aclose()
+            assert await asyncio.wait_for(running, WAIT_S) == 0
 
 
 async def test_other_tokens_than_host_0s_are_refused_on_both_sides(tmp_path: Path) -> None:

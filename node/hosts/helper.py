@@ -36,9 +36,13 @@ from node.hosts.wire import (
     Prepared,
     RankEnded,
     Welcome,
+    Word,
+    farewell,
+    fitting,
     nonce,
     proof,
     proven,
+    signed,
 )
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
@@ -152,7 +156,7 @@ class Helper:
         challenge = await link.receive()
         if not isinstance(challenge, Challenge):
             raise LinkLostError("what answers there is no host of an island")
-        whole = (challenge.nonce, mine, meeting.host.to_bytes(4, "big"))
+        whole = signed(challenge.nonce, mine, meeting.host)
         link.send(
             Hello(
                 __version__,
@@ -178,33 +182,48 @@ class Helper:
     async def _follow(self, link: Link) -> bool:
         """Do what host 0 says; true at its farewell. Raises LinkLostError, OperatorError."""
         self.say(f"host {self.meeting.host} of an island: {self.ranks} ranks, host 0 is there")
-        farewell: bool | None = False
+        over: bool | None = False
         failed: Exception | None = None
         try:
             async with asyncio.TaskGroup() as self._waiting:
+                words: asyncio.Queue[Word] = asyncio.Queue()
                 try:
-                    farewell = await first(self._obey(link), link.watch())
+                    over = await first(
+                        self._listen(link, words), self._obey(words, link), link.watch()
+                    )
                 except (LinkLostError, OperatorError) as error:
                     failed = error  # raised below: a group would wrap it
                 finally:
                     self._kill()
             if failed is not None:
                 raise failed
-            return bool(farewell)
+            return bool(over)
         finally:
             self._kill()
             if not link.lost:
                 link.send(Farewell("", f"host {self.meeting.host} was stopped"))
+                await link.flush(RETRY_S)
 
-    async def _obey(self, link: Link) -> bool:
+    async def _listen(self, link: Link, words: asyncio.Queue[Word]) -> bool:
+        """Take in what host 0 says, also while tokens are made: silence is what is not read."""
         while True:
-            match await link.receive():
+            word = await link.receive()
+            if not isinstance(word, Farewell):
+                words.put_nowait(word)
+                continue
+            if word.code:
+                raise OperatorError(word.code, f"host 0: {word.what}", word.why, word.fix)
+            self.say(word.what)
+            return True
+
+    async def _obey(self, words: asyncio.Queue[Word], link: Link) -> bool:
+        while True:
+            match await words.get():
                 case Job() as job:
                     try:
                         await self._prepare(job)
                     except OperatorError as error:
-                        link.send(Farewell(error.code, error.what, error.why, error.fix))
-                        await link.flush(RETRY_S)
+                        link.send(farewell(error))
                         raise
                     link.send(Prepared())
                 case Launch() as launch:
@@ -212,13 +231,6 @@ class Helper:
                 case Halt() as halt:
                     if halt.life == self._life:
                         self._kill()
-                case Farewell() as farewell:
-                    if farewell.code:
-                        raise OperatorError(
-                            farewell.code, f"host 0: {farewell.what}", farewell.why, farewell.fix
-                        )
-                    self.say(farewell.what)
-                    return True
                 case word:
                     raise LinkLostError(f"it sent a {type(word).__name__}")
 
@@ -295,7 +307,7 @@ class Helper:
         if status == -signal.SIGKILL and oom_kills() > kills:
             status = EXIT_OUT_OF_MEMORY
         number, status = (-status, 0) if status < 0 else (0, status)
-        link.send(RankEnded(life, rank.number, status, number, str(rank.log), rank.tail()))
+        link.send(RankEnded(life, rank.number, status, number, str(rank.log), fitting(rank.tail())))
 
     def say(self, text: str) -> None:
         """A line for the operator."""

@@ -32,9 +32,11 @@ from node.hosts.wire import (
     Prepared,
     RankEnded,
     Welcome,
+    farewell,
     nonce,
     proof,
     proven,
+    signed,
 )
 from node.own_address import hostport
 from protocols.errors import OperatorError
@@ -140,7 +142,7 @@ class Hub:
     def say_why(self, error: OperatorError | None) -> None:
         """What the other hosts are told at the end; None: nothing went wrong."""
         if error is not None:
-            self._farewell = Farewell(error.code, error.what, error.why, error.fix)
+            self._farewell = farewell(error)
 
     async def aclose(self) -> None:
         """Say farewell and close; the other hosts end, too."""
@@ -297,8 +299,8 @@ class Hub:
             self._strangers -= 1
         if not isinstance(hello, Hello):
             return None
-        whole = (challenge, hello.nonce, hello.host.to_bytes(4, "big"))
-        if hello.host > 2**31 or not proven(self.meeting.key, hello.proof, b"hello", *whole):
+        whole = signed(challenge, hello.nonce, hello.host)
+        if not proven(self.meeting.key, hello.proof, b"hello", *whole):
             refusal = operator_error("E410", "the rendezvous id differs from host 0's")
         elif problem := self._unfit(hello):
             refusal = problem
@@ -306,7 +308,7 @@ class Hub:
             link.admit()
             link.send(Welcome(proof(self.meeting.key, b"welcome", *whole)))
             return self._admit(Host(hello.host, hello.name, hello.ranks, link))
-        link.send(Farewell(refusal.code, refusal.what, refusal.why, refusal.fix))
+        link.send(farewell(refusal))
         await link.flush(FAREWELL_S)
         return None
 
@@ -378,14 +380,14 @@ class Hub:
                     if rank is not None and rank.life == ended.life:
                         status = -ended.signal or ended.status
                         rank.ended(status, ended.log, ended.tail)
-                case Farewell() as farewell:
-                    if farewell.code:
+                case Farewell() as last:
+                    if last.code:
                         self._refused[host.number] = operator_error(
                             "E410",
-                            f"{host.shown} cannot take part: {farewell.what}",
-                            why=farewell.why,
-                            fix=farewell.fix,
+                            f"{host.shown} cannot take part: {last.what}",
+                            why=last.why,
+                            fix=last.fix,
                         )
-                    raise LinkLostError(farewell.what)
+                    raise LinkLostError(last.what)
                 case word:
                     raise LinkLostError(f"it sent a {type(word).__name__}")

@@ -29,7 +29,7 @@ from typing import Annotated
 from blake3 import blake3
 
 from node.trainer.channel import READ_BYTES, Unframer, frame
-from protocols.errors import AtollError, Malformed
+from protocols.errors import AtollError, Malformed, OperatorError
 from protocols.wire import Max, Message, decode_any
 
 BEAT_S = 2.0
@@ -39,7 +39,8 @@ MAX_GREETED_FRAME = 256 * 1024 * 1024  # a job has the evaluation shard and the 
 PROOF_BYTES = 32
 _CONTEXT = "Atoll 2026-11-21 hosts of one island"  # of blake3's key derivation
 
-Text = Annotated[str, Max(8192)]
+TEXT_BYTES = 8192
+Text = Annotated[str, Max(TEXT_BYTES)]
 Bulk = Annotated[bytes, Max(128 * 1024 * 1024)]
 Proof = Annotated[bytes, Max(PROOF_BYTES)]
 
@@ -120,6 +121,16 @@ class Farewell(Message, kind=139):
     what: Text
     why: Text = ""
     fix: Text = ""
+
+
+def fitting(text: str) -> str:
+    """As much of a text as travels: from its beginning, where it is too long."""
+    return text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore")
+
+
+def farewell(error: OperatorError) -> Farewell:
+    """What the other side is told of an error, however long its texts are."""
+    return Farewell(error.code, fitting(error.what), fitting(error.why), fitting(error.fix))
 
 
 Word = Challenge | Hello | Welcome | Job | Prepared | Launch | Halt | RankEnded | Beat | Farewell
@@ -206,6 +217,11 @@ class Link:
 def nonce() -> bytes:
     """What the other side has to show its proof over."""
     return secrets.token_bytes(PROOF_BYTES)
+
+
+def signed(challenge: bytes, mine: bytes, host: int) -> tuple[bytes, bytes, bytes]:
+    """What either proof is about: both nonces, and who the other host says it is."""
+    return challenge, mine, host.to_bytes(8, "big")
 
 
 def proof(key: str, *parts: bytes) -> bytes:
