@@ -57,7 +57,7 @@ class CatchUp:
     place: Callable[[], tuple[Place, tuple[PeerId, ...]]]
     held: Held
     advance: Advance
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
     far: Callable[[PeerId], bool]  # whether a download gets us nearer to where a peer stands
     replayed: Callable[[float], None]  # told how long a round took
     announced: Callable[[PeerId], float]  # what a peer's uplink carries, bytes a second; 0: unknown
@@ -78,7 +78,7 @@ class CatchUp:
             try:
                 ending = await self._follow(source)
             except RemoteProtocolError as error:
-                self.rejected(source, str(error))
+                self.rejected(source, error)
             except TransportError:
                 continue
             else:

@@ -98,7 +98,7 @@ class Chain(Reports):
             promised=self.record.last if self.record is not None else None,
         )
         self.promises = Promises(
-            self.record, self.wiring, lambda why: self.hooks.rejected(self.me, why)
+            self.record, self.wiring, lambda error: self.hooks.rejected(self.me, error)
         )
         self.following = Following(
             self.wiring,
@@ -265,8 +265,8 @@ class Chain(Reports):
                     self.wiring.spawn(self._commit(of, certificate))
                 case CatchUp(peers):
                     self.following.begin(peers)
-                case Accuse(peer, why):
-                    self.hooks.rejected(peer, why)
+                case Accuse(peer, error):
+                    self.hooks.rejected(peer, error)
 
     def _answered(self, of: Round, peer: PeerId, answer: Promise | Certificate) -> None:
         if of is self.round:

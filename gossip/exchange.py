@@ -55,7 +55,7 @@ class Exchange:
         self._planned = planned = Planned(moved)
         listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
         self._own = own = OwnContribution(
-            self.wiring, self.shape, self.source, lambda why: listener.refused(me, why)
+            self.wiring, self.shape, self.source, lambda error: listener.refused(me, error)
         )
         shunned: set[PeerId] = set()  # relays that took no slice
         self.inbox = Inbox(

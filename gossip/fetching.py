@@ -23,7 +23,7 @@ class Told(Protocol):
     """Who is told of a part that nobody has, and of what is no such part."""
 
     def lost(self, result: PartResult) -> None: ...
-    def refused(self, peer: PeerId, why: str) -> None: ...
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Fetching:
         for task in ended:
             task.cancel()
         self._tasks.clear()
-        self.hold = _nobody  # whoever that was is not to wait for the collector
+        self.hold = nobody  # whoever that was is not to wait for the collector
         return ended
 
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
@@ -72,7 +72,7 @@ class Fetching:
             try:
                 data = await pull_part(wiring, peer, result, plan.patience_s, self.whole)
             except RemoteProtocolError as error:
-                self.listener.refused(peer, str(error))
+                self.listener.refused(peer, error)
             except TransportError:
                 continue
             else:
@@ -90,5 +90,5 @@ class Fetching:
             await asyncio.sleep(patience / 4)
 
 
-def _nobody(result: PartResult, data: torch.Tensor) -> None:
-    """The round is over."""
+def nobody(result: PartResult, data: torch.Tensor) -> None:
+    """Who held what is merged: the round is over."""

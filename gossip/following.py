@@ -40,7 +40,7 @@ class Following:
     held: Held
     advance: Advance
     prove: Callable[[Announce], Awaitable[None]]  # raises RemoteProtocolError, TransportError
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
     behind: Callable[[Ending, tuple[PeerId, ...]], None]
     approach: Approach
     link: Callable[[], float]  # what our downlink carries, bytes a second; 0: unknown
@@ -156,7 +156,7 @@ class Following:
         try:
             await self.prove(claim)
         except RemoteProtocolError as error:
-            self.rejected(claim.peer, str(error))
+            self.rejected(claim.peer, error)
             return False
         except TransportError:
             return False

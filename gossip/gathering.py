@@ -122,7 +122,7 @@ class Gathering:
 
     wiring: Wiring
     paces: Paces
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
 
     async def gather(
         self, wanted: Mapping[PartResult, Sequence[PeerId]], size: int
@@ -160,7 +160,7 @@ class Gathering:
                 better = await self._from(donor, () if alone else left, result, inflow)
             except RemoteProtocolError as error:
                 if givers == {donor}:
-                    self.rejected(donor, str(error))
+                    self.rejected(donor, error)
                 else:  # which of them it was is not known: from each alone, from here on
                     alone = True
                     left.appendleft(donor)

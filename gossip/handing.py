@@ -34,10 +34,12 @@ def explains(plan: Plan | None, basis: bytes, transfer: Transfer, ends: set[Peer
 
 @dataclass
 class Handing:
-    """What one node asks others for, and answers them. ``taken`` gets what it was handed."""
+    """What one node asks others for, and answers them. ``taken`` gets what it was handed, and
+    raises RemoteProtocolError where that is not what was asked for.
+    """
 
     taken: Callable[[Chain, PeerId, Passed], object]
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
     _asking: set[tuple[int, PeerId]] = field(default_factory=set)  # fragment, and whom
 
     def answer(self, chain: Chain, sender: PeerId, request: PlanRequest) -> Passed:
@@ -71,7 +73,7 @@ class Handing:
             if of is chain.round:
                 self.taken(chain, sender, note)
         except RemoteProtocolError as error:
-            self.rejected(sender, str(error))
+            self.rejected(sender, error)
         except TransportError:
             return  # whoever brings something next is asked as well
         finally:

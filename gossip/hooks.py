@@ -11,6 +11,7 @@ import torch
 from gossip.catchup import Ending
 from gossip.exchange import Exchange
 from gossip.validity import Place
+from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate
 
@@ -42,7 +43,7 @@ class Hooks:
     # a certificate and its exchange; of gossip a :class:`gossip.roamer.Rounded` and None
     applied: Callable[[Any, Exchange | None], None] = lambda certificate, exchange: None
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
-    rejected: Callable[[PeerId, str], None] = lambda peer, why: None
+    rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     # only a download of the fragment's state can help
     behind: Callable[[int, Ending, tuple[PeerId, ...]], None] = lambda fragment, ending, peers: None
     learned: Callable[[Announce], None] = lambda announce: None  # news of a peer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocols.errors import Contradiction
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Gram, Plan, Prepare, Suspect, Vote, Votes
 
@@ -51,7 +52,7 @@ class Accuse:
     """Tell the operator of a member that lies."""
 
     peer: PeerId
-    why: str
+    error: Contradiction
 
 
 Instruction = Send | Spread | Work | Commit | CatchUp | Accuse

@@ -25,10 +25,10 @@ from gossip.merging import PartMerge
 from gossip.mixing import ROUNDED_UP, ROUNDED_UP_ELSE
 from gossip.slicing import FINITE, squared_norm, within
 from protocols.codecs import Chunk
-from protocols.errors import Malformed, NonFinite, RemoteRefused
+from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 
-Dropped = Callable[[PeerId, tuple[PeerId, ...], str], None]
+Dropped = Callable[[PeerId, tuple[PeerId, ...], RemoteProtocolError], None]
 
 
 def mark_size(members: int) -> int:
@@ -148,7 +148,7 @@ class JointMerge(PartMerge):
             if present:
                 self._take_sum(relay, index, data)
         except (NonFinite, Malformed, RemoteRefused) as error:
-            self.drop(relay, str(error))
+            self.drop(relay, RemoteProtocolError.of("its group's sum", error))
             raise
         self._brought[relay] += 1
         for peer in present:
@@ -159,7 +159,7 @@ class JointMerge(PartMerge):
         self._let_come(relay, set(self.collected[relay]) - set(present))
         self._advance()
 
-    def drop(self, relay: PeerId, why: str) -> None:
+    def drop(self, relay: PeerId, why: RemoteProtocolError) -> None:
         """Take no more of a relay; its group is to come by itself."""
         if self._brought.pop(relay, None) is None:
             return
@@ -188,7 +188,8 @@ class JointMerge(PartMerge):
             del self._via[peer]
         absent &= self.waits_for()
         if absent:
-            self._dropped(relay, tuple(sorted(absent)), "has not got all slices of its group")
+            why = Late("has not got all slices of its group")
+            self._dropped(relay, tuple(sorted(absent)), why)
 
     def _check_present(self, relay: PeerId, index: int, present: Sequence[PeerId]) -> None:
         if index < self.merged:
@@ -261,5 +262,5 @@ class SumDrain:
         return self._merge.chunks[self._index].size
 
 
-def _nobody(relay: PeerId, members: tuple[PeerId, ...], why: str) -> None:
+def _nobody(relay: PeerId, members: tuple[PeerId, ...], why: RemoteProtocolError) -> None:
     """The round is over here."""

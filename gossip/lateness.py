@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from protocols.codecs import CHUNK
+from protocols.errors import Late
 from protocols.identity import PeerId
 
 SLACK = 1.0  # times the expected seconds: so much later than half of the others one may be in
@@ -111,6 +112,7 @@ class Lateness:
     patience_s: float
     expected_s: float
     size: int
+    what: str = "its slice"  # that is waited for, in words
     _paces: dict[PeerId, Pace] = field(default_factory=dict)
     _ends: dict[PeerId, float] = field(default_factory=dict)  # when they were in, who are
     _half: float | None = None  # when half of the contributors were in
@@ -126,7 +128,7 @@ class Lateness:
 
     def late(
         self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int], whole: int
-    ) -> dict[PeerId, str]:
+    ) -> dict[PeerId, Late]:
         """Who of ``waiting`` is late, and why; to be asked several times in ``patience_s``.
 
         ``arrived`` are the bytes of each so far, ``whole`` is the number of slices that are in.
@@ -138,7 +140,7 @@ class Lateness:
         for peer in waiting:
             why = self._why(now, peer, any(arrived.get(p) for p in arrived if p != peer))
             if why:
-                found[peer] = why
+                found[peer] = Late(f"{self.what} {why}")
         return found
 
     def _note(self, now: float, waiting: Set[PeerId], arrived: Mapping[PeerId, int]) -> None:
@@ -155,17 +157,17 @@ class Lateness:
     def _why(self, now: float, peer: PeerId, others_move: bool) -> str:
         pace = self._paces[peer]
         if now >= self.deadline:
-            return "its slice came too late"
+            return "came too late"
         if pace.count and now >= pace.since + self.patience_s:
-            return "its slice stands still"
+            return "stands still"
         if not pace.count and others_move and now >= self.started + 2 * self.patience_s:
-            return "its slice does not come"
+            return "does not come"
         over = self.started + self.expected_s
         if self._half is None or now < over or not pace.count:
             return ""
         slack = SLACK * self._usual_s
         allowed = max(self._half, over) + slack + self.patience_s
-        return "its slice would come too late" if pace.end(now, self.size) > allowed else ""
+        return "would come too late" if pace.end(now, self.size) > allowed else ""
 
 
 @dataclass

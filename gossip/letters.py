@@ -50,7 +50,7 @@ class Mail:
     broken: Callable[[PeerId], None]
     arrived: Callable[[Letter], None]
     dropped: Callable[[Stamp], None]
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
 
 
 class _Feed(BufferFeed):
@@ -160,7 +160,7 @@ class Letters:
         try:
             await self._receive(sender, self._header(sender, header), incoming)
         except RemoteProtocolError as error:
-            self.mail.rejected(sender, str(error))
+            self.mail.rejected(sender, error)
             raise
         return b""
 

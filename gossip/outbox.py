@@ -16,7 +16,7 @@ from gossip.relaying import Relaying
 from gossip.slicing import OwnContribution, SliceFeed
 from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place
-from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
+from protocols.errors import NonFinite, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Plan, Transfer
 
@@ -28,7 +28,7 @@ class Untaken(Protocol):
 
     def fault(self, peer: PeerId, why: str) -> None: ...
     def declined(self, peer: PeerId, why: str) -> None: ...
-    def refused(self, peer: PeerId, why: str) -> None: ...
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
 
 
 @dataclass
@@ -95,7 +95,8 @@ class Outbox:
             owner = route.key[2]
             if via is not None:
                 # that may be the link alone, and its owner can have it from me: nobody is blamed
-                self.listener.refused(via, f"took no slice for its group: {error}")
+                why = RemoteProtocolError.of("took no slice for its group", error)
+                self.listener.refused(via, why)
                 self.shunned.add(via)
                 route.via = None
                 await self._send(route, plan, None, ask=True)
@@ -119,5 +120,5 @@ class Outbox:
         try:
             await push(everything=await self.own.is_sound())
         except ValueError as error:  # it is not any more what it was when it was looked at
-            self.listener.refused(self.me, f"own pseudo-gradient: {error}")
+            self.listener.refused(self.me, NonFinite(f"own pseudo-gradient: {error}"))
             await push(everything=False)

@@ -23,7 +23,8 @@ import torch
 from gossip.bodies import Wiring, chunk_at, result_of, trailer_of, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import sign_result
-from gossip.joining import JointMerge, SumDrain
+from gossip.fetching import nobody
+from gossip.joining import Dropped, JointMerge, SumDrain
 from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.lateness import Lateness, relay_patience_s
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
@@ -34,7 +35,7 @@ from gossip.transfers import Transfers
 from gossip.validity import PartKey
 from gossip.weighing import draft_basis, gram_of
 from protocols.counts import pack_counts
-from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult, Plan, Transfer
 from protocols.transport import Incoming
@@ -43,7 +44,7 @@ from protocols.transport import Incoming
 class Refused(Protocol):
     """Who is told of a contributor that is given up on, and knows who has yet to come."""
 
-    def refused(self, peer: PeerId, why: str) -> None: ...
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
     def behind(self, peer: PeerId) -> bool: ...
 
 
@@ -93,7 +94,7 @@ class Owning:
             self._parts[key] = self._begin(key, header, plan, expected, paths)
             return
         for relay in part.paths.collected.keys() - paths.collected.keys():
-            self._drop(part, relay, "no relay any more")
+            self._drop(part, relay, Stale("no relay any more"))
         part.plan, part.paths = plan, paths
         if part.gram is not None and plan.draft:
             self.weighed(part.gram)  # the leader may be another one, and may not have it
@@ -105,12 +106,10 @@ class Owning:
     def stop(self) -> None:
         """Merge no more; what is merged already is still sent to whoever is receiving it."""
         for part in self._parts.values():
-            for overseer in part.overseers:
-                overseer.cancel()
             if not part.merge.done:
                 for task in part.sending.values():
                     task.cancel()
-            self.wiring.transport.post(part.merge.close)
+            self._abandon(part)
 
     async def stopped(self) -> None:
         """After :meth:`stop`: wait until nothing reads the source any more."""
@@ -121,7 +120,7 @@ class Owning:
         for part in self._parts.values():
             part.overseers.clear()  # a cancelled task keeps its frame, and that the part
         self._parts.clear()
-        self.held = _nobody
+        self.held = nobody
 
     # --- slices ----------------------------------------------------------------------------------
 
@@ -214,7 +213,7 @@ class Owning:
         plan: Plan,
         paths: Paths,
         judged: Callable[[], None],
-        dropped: Callable[[PeerId, tuple[PeerId, ...], str], None],
+        dropped: Dropped,
     ) -> Callable[..., PartMerge]:
         """How a part of this plan is merged."""
         if paths.collected:
@@ -241,8 +240,7 @@ class Owning:
 
     async def _contribute(self, part: OwnedPart, active: bool) -> None:
         """Add my own values, if they are fit to be added."""
-        sound = active and await self.own.is_sound()
-        source = self.own.source if sound else None
+        source = self.own.source if active and await self.own.is_sound() else None
         self.wiring.transport.post(lambda: part.merge.settle(source))
 
     async def _oversee(self, part: OwnedPart, who: Set[PeerId]) -> None:
@@ -259,14 +257,13 @@ class Owning:
                 lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
             arrived = dict(merge.arrived)
             for peer, why in lateness.late(now(), waiting, arrived, merge.slices_in).items():
-                self._give_up(part, peer, why)
+                self._give_up(part, peer)
+                self.listener.refused(peer, why)
             left = lateness.deadline - now()
             await asyncio.sleep(min(plan.patience_s / 8, left) if left > 0 else plan.patience_s)
 
-    def _give_up(self, part: OwnedPart, peer: PeerId, why: str = "") -> None:
+    def _give_up(self, part: OwnedPart, peer: PeerId) -> None:
         self.wiring.transport.post(lambda: part.merge.give_up(peer))
-        if why:
-            self.listener.refused(peer, why)
 
     # --- through relays --------------------------------------------------------------------------
 
@@ -304,20 +301,22 @@ class Owning:
         """Drop relays that are too late or stand still."""
         now, plan = self.wiring.now, part.plan
         patience = relay_patience_s(plan.patience_s, plan.expected_s)
-        lateness = Lateness(now(), patience, plan.expected_s, len(merge.result))
+        lateness = Lateness(
+            now(), patience, plan.expected_s, len(merge.result), "its group's slice"
+        )
         while waiting := merge.waits_for_relays():
             arrived = dict(merge.arrived)
             for relay, why in lateness.late(now(), waiting, arrived, merge.relays_done).items():
-                self._drop(part, relay, f"its group's {why.removeprefix('its ')}")
+                self._drop(part, relay, why)
             await asyncio.sleep(plan.patience_s / 8)
 
-    def _drop(self, part: OwnedPart, relay: PeerId, why: str) -> None:
+    def _drop(self, part: OwnedPart, relay: PeerId, why: RemoteProtocolError) -> None:
         merge = part.merge
         if isinstance(merge, JointMerge):
             self.wiring.transport.post(lambda: merge.drop(relay, why))
 
     def _dropped(
-        self, part: OwnedPart, relay: PeerId, members: tuple[PeerId, ...], why: str
+        self, part: OwnedPart, relay: PeerId, members: tuple[PeerId, ...], why: RemoteProtocolError
     ) -> None:
         """A relay is not waited for with these any more: they are to bring their slices."""
         if self.transfers.closed:
@@ -337,7 +336,8 @@ class Owning:
             )
         except (TransportError, RemoteProtocolError) as error:  # as the relay itself may be
             if part.merge.reached(peer) == reached:
-                self._give_up(part, peer, f"does not answer: {error}")
+                self._give_up(part, peer)
+                self.listener.refused(peer, RemoteProtocolError.of("does not answer", error))
 
     # --- the merged part -------------------------------------------------------------------------
 
@@ -388,10 +388,6 @@ class Owning:
             if group := set(part.paths.passed_on.get(peer, ())) - part.asked:
                 part.asked |= group
                 self._spread(part)
-
-
-def _nobody(result: PartResult, data: torch.Tensor) -> None:
-    """Who holds what is merged has stopped."""
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

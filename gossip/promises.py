@@ -28,7 +28,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from gossip.bodies import Wiring
-from protocols.errors import RemoteRefused
+from protocols.errors import RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 
 _FORM = struct.Struct(">32s32sq")  # run, hash of the member's name, round
@@ -81,7 +81,7 @@ class Promises:
         self,
         record: Record | None,
         wiring: Wiring,
-        failed: Callable[[str], None],
+        failed: Callable[[RemoteProtocolError], None],
     ) -> None:
         """Without a record nothing is held back; ``failed`` is told where it cannot be written."""
         self.record, self._wiring, self._failed = record, wiring, failed
@@ -130,7 +130,8 @@ class Promises:
             try:
                 await self._kept(round_)
             except OSError as error:
-                self._failed(f"what this member promises cannot be kept on disk: {error}")
+                why = f"what this member promises cannot be kept on disk: {error}"
+                self._failed(RemoteProtocolError(why))
             else:
                 say()
             self._held.popleft()

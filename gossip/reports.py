@@ -9,6 +9,7 @@ from gossip.hooks import Hooks
 from gossip.instructions import Instruction
 from gossip.round import Round
 from gossip.timing import Timing
+from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult
 
@@ -41,8 +42,8 @@ class Reports(Wired, CarriesOut):
     def lost(self, result: PartResult) -> None:
         self.carry_out(self.round, self.round.on_lost(result, self.now()))
 
-    def refused(self, peer: PeerId, why: str) -> None:
-        self.hooks.rejected(peer, why)
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        self.hooks.rejected(peer, error)
         self.round.on_refused(peer)
 
     def weighed(self, gram: Gram) -> None:

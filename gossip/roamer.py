@@ -114,7 +114,7 @@ class Roamer(Member):
     neighbours: int = 1
     more: Callable[[float, float], int] = lambda distance, progress: 0
     applied: Callable[[Rounded], None] = lambda rounded: None
-    rejected: Callable[[PeerId, str], None] = lambda peer, why: None
+    rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     learned: Callable[[Announce], None] = lambda announce: None
     changed: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
     fragment: int = 0

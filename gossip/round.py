@@ -37,7 +37,7 @@ from gossip.prospects import Prospects
 from gossip.rules import Rules
 from gossip.telling import Telling
 from gossip.validity import Place, check_outcome, key_of
-from protocols.errors import BadSignature, Malformed, RemoteRefused
+from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Announce,
@@ -387,7 +387,8 @@ class Round:
                     out.append(CatchUp(peers))
                 case Equivocated(peer):
                     self.membership.expel(peer)
-                    out.append(Accuse(peer, "voted for two outcomes under one ballot: expelled"))
+                    why = "voted for two outcomes under one ballot: expelled"
+                    out.append(Accuse(peer, Contradiction(why)))
         return out
 
     def _epoch(self) -> int:

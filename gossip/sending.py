@@ -45,7 +45,7 @@ class Sending:
     membership: Membership
     patience_s: float
     answered: Callable[[Round, PeerId, Promise | Certificate], None]
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
 
     def tell(self, of: Round, leg: Sequence[PeerId], message: Control) -> None:
         """Tell the first of these, who passes it on to the others; else tell these as well."""
@@ -88,6 +88,6 @@ class Sending:
                 try:
                     self.answered(of, to, decode_any(reply, Promise, Certificate))
                 except RemoteProtocolError as error:
-                    self.rejected(to, str(error))
+                    self.rejected(to, error)
             return True
         return False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from gossip.instructions import Work
 from gossip.presence import Presence
 from gossip.spreading import check_passed
 from protocols.bodies import BufferFeed
-from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
+from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
     Certificate,
@@ -44,13 +45,16 @@ T = TypeVar("T")
 class Service:
     """Registers itself with the transport. What breaks the rules is refused, and ``rejected`` told.
 
+    It is told of who sent it; of what is handed on of who has signed it, if it is that which
+    breaks them.
+
     ``chains`` are those of fragments 0, 1, …: a message names the one it is for.
     """
 
     wiring: Wiring
     presence: Presence
     chains: Sequence[Chain]
-    rejected: Callable[[PeerId, str], None]
+    rejected: Callable[[PeerId, RemoteProtocolError], None]
     _handing: Handing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +119,7 @@ class Service:
         try:
             return await answer
         except RemoteProtocolError as error:
-            self.rejected(sender, str(error))
+            self.rejected(sender, error)
             raise
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
@@ -145,7 +149,8 @@ class Service:
             kept = chain.ledger.certificate(message.round)
             return kept.encode() if kept and isinstance(message, Plan) else b""
         of = chain.round
-        instructions = of.on_message(note.author, message, chain.now())
+        with self._signed_by(note.author):
+            instructions = of.on_message(note.author, message, chain.now())
         if any(isinstance(one, Work) for one in instructions):  # it is adopted
             chain.signed_plan = note
         chain.carry_out(of, instructions)
@@ -164,16 +169,31 @@ class Service:
         if note.author not in office:
             raise RemoteRefused("stranger", "not a member of this round")
         check_passed(self.wiring.run, note)
-        message: Plan | Votes = decode_any(note.body, Plan, Votes)
-        author = message.leader if isinstance(message, Plan) else note.author
-        if (message.fragment, message.round, author) != (note.fragment, note.round, note.author):
-            raise Malformed("passed on as what it is not")
+        with self._signed_by(note.author):
+            message: Plan | Votes = decode_any(note.body, Plan, Votes)
+            author = message.leader if isinstance(message, Plan) else note.author
+            if (message.fragment, author) != (note.fragment, note.author):
+                raise Malformed("signed as what it is not")
+        if message.round != note.round:  # that is not signed
+            raise Malformed("passed on as of another round")
         if sender == note.author:
             told, here = replace(note, to=()), set(office) - {chain.me, sender}
             for peer in note.to:
                 if peer in here:
                     chain.sending.tell(chain.round, (peer,), told)
         return message
+
+    @contextlib.contextmanager
+    def _signed_by(self, author: PeerId) -> Iterator[None]:
+        """What breaks the rules in here does so under a signature that holds: that is its author's.
+
+        Not what is stale: it may have been right where, or when, it was said.
+        """
+        try:
+            yield
+        except (Malformed, BadSignature) as error:
+            self.rejected(author, error)
+            raise RemoteRefused("unsound", f"signed by {author}: {error}") from error
 
     async def _on_certificates(self, body: bytes) -> bytes:
         request = CertificateRequest.decode(body)

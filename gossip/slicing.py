@@ -18,6 +18,7 @@ import torch
 from gossip.bodies import Wiring, as_bytes
 from gossip.validity import Shape
 from protocols.codecs import CHUNK, Chunk, RangeCodec
+from protocols.errors import NonFinite
 from protocols.identity import PeerId
 from protocols.messages import Contributor
 from protocols.transport import Buffer
@@ -114,7 +115,7 @@ class OwnContribution:
     wiring: Wiring
     shape: Shape
     source: Source
-    refused: Callable[[str], None]
+    refused: Callable[[NonFinite], None]
     _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sound: bool | None = None
 
@@ -134,7 +135,7 @@ class OwnContribution:
                 why: str = await self.wiring.offload(self._flaw)
                 self._sound = not why
                 if why:
-                    self.refused(f"own pseudo-gradient is {why}")
+                    self.refused(NonFinite(f"own pseudo-gradient is {why}"))
         return self._sound
 
     def _bound(self) -> tuple[float, str]:

@@ -88,7 +88,8 @@ class Arrival:
     wall: Callable[[], float]
     learned: Callable[[Announce], None]  # told of every announcement on the way
     greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
-    untrue: Callable[[PeerId, str], None]  # told of who shows a history that does not verify
+    # told of who shows a history that does not verify
+    untrue: Callable[[PeerId, RemoteProtocolError], None]
     offload: Offload
     fragments: int = 1  # of the run
     _greeted: set[PeerId] = field(default_factory=set)
@@ -236,7 +237,7 @@ class Arrival:
                 return standing_after(*found)
             except RemoteProtocolError as error:
                 wrong = error
-                self.untrue(peer, str(error))
+                self.untrue(peer, error)
             except TransportError as error:
                 silent = error
         raise wrong or silent or Stale("nobody stands there")

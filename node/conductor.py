@@ -51,7 +51,7 @@ from node.trainer.pieces import offset
 from node.trainer_events import problem_of, shrunk_of, step_of, validation_of
 from node.trainer_files import TrainerFiles
 from node.turns import Turns
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
 
 MAX_RESTARTS = 3  # of the trainer, without a round in between
@@ -294,7 +294,9 @@ class Conductor:
         if not snapshot.finite:
             self.events.emit(
                 Rejected(
-                    peer=self.me, reason="non-finite", detail="own training; back to the last merge"
+                    peer=self.me,
+                    reason=Reason.NON_FINITE,
+                    detail="own training; back to the last merge",
                 )
             )
             self._reset_due = set(range(len(self.replicas)))

@@ -29,7 +29,7 @@ from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.saving import Restored
 from node.trainer.layout import initial_vector
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -227,8 +227,8 @@ class Fetcher:
             len(self.replicas),
         )
 
-    def _on_untrue(self, peer: PeerId, why: str) -> None:
-        self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
+    def _on_untrue(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
 
     async def _greet(self, peer: PeerId) -> None:
         run, invitation = self.run.signed.run_id, self.node.config.invitation

@@ -35,7 +35,7 @@ class Lookout:
         entrance: Entrance,
         swarm: AnySwarm,
         replica: OuterReplica,
-        rejected: Callable[[PeerId, str], None],
+        rejected: Callable[[PeerId, RemoteProtocolError], None],
     ) -> None:
         """``replica``: of any fragment; ``rejected`` is told what broke the rules."""
         self.node, self.entrance, self.swarm, self.replica = node, entrance, swarm, replica
@@ -61,7 +61,7 @@ class Lookout:
         except (Stale, Crowded):
             return  # it travelled too long, or is one of too many from one place
         except RemoteProtocolError as error:
-            self.rejected(self.node.identity.peer_id, str(error))
+            self.rejected(self.node.identity.peer_id, error)
 
     async def run(self, dht: Dht) -> None:
         """Look for islands that nobody we know has told us about, and after the seeds."""

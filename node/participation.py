@@ -39,7 +39,7 @@ from node.replica import OuterReplica
 from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
 from node.trainer.shared import SharedVectors
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -284,8 +284,8 @@ class Participation:
         self.lookout.after_servers()
         self.reporter.on_peer(peer, what, why)
 
-    def _on_rejected(self, peer: PeerId, why: str) -> None:
-        self.reporter.on_rejected(peer, why)
+    def _on_rejected(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        self.reporter.on_rejected(peer, error)
 
     def _on_learned(self, announce: Announce) -> None:
         self._news.set()

@@ -21,6 +21,7 @@ from node.monitor.views import PeerView, Traffic
 from node.monitor.wording import short
 from node.trainer.channel import Applied
 from protocols.addresses import is_relayed
+from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -106,18 +107,9 @@ class PeerReports(ABC):
             reason = "said farewell" if what == Liveness.LEFT else "gone"
             self.events.emit(PeerLeft(peer=peer, reason=reason))
 
-    def on_rejected(self, peer: PeerId, why: str) -> None:
+    def on_rejected(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """Something a peer sent was refused."""
-        if "too many identities" in why:  # first: it names a host, whose name may be anything
-            self.events.emit(Rejected(peer=peer, reason="crowded", detail=why))
-        elif "finite" in why:
-            self.events.emit(Rejected(peer=peer, reason="non-finite", detail=why))
-        elif "signed" in why or "signature" in why:
-            self.events.emit(Rejected(peer=peer, reason="signature", detail=why))
-        elif "late" in why or "stale" in why.lower():
-            self.events.emit(Rejected(peer=peer, reason="stale", detail=why))
-        else:
-            self.events.emit(Rejected(peer=peer, reason="malformed", detail=why))
+        self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
 
     # --- on request ------------------------------------------------------------------------------
 

@@ -14,13 +14,17 @@
         └── RemoteProtocolError  the peer broke the rules: refuse, count, go on
             ├── Malformed        does not decode, or exceeds a bound
             ├── BadSignature     signature, signer or certificate does not verify
+            ├── Contradiction    signed two things of which one excludes the other
             ├── Stale            expired, replayed, or of another run, round or recipient
+            ├── Late             what is due does not come, or not in time
+            ├── Crowded          too many identities from one place
             └── NonFinite        a tensor with NaN or infinity
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 
 class AtollError(Exception):
@@ -105,25 +109,68 @@ class LocalProtocolError(ProtocolError):
     """Our own code broke the rules: a bug, never caught."""
 
 
+class Reason(StrEnum):
+    """What refusals are counted by: one for each class of :class:`RemoteProtocolError`."""
+
+    MALFORMED = "malformed"
+    SIGNATURE = "signature"
+    CONTRADICTION = "contradiction"
+    STALE = "stale"
+    LATE = "late"
+    CROWDED = "crowded"
+    NON_FINITE = "non-finite"
+    OTHER = "other"
+
+
 class RemoteProtocolError(ProtocolError):
     """The peer broke the rules: its message is refused and counted, nothing else happens."""
+
+    reason: ClassVar[Reason] = Reason.OTHER
+
+    @staticmethod
+    def of(what: str, error: RemoteProtocolError | TransportError) -> RemoteProtocolError:
+        """The same with ``what`` in front; of a peer that could not be used: :class:`Late`."""
+        kind = type(error) if isinstance(error, RemoteProtocolError) else Late
+        return kind(f"{what}: {error}")
 
 
 class Malformed(RemoteProtocolError):
     """Bytes that do not decode, or exceed a bound."""
 
+    reason = Reason.MALFORMED
+
 
 class BadSignature(RemoteProtocolError):
     """A signature, signer or certificate that does not verify."""
+
+    reason = Reason.SIGNATURE
+
+
+class Contradiction(RemoteProtocolError):
+    """Two things under one signature of which one excludes the other."""
+
+    reason = Reason.CONTRADICTION
 
 
 class Stale(RemoteProtocolError):
     """A message that expired, was seen before, or is meant for another run, round or peer."""
 
+    reason = Reason.STALE
+
+
+class Late(RemoteProtocolError):
+    """What a peer owes does not come, or not in time: others go on without it."""
+
+    reason = Reason.LATE
+
 
 class Crowded(RemoteProtocolError):
     """One more identity from where as many are as may come from one place."""
 
+    reason = Reason.CROWDED
+
 
 class NonFinite(RemoteProtocolError):
     """A tensor with NaN or infinity; it is dropped before it can reach an average."""
+
+    reason = Reason.NON_FINITE

@@ -87,8 +87,8 @@ class Peer:
     def lost(self, result: PartResult) -> None:
         self.lost_.append(result)
 
-    def refused(self, peer: PeerId, why: str) -> None:
-        self.refusals.append((peer, why))
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        self.refusals.append((peer, str(error)))
 
     def behind(self, peer: PeerId) -> bool:
         return peer in self.late

@@ -297,7 +297,7 @@ class Member:
                 peer=lambda who, now, before: self.tell(
                     event="peer", who=who, now=now, before=before
                 ),
-                rejected=lambda who, why: self.tell(event="rejected", who=who, why=why),
+                rejected=lambda who, error: self.tell(event="rejected", who=who, why=str(error)),
                 behind=lambda fragment, ending, peers: self.tell(event="behind", why=ending.name),
             )
             rules = Rules(setup.size, (setup.codec,), codec.size_as)

@@ -150,7 +150,7 @@ class Islands:
             neighbours=self.neighbours,
             more=self.more,
             applied=applied,
-            rejected=lambda who, why: rejected.append((who, why)),
+            rejected=lambda who, error: rejected.append((who, str(error))),
         )
 
         async def live() -> None:

@@ -218,7 +218,7 @@ class SimulatedSwarm:
 
         hooks = Hooks(
             applied=applied,
-            rejected=lambda who, why: rejected.append((who, why)),
+            rejected=lambda who, error: rejected.append((who, str(error))),
             behind=on_behind,
         )
         presence = Presence(

@@ -97,7 +97,7 @@ class Scene:
             lambda: WALL,
             lambda announce: None,
             greet,
-            lambda peer, why: self.untrue.append(peer),
+            lambda peer, error: self.untrue.append(peer),
             offload,
         )
         return await arrival.fetch([self.base, self.momentum], lambda *_: None)

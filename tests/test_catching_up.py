@@ -104,7 +104,7 @@ class Scene:
             wiring.transport, RUN, self.founders[0].peer,
             member.swarm.membership.alive(member.swarm.now()),
             lambda: 1_000_000.0 + asyncio.get_running_loop().time(), lambda announce: None, greet,
-            lambda peer, why: member.rejected.append((peer, why)), wiring.offload,
+            lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,
             self.swarm.fragments,
         )  # fmt: skip
         vectors = [torch.empty_like(vector) for vector in replica.state]

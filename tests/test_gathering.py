@@ -48,7 +48,7 @@ class Scene:
         gathering = Gathering(
             self.newcomer.wiring,
             Paces(lambda peer: announced, lambda: link),
-            lambda peer, why: self.rejected.append(peer),
+            lambda peer, error: self.rejected.append(peer),
         )
         names = [donor.me for donor in self.donors]
         wanted = {

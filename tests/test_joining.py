@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossip.buffers import Whole
 from gossip.joining import JointMerge, magnitude, mark_of, mark_size, marked
 from protocols.codecs import CHUNK, RangeCodec
-from protocols.errors import Malformed, NonFinite, RemoteRefused
+from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 
 CHUNKS = 3
@@ -37,7 +37,7 @@ class Scene:
     """A merge, and what was told of relays."""
 
     def __init__(self, codec: str = "fp32", limits: dict[PeerId, float] | None = None) -> None:
-        self.told: list[tuple[PeerId, tuple[PeerId, ...], str]] = []
+        self.told: list[tuple[PeerId, tuple[PeerId, ...], RemoteProtocolError]] = []
         self.codec = RangeCodec(codec, dense=SIZE)
         self.posted: list[Callable[[], None]] = []
         self.merge = JointMerge(
@@ -79,7 +79,7 @@ class Scene:
     def end(self) -> None:
         """Nothing more comes of anybody."""
         for relay in GROUPS:
-            self.merge.drop(relay, "over")
+            self.merge.drop(relay, Late("over"))
         for peer in WEIGHTS:
             self.merge.give_up(peer)
         while self.posted:
@@ -133,7 +133,7 @@ def test_whatever_happens_each_chunk_is_the_mean_of_those_said_to_be_in_it(
             elif action == "give up":
                 merge.give_up(peer)
             elif action == "drop":
-                merge.drop(peer, "too slow")
+                merge.drop(peer, Late("too slow"))
         except RemoteRefused:
             continue
     scene.end()
@@ -159,8 +159,9 @@ def test_a_group_whose_relay_is_dropped_goes_on_where_it_stood() -> None:
     scene.bring_sum(A, 0, {A, B, C})
     assert scene.merge.waits_for() == {F}
     assert scene.merge.waits_for_relays() == {A, D}
-    scene.merge.drop(A, "too slow")
-    assert scene.told == [(A, (A, B, C), "too slow")]
+    slow = Late("too slow")
+    scene.merge.drop(A, slow)
+    assert scene.told == [(A, (A, B, C), slow)]
     assert scene.merge.waits_for() == {A, B, C, F}
     with pytest.raises(RemoteRefused, match="late"):
         scene.bring_sum(A, 1, {A, B, C})

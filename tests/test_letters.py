@@ -49,7 +49,7 @@ class Box:
             broken=lambda peer: None,
             arrived=self.arrived.append,
             dropped=lambda stamp: None,
-            rejected=lambda peer, why: self.rejected.append(why),
+            rejected=lambda peer, error: self.rejected.append(str(error)),
         )
         self.letters = Letters(wiring, SIZE, mail, **more)
 

@@ -58,7 +58,7 @@ class Strangers:
         self.told: list[str] = []
         self.presence.membership.most_from_one_place = MOST
         self.presence.observed = lambda peer: self.at.get(peer, "")
-        self.presence.on_rejected = lambda peer, why: self.told.append(why)
+        self.presence.on_rejected = lambda peer, error: self.told.append(str(error))
 
     def envelope(self, claim: str = "") -> tuple[PeerId, bytes]:
         """The announcement of a new one."""

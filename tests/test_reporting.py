@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from node import monitor
 from node.monitor.machine import KEPT_S, Machine
 from node.peer_reports import PeerReports, kind_of, link_of
 from node.reporting import _phases
+from protocols.errors import (
+    BadSignature,
+    Contradiction,
+    Crowded,
+    Late,
+    Malformed,
+    NonFinite,
+    Reason,
+    RemoteProtocolError,
+    Stale,
+    TransferStalled,
+)
 from protocols.identity import PeerId
 
 
@@ -64,21 +79,45 @@ def test_kinds_of_address(address: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "reason"),
+    ("kind", "reason"),
     [
-        ("12D3KooW is one of too many identities from 203.0.113.7", "crowded"),
-        ("12D3KooW is one of too many identities from finite.translated.example", "crowded"),
-        ("its slice is late", "stale"),
-        ("not finite", "non-finite"),
-        ("not signed by its author", "signature"),
-        ("a hole at the end", "malformed"),
+        (Malformed, "malformed"),
+        (BadSignature, "signature"),
+        (Contradiction, "contradiction"),
+        (Stale, "stale"),
+        (Late, "late"),
+        (Crowded, "crowded"),
+        (NonFinite, "non-finite"),
+        (RemoteProtocolError, "other"),
     ],
 )
-def test_why_something_was_rejected(why: str, reason: str) -> None:
+def test_a_rejection_is_counted_by_the_class_of_the_error_and_not_by_its_words(
+    kind: type[RemoteProtocolError], reason: str
+) -> None:
     told: list[Any] = []
     reports: Any = SimpleNamespace(events=SimpleNamespace(emit=told.append))
-    PeerReports.on_rejected(reports, PeerId("12D3KooW"), why)
-    assert [(one.reason, one.detail) for one in told] == [(reason, why)]
+    words = "signature, stale, late, finite: one of too many identities"
+    PeerReports.on_rejected(reports, PeerId("12D3KooW"), kind(words))
+    assert [(one.reason, one.detail) for one in told] == [(reason, words)]
+
+
+def test_every_class_of_error_has_a_reason_of_its_own_and_every_reason_a_class() -> None:
+    kinds: list[type[RemoteProtocolError]] = [RemoteProtocolError]
+    kinds += RemoteProtocolError.__subclasses__()
+    assert sorted(kind.reason for kind in kinds) == sorted(Reason)
+
+
+def test_every_reason_has_words_on_the_dashboard() -> None:
+    panels = (Path(monitor.__file__).parent / "web" / "panels.js").read_text()
+    table = re.search(r"const REASONS = \{(.*?)\};", panels, re.DOTALL)
+    assert table is not None
+    assert re.findall(r'^  "?([\w-]+)"?:', table[1], re.MULTILINE) == list(Reason)
+
+
+def test_an_error_with_what_was_done_in_front_keeps_its_reason() -> None:
+    stale = RemoteProtocolError.of("took nothing", Stale("another run"))
+    assert (stale.reason, str(stale)) == (Reason.STALE, "took nothing: another run")
+    assert RemoteProtocolError.of("is silent", TransferStalled("1 s")).reason is Reason.LATE
 
 
 def test_the_machine_is_read_now_and_then(tmp_path: Any) -> None:

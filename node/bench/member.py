@@ -294,7 +294,7 @@ class Member:
         settings = self.settings
         hooks = Hooks(
             peer=lambda peer, now, before: self.said(f"{peer} {before} -> {now}"),
-            rejected=lambda peer, why: self.said(f"{peer} is refused: {why}"),
+            rejected=lambda peer, error: self.said(f"{peer} is refused: {error}"),
             behind=lambda fragment, ending, peers: self.said(f"left behind: {ending.value}"),
             learned=presence.on_news,
         )

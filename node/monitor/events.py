@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, Reason
 
 if TYPE_CHECKING:
     from protocols.messages import Announce
@@ -233,9 +233,7 @@ class Rejected(Event):
 
     kind: ClassVar[str] = "rejected"
     peer: str
-    reason: Literal[
-        "malformed", "signature", "stale", "non-finite", "norm", "outlier", "crowded", "other"
-    ]
+    reason: Reason
     detail: str = ""
 
 

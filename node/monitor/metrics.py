@@ -18,13 +18,13 @@ from prometheus_client.registry import Collector
 from node.errors import TABLE
 from node.monitor.history import PHASES
 from node.monitor.state import NodeState
+from protocols.errors import Reason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = ("committed", "degraded", "skipped", "failed")
 TRAFFIC = ("gradients", "parameters", "state", "control", "dht", "relay")
 PEER_STATUSES = ("joining", "active", "leaving", "suspect", "dead", "left")
 ALARMS = ("split", "silence", "drift", "stall", "lag", "loss", "checkpoint")
-REASONS = ("malformed", "signature", "stale", "non-finite", "norm", "outlier", "crowded")
 STRANGERS = ("garbage", "handshake", "limit", "request")
 OTHER = "other"
 GPU_FIGURES = (
@@ -70,7 +70,7 @@ class SwarmCollector(Collector):
             "swarm_rejected",
             "Messages of peers thrown away, by reason",
             "reason",
-            REASONS,
+            tuple(reason for reason in Reason if reason != OTHER),
             state.rejected,
         )
         yield _counter(

@@ -16,11 +16,11 @@ const KINDS = {
 const REASONS = {
   malformed: "not well-formed",
   signature: "bad signature",
-  stale: "too old",
-  "non-finite": "not finite",
-  norm: "norm too large",
-  outlier: "outlier",
+  contradiction: "signed two things that exclude each other",
+  stale: "too old, or meant for elsewhere",
+  late: "not delivered in time",
   crowded: "too many identities from one address",
+  "non-finite": "not finite",
   other: "other",
 };
 const STRANGERS = {
