@@ -7,7 +7,7 @@ headless chromium on this machine: seconds until the page is drawn, bytes of its
 a reader costs the node's process while a round a second comes in. That process also drives the
 browser, which counts. Of a command, CPU seconds of its process, all of it. Medians (of paints the
 first one, and the median of those after it), and all samples beside them; a busy machine shows in
-wall times.
+wall times, and a slow one in ``reference_cpu_s``.
 """
 
 from __future__ import annotations
@@ -50,6 +50,14 @@ def command_cpu(words: list[str], home: str) -> float:
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def reference_cpu() -> float:
+    """CPU seconds of ten million additions in Python: how fast this machine is now."""
+    began, total = time.process_time(), 0
+    for number in range(10_000_000):
+        total += number
+    return time.process_time() - began
 
 
 def commands(repeats: int) -> dict[str, Any]:
@@ -119,6 +127,7 @@ def main() -> int:
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
+        "reference_cpu_s": round(reference_cpu(), 3),
         "limits": LIMITS,
         "commands": commands(given.repeats),
     }

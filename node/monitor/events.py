@@ -336,8 +336,7 @@ class Record:
     def plain(self) -> dict[str, Any]:
         """As JSON values: ``{"seq", "time", "kind", …fields}``; bounded, NaN as null."""
         head = {"seq": self.seq, "time": round(self.time, 3), "kind": self.event.kind}
-        names = (item.name for item in dataclasses.fields(self.event))
-        return head | {name: plain(getattr(self.event, name)) for name in names}
+        return head | table(self.event)
 
     def line(self) -> str:
         """One JSON line, without its end."""
@@ -346,17 +345,40 @@ class Record:
 
 def plain(value: Any) -> Any:
     """A value as bounded JSON: texts cut, non-finite numbers null, odd objects as text."""
+    kind = type(value)
+    if kind is str:  # the commonest first: a live view makes thousands of them a second
+        return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if (names := _fields(kind)) is not None:
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key)[:MAX_TEXT]: plain(item) for key, item in _head(value.items())}
     if isinstance(value, list | tuple):
         return [plain(item) for item in _head(value)]
     return str(value)[:MAX_TEXT]
+
+
+def table(view: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as JSON values (:func:`plain`)."""
+    return {name: plain(getattr(view, name)) for name in _fields(type(view)) or ()}
+
+
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of a dataclass's fields, read once; None for another class."""
+    try:
+        return _FIELDS[kind]
+    except KeyError:
+        names = None
+        if dataclasses.is_dataclass(kind):
+            names = tuple(item.name for item in dataclasses.fields(kind))
+        _FIELDS[kind] = names
+        return names
+
+
+_FIELDS: dict[type, tuple[str, ...] | None] = {}
 
 
 def _head(items: Any) -> list[Any]:

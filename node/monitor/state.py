@@ -7,7 +7,6 @@ functions in :class:`Providers`. Every list in it is bounded.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from node.monitor.events import (
     Stopping,
     Validation,
     plain,
+    table,
 )
 from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
 
@@ -185,7 +185,7 @@ class NodeState:
     def last_rounds(self, limit: int = KEPT_ROUNDS) -> list[dict[str, Any]]:
         """The newest rounds, oldest first, each with its ``time``."""
         chosen = list(self.rounds)[-limit:]
-        return [_plain(done) | {"time": when} for when, done in chosen]
+        return [table(done) | {"time": when} for when, done in chosen]
 
     def brief(self) -> dict[str, Any]:
         """As :meth:`snapshot` without what is long and changes little: for a live view."""
@@ -199,23 +199,23 @@ class NodeState:
             "instance": self.log.instance,
             "status": self.status,
             "health": {"healthy": not reasons, "reasons": reasons},
-            "node": _plain(self.node)
+            "node": table(self.node)
             | {
                 "uptime_s": now - self.node.started,
                 "reachability": self.providers.reachability(),
             },
             "run": None if self.run is None else _run(self.run) | {"parameters": self.parameters},
-            "join": [_plain(self.join[step]) for step in sorted(self.join)],
+            "join": [table(self.join[step]) for step in sorted(self.join)],
             "training": self._training(last),
             "rounds": {
                 "committed": self.round,
                 "outcomes": dict(self.outcomes),
             },
-            "knobs": {name: _plain(knob) for name, knob in self.knobs.items()},
+            "knobs": {name: table(knob) for name, knob in self.knobs.items()},
             "consensus": _consensus(last),
             "fragments": [_fragment(*self.fragments[n]) for n in sorted(self.fragments)],
-            "alarms": [_plain(alarm) for alarm in self.alarms(views)],
-            "peers": [_plain(view) for view in views],
+            "alarms": [table(alarm) for alarm in self.alarms(views)],
+            "peers": [table(view) for view in views],
             "network": self._network(last),
             "trust": {
                 "rejected": dict(self.rejected),
@@ -223,7 +223,7 @@ class NodeState:
                 "strangers": dict(self.providers.strangers()),
             },
             "checkpoint": _stamped(self.checkpoint),
-            "machine": _plain(self.providers.machine()),
+            "machine": table(self.providers.machine()),
             "problems": [_stamped(item) for item in self.problems],
             "events": {"newest": self._newest(), "dropped": self.log.dropped},
         }
@@ -271,7 +271,7 @@ class NodeState:
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
 
     def _training(self, last: RoundDone | None) -> dict[str, Any]:
-        step = _plain(self.step) if self.step is not None else None
+        step = table(self.step) if self.step is not None else None
         return {
             "step": step,
             "tokens": self.tokens,
@@ -289,8 +289,8 @@ class NodeState:
                 "codec": last.codec if last is not None else "",
                 "compression": self.raw_bytes / self.sent_bytes if self.sent_bytes else None,
             },
-            "by_kind": {kind: _plain(item) for kind, item in self.providers.traffic().items()},
-            "links": [_plain(link) for link in self.providers.links()[:MAX_LINKS]],
+            "by_kind": {kind: table(item) for kind, item in self.providers.traffic().items()},
+            "links": [table(link) for link in self.providers.links()[:MAX_LINKS]],
         }
 
     def _newest(self) -> int:
@@ -336,8 +336,4 @@ def _fragment(when: float, done: RoundDone) -> dict[str, Any]:
 
 
 def _stamped(item: tuple[float, Any] | None) -> dict[str, Any] | None:
-    return None if item is None else _plain(item[1]) | {"time": item[0]}
-
-
-def _plain(view: Any) -> dict[str, Any]:
-    return {item.name: plain(getattr(view, item.name)) for item in dataclasses.fields(view)}
+    return None if item is None else table(item[1]) | {"time": item[0]}
