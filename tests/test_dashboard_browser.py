@@ -1,6 +1,6 @@
 """The dashboard in a headless chromium: a large imagined swarm, and a small real one.
 
-``make test-browser``. Figures (first paint, bytes, script) are printed with ``-s``.
+``make test-browser``. What it costs is measured by benchmarks/operators.py.
 How it is read and used without a mouse: tests/test_dashboard_reading.py.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +35,6 @@ PANELS = (
     "node",
     "log",
 )
-FIRST_PAINT_S = 1.0
 ROUNDS = "[...document.querySelectorAll('#rounds tbody th')].map(e => e.textContent)"
 ACTIVE = "[...document.querySelectorAll('.peers tbody tr[data-status=active]')].length"
 
@@ -44,18 +42,13 @@ ACTIVE = "[...document.querySelectorAll('.peers tbody tr[data-status=active]')].
 async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
     swarm = Imagined(64, 10_000)
     async with served(swarm) as url:
-        filled = []
-        for _ in range(5):  # the machine may be busy: what counts is what it can do
-            await page.go(url)
-            filled.append(int(await page.until(FILLED)) / 1000)
+        await page.go(url)
+        filled = int(await page.until(FILLED)) / 1000
         sizes = await page.evaluate(
             "performance.getEntriesByType('resource').map(r => [r.name, r.decodedBodySize])"
         )
         data = sum(size for name, size in sizes if "/api/" in name)
-        print(  # noqa: T201 - figures for who runs it with -s
-            f"filled after {min(filled):.2f} s at best, {max(filled):.2f} s at worst; {data} bytes"
-        )
-        assert min(filled) < FIRST_PAINT_S
+        print(f"filled after {filled:.2f} s; {data} bytes")  # noqa: T201 - for who runs it with -s
         assert data < 1_000_000
         assert await page.evaluate("document.querySelectorAll('.peers tbody tr').length") == 64
         assert await page.evaluate("document.querySelectorAll('canvas.matrix').length") == 1
@@ -70,28 +63,6 @@ async def test_ten_thousand_rounds_and_64_islands(page: Page) -> None:
         assert gpus == 8
         await page.until(f"{text('#links')}.includes('Slowest to send')")
     assert [error for error in page.errors if "ERR_" not in error] == []
-
-
-async def test_a_reader_costs_the_node_less_than_a_hundredth_of_a_core(page: Page) -> None:
-    """All of this process: server, state, stream, and what drives the browser."""
-    swarm = Imagined(64, 10_000)
-    async with served(swarm) as url:
-        await page.go(url)
-        await page.until(f"{UPDATES} > 1")
-        costs: dict[str, list[float]] = {"nothing new": [], "a round a second": []}
-        for mode, found in costs.items():
-            for _ in range(3):
-                began, busy = time.monotonic(), time.process_time()
-                for _ in range(4):
-                    if mode == "a round a second":
-                        swarm.step()
-                    await asyncio.sleep(1.0)
-                found.append((time.process_time() - busy) / (time.monotonic() - began))
-        told = "; ".join(
-            f"{m}: " + ", ".join(f"{1000 * c:.1f}" for c in f) for m, f in costs.items()
-        )
-        print(f"milliseconds of a core a second: {told}")  # noqa: T201 - figures for who runs it with -s
-        assert max(sorted(found)[1] for found in costs.values()) < 0.01
 
 
 async def test_updates_arrive_and_a_restart_of_the_node_is_survived(page: Page) -> None:
@@ -253,22 +224,3 @@ async def test_a_real_swarm(page: Page, tmp_path: Path) -> None:
         for panel in PANELS:
             assert len(await page.evaluate(text(f"#{panel} .body"))) > 10, panel
     assert [error for error in page.errors if "ERR_" not in error] == []
-
-
-def test_an_update_costs_little() -> None:
-    """What one second of one reader, and of ten, costs the node with 64 islands."""
-    from node.monitor.dashboard import Feed
-
-    swarm = Imagined(64, 300)
-    now = [0.0]
-    feed = Feed(swarm.state, swarm.log, swarm.history, clock=lambda: now[0])
-    costs = []
-    for _ in range(40):
-        now[0] += 1.0
-        cursor = feed.cursor()
-        swarm.step()
-        began = time.process_time()
-        feed.update(cursor)
-        costs.append(time.process_time() - began)
-    print(f"an update with a round in it: {1000 * sorted(costs)[20]:.1f} ms of a core")  # noqa: T201
-    assert sorted(costs)[20] < 0.01

@@ -5,7 +5,7 @@ import { Links } from "./links.js";
 import { Panels } from "./panels.js";
 import { Peers } from "./peers.js";
 import { Rounds } from "./rounds.js";
-import { Locked, Stream, get, setKey, takeKey } from "./stream.js";
+import { Locked, Stream, get, recall, remember, setKey, takeKey } from "./stream.js";
 import { Names, el, say } from "./text.js";
 
 const RANGES = [["Whole run", 0], ["500 rounds", 500], ["100 rounds", 100], ["25 rounds", 25]];
@@ -34,6 +34,13 @@ class Store {
   setHistory({ every, columns, islands }) {
     Object.assign(this, { every, columns, islands });
     this.appended = 0;
+    this.stale = false;
+  }
+  /** Take columns that were asked for a while ago; rows that came meanwhile stay. */
+  renew(history, meanwhile, last) {
+    this.setHistory(history);
+    const newest = this.columns.round.at(-1) ?? -1;
+    for (const row of meanwhile) if (row.round > newest) this.addRow(row, last);
   }
   add({ state, rows, rounds, events }, last) {
     this.setState(state);
@@ -52,10 +59,11 @@ class Store {
     for (const [peer, values] of Object.entries(this.islands)) values.push(row.islands[peer] ?? null);
     if (last) while (rounds.length && rounds[0] <= row.round - last) for (const values of [...Object.values(this.columns), ...Object.values(this.islands)]) values.shift();
     this.appended += 1;
+    this.meanwhile?.push(row);
   }
-  /** Whether so much was appended that the whole is better asked for again. */
+  /** Whether so much was appended that the whole is better asked for again, or it did not come. */
   get coarse() {
-    return this.appended > Math.max(60, 20 * this.every);
+    return this.stale || this.appended > Math.max(60, 20 * this.every);
   }
 }
 
@@ -78,35 +86,41 @@ class App {
   }
 
   async open() {
+    const turn = (this.turn = {}); // who opens anew, as with another key, ends what went before
+    this.stream?.stop();
     for (let wait = 1000; ; wait = Math.min(30000, 2 * wait)) {
       try {
         const picture = await get(`/api/v1/dashboard?points=${POINTS}`);
+        if (turn !== this.turn) return;
         document.querySelector("#unlock").hidden = true;
         document.querySelector("#main").hidden = false;
         const links = this.store?.links;
         this.store = new Store(picture);
         this.store.links = links ?? this.store.links;
-        if (this.last) this.store.setHistory(await this.fetchHistory());
+        if (this.last) await this.loadHistory();
+        if (turn !== this.turn) return;
         this.draw();
         document.documentElement.dataset.filled ??= String(Math.round(performance.now()));
         this.following ??= this.followLinks();
         return this.follow(picture.cursor);
       } catch (error) {
+        if (turn !== this.turn) return;
         if (error instanceof Locked) return this.lock();
         this.tell("off", `no answer, again in ${wait / 1000} s`);
         await new Promise((done) => setTimeout(done, wait));
+        if (turn !== this.turn) return;
       }
     }
   }
 
   follow(cursor) {
-    const stream = new Stream(cursor, {
+    this.stream = new Stream(cursor, {
       update: (news) => this.update(news),
       state: (state, text) => this.tell(state, text),
       restart: () => this.open(),
       locked: () => this.lock(),
     });
-    stream.run();
+    this.stream.run();
   }
 
   async followLinks() {
@@ -126,11 +140,9 @@ class App {
   async update(news) {
     this.store.add(news, this.last);
     document.documentElement.dataset.updates = String(Number(document.documentElement.dataset.updates ?? 0) + 1);
-    if (this.store.coarse) {
-      this.store.appended = 0; // asked for once, whatever comes of it
-      this.store.setHistory(await this.fetchHistory());
-    }
-    this.draw(news.rows.length === 0);
+    const anew = this.store.coarse;
+    if (anew) await this.loadHistory();
+    this.draw(!anew && news.rows.length === 0);
   }
 
   /** Charts change with a round only; the rest with each update. */
@@ -138,8 +150,16 @@ class App {
     for (const panel of this.panels) if (!(still && panel === this.charts)) panel.draw(this.store);
   }
 
-  fetchHistory() {
-    return get(`/api/v1/history?points=${POINTS}&last=${this.last}`);
+  /** Ask for the chosen range; of several answers that of the newest question counts. */
+  async loadHistory() {
+    const { store, last } = this;
+    const meanwhile = (store.meanwhile = []);
+    Object.assign(store, { appended: 0, stale: false });
+    const [history] = await Promise.allSettled([get(`/api/v1/history?points=${POINTS}&last=${last}`)]);
+    if (store.meanwhile !== meanwhile) return;
+    store.meanwhile = null;
+    if (history.status === "fulfilled") store.renew(history.value, meanwhile, last);
+    else store.stale = true; // asked for again with the next update
   }
 
   tell(state, text) {
@@ -160,7 +180,7 @@ class App {
     for (const [name, last] of RANGES) {
       const choose = async () => {
         this.last = last;
-        this.store.setHistory(await this.fetchHistory());
+        await this.loadHistory();
         this.charts.draw(this.store);
       };
       host.append(el("label", {}, el("input", { type: "radio", name: "range", checked: last === 0, onchange: choose }), el("span", {}, name)));
@@ -174,12 +194,12 @@ class App {
       else document.documentElement.dataset.theme = theme;
       say(button.querySelector(".label"), `Theme: ${theme}`);
     };
-    let theme = localStorage.getItem("atoll-theme") ?? "auto";
+    let theme = recall(() => localStorage, "atoll-theme") ?? "auto";
     if (!THEMES.includes(theme)) theme = "auto";
     apply(theme);
     button.addEventListener("click", () => {
       theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-      localStorage.setItem("atoll-theme", theme);
+      remember(() => localStorage, "atoll-theme", theme);
       apply(theme);
       this.charts.rebuild();
     });

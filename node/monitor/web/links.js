@@ -91,20 +91,21 @@ export class Links {
     if (this.kind !== "picture") {
       this.kind = "picture";
       this.canvas = el("canvas", { tabindex: 0, role: "img", class: "matrix" });
-      this.told = el("p", { class: "words", "aria-live": "polite" });
+      this.told = el("p", { class: "words" });
+      this.spoken = el("p", { class: "sr", "aria-live": "polite" }); // what keys ask for, not what changes by itself
       this.canvas.addEventListener("pointermove", (event) => {
         const size = this.canvas.clientWidth / this.peers.length;
         this.go(Math.floor(event.offsetY / size), Math.floor(event.offsetX / size));
       });
       this.canvas.addEventListener("keydown", (event) => {
-        if (event.key === "Home") this.go(0, 0);
-        const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+        const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [-Infinity, -Infinity] }[event.key];
         if (!step) return;
         event.preventDefault();
         this.go(this.at[0] + step[0], this.at[1] + step[1]);
+        say(this.spoken, this.told.textContent);
       });
       this.words = el("p", { class: "words" });
-      fill(this.body, this.canvas, this.told, this.words);
+      fill(this.body, this.canvas, this.told, this.spoken, this.words);
       new ResizeObserver(() => this.paint()).observe(this.canvas);
     }
     this.peers = peers;

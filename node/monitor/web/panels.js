@@ -127,10 +127,11 @@ export class Panels {
       return;
     }
     this.alarmed = text;
+    // read out when it comes, and not again with each second that its text counts
     fill(
       host,
       ...all.map((alarm) =>
-        el("div", { class: `alarm ${alarm.level}` }, el("span", { class: "mark", "aria-hidden": "true" }, alarm.level === "critical" ? "✕" : "▲"), el("p", {}, el("strong", { class: "sr" }, alarm.level === "critical" ? "Alarm: " : "Warning: "), el("strong", { class: "what" }, alarm.what), " ", alarm.fix)),
+        el("div", { class: `alarm ${alarm.level}` }, el("span", { class: "mark", "aria-hidden": "true" }, alarm.level === "critical" ? "✕" : "▲"), el("p", { "aria-live": "off" }, el("strong", { class: "sr" }, alarm.level === "critical" ? "Alarm: " : "Warning: "), el("strong", { class: "what" }, alarm.what), " ", alarm.fix)),
       ),
     );
   }
@@ -269,10 +270,10 @@ export class Panels {
   }
 
   async copyJoin() {
-    if (navigator.clipboard) {
+    try {
       await navigator.clipboard.writeText(this.join.textContent);
       say(this.copy, "Copied");
-    } else {
+    } catch {
       getSelection().selectAllChildren(this.join); // over plain HTTP a page may not write there
       say(this.copy, "Selected: press Ctrl+C");
     }
@@ -281,11 +282,11 @@ export class Panels {
 
   events(store) {
     const newest = store.events.slice(-LOGGED);
-    const key = newest.at(-1)?.seq;
-    if (key === this.logged && key !== undefined) return;
+    const key = `${store.state.instance} ${newest.at(-1)?.seq}`;
+    if (key === this.logged && newest.length) return;
     this.logged = key;
     if (!newest.length) return fill(this.log, el("li", {}, empty("Nothing but steps and rounds happened lately.")));
-    fill(this.log, ...newest.reverse().map((event) => el("li", { class: `event ${event.kind}` }, el("time", {}, clock(event.time)), el("span", { class: "kind" }, event.kind.replaceAll("_", " ")), el("span", {}, tellEvent(event, store.names)))));
+    fill(this.log, ...newest.reverse().map((event) => el("li", { class: `event ${event.kind}` }, el("time", { title: new Date(event.time * 1000).toLocaleString("en-GB") }, clock(event.time)), el("span", { class: "kind" }, event.kind.replaceAll("_", " ")), el("span", {}, tellEvent(event, store.names)))));
   }
 }
 

@@ -35,7 +35,7 @@ export class Rounds {
       return;
     }
     if (!newest.some((round) => key(round) === this.chosen)) this.chosen = null;
-    const shape = JSON.stringify([this.chosen, newest.map((round) => [key(round), this.store.names.known(round)])]);
+    const shape = JSON.stringify([this.chosen, newest.map((round) => [key(round), round.time, this.store.names.known(round)])]);
     if (shape === this.shape) return; // nothing flickers, and what is selected stays
     this.shape = shape;
     const focused = document.activeElement?.dataset?.round;

@@ -18,12 +18,32 @@ export function takeKey() {
   }
 }
 
+let kept = ""; // where the browser keeps nothing
+
 export function setKey(key) {
-  sessionStorage.setItem(slot, key);
+  kept = key;
+  remember(() => sessionStorage, slot, key);
+}
+
+/** What a storage has under a name; null where the browser was told to allow none. */
+export function recall(storage, name) {
+  try {
+    return storage().getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+export function remember(storage, name, value) {
+  try {
+    storage().setItem(name, value);
+  } catch {
+    // it is forgotten with the page
+  }
 }
 
 function headers(more = {}) {
-  const key = sessionStorage.getItem(slot);
+  const key = kept || recall(() => sessionStorage, slot);
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }
 
@@ -35,7 +55,7 @@ async function ask(path, options = {}) {
 }
 
 export async function get(path) {
-  return (await ask(path)).json();
+  return (await ask(path, { signal: AbortSignal.timeout(SILENCE_MS) })).json();
 }
 
 /** Splits a stream of text into events: {event, id, data}. */
@@ -65,8 +85,18 @@ export class Stream {
     this.on = on;
     this.failures = 0;
     this.stopped = false;
-    document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.wake()));
-    addEventListener("online", () => this.wake());
+    this.listening = new AbortController();
+    const { signal } = this.listening;
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.wake()), { signal });
+    addEventListener("online", () => this.wake(), { signal });
+  }
+
+  /** Say nothing more: another stream takes this one's place. */
+  stop() {
+    this.stopped = true;
+    this.listening.abort();
+    this.control?.abort();
+    this.resume?.();
   }
 
   pause() {
@@ -88,7 +118,7 @@ export class Stream {
       try {
         await this.read();
       } catch (error) {
-        if (error instanceof Locked) return this.on.locked();
+        if (error instanceof Locked && !this.stopped) return this.on.locked();
       }
       if (this.hidden || this.stopped) continue;
       const wait = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** this.failures) * (0.75 + 0.5 * Math.random());
@@ -98,7 +128,7 @@ export class Stream {
         this.resume = done;
         setTimeout(done, wait);
       });
-      this.on.state("wait", "connecting");
+      if (!this.stopped) this.on.state("wait", "connecting");
     }
   }
 
@@ -119,12 +149,11 @@ export class Stream {
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
         const { value, done } = await reader.read();
-        if (done) return;
+        if (done || this.stopped) return;
         alive();
         for (const { event, id, data } of parser.push(value)) {
           if (event === "restart") {
-            this.stopped = true;
-            return this.on.restart();
+            return this.on.restart(); // which stops this one
           }
           if (event !== "update") continue;
           this.cursor = id;

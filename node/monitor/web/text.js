@@ -1,6 +1,7 @@
 // Numbers as people read them, and elements made without markup in strings.
 
 export const DASH = "–";
+const MAX_NAMES = 4096; // of peers, those who are gone included
 
 /** An element: el("td", {class: "num", title: "x"}, "text", child). Text is never markup. */
 export function el(tag, properties = {}, ...children) {
@@ -105,7 +106,15 @@ export class Names {
     this.byId = new Map();
   }
   learn(peers) {
-    for (const peer of peers) if (peer.name) this.byId.set(peer.peer, peer.name);
+    for (const peer of peers)
+      if (peer.name) {
+        this.byId.delete(peer.peer); // the newest last
+        this.byId.set(peer.peer, peer.name);
+      }
+    for (const id of this.byId.keys()) {
+      if (this.byId.size <= MAX_NAMES) break;
+      this.byId.delete(id);
+    }
   }
   /** How many of the islands of a round have names by now. */
   known(round) {

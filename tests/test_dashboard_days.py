@@ -1,0 +1,164 @@
+"""A tab of the dashboard that stays open: answers that are late, restarts, what is read out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
+from dashboard_kit import Imagined
+
+from node.monitor.api import ApiServer, make_app
+
+pytestmark = IN_A_BROWSER
+# answers whose path has this in it wait until they are let go, the oldest first
+HOLD = """(() => {{
+  const real = window.fetch;
+  window.held = [];
+  window.fetch = async (path, options) => {{
+    const answer = await real(path, options);
+    if (path.includes({part!r})) await new Promise((done) => window.held.push(done));
+    return answer;
+  }};
+}})()"""
+LIVE = "document.querySelector('#connection').dataset.state === 'live'"
+SUMMARY = text("#loss .words")
+
+
+def choose(number: int) -> str:
+    return f"document.querySelectorAll('#range input')[{number}].click()"
+
+
+async def listeners(page: Page, target: str, kind: str) -> int:
+    """How many the page has for an event."""
+    there = (await page.send("Runtime.evaluate", expression=target))["result"]["objectId"]
+    found = await page.send("DOMDebugger.getEventListeners", objectId=there)
+    return sum(one["type"] == kind for one in found["listeners"])
+
+
+async def test_a_round_that_comes_while_the_range_is_asked_for_is_not_lost(page: Page) -> None:
+    swarm = Imagined(3, 60)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        await page.evaluate(HOLD.format(part="/history"))
+        await page.evaluate(choose(3))
+        await page.until("window.held.length === 1")
+        swarm.step()
+        await page.until(f"{text('#loss .legend')}.includes('Round 60')")
+        await page.evaluate("window.held.shift()()")
+        await page.until(f"/from .* at round 3\\d/.test({SUMMARY})")
+        assert "Round 60" in await page.evaluate(text("#loss .legend"))
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_of_two_ranges_the_last_one_counts_whichever_answer_comes_first(page: Page) -> None:
+    async with served(Imagined(3, 300)) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        await page.evaluate(HOLD.format(part="/history"))
+        await page.evaluate(choose(2))
+        await page.until("window.held.length === 1")
+        await page.evaluate(choose(3))
+        await page.until("window.held.length === 2")
+        await page.evaluate("window.held.pop()()")
+        newest = f"/from .* at round (27|28)\\d/.test({SUMMARY})"
+        await page.until(newest)
+        await page.evaluate("window.held.pop()()")
+        updates = await page.evaluate(UPDATES)
+        await page.until(f"{UPDATES} > {updates} + 1")
+        assert await page.evaluate(newest), await page.evaluate(SUMMARY)
+
+
+async def test_a_range_that_could_not_be_had_is_asked_for_again(page: Page) -> None:
+    async with served(Imagined(3, 300)) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        await page.evaluate(
+            "window.failed = 0; const real = window.fetch; window.fetch = (path, options) =>"
+            " path.includes('/history') && !window.failed++"
+            " ? Promise.reject(new TypeError('Failed to fetch')) : real(path, options)"
+        )
+        await page.evaluate(choose(3))
+        await page.until(f"/from .* at round (27|28)\\d/.test({SUMMARY})")
+        assert await page.evaluate("window.failed") == 2
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_restarts_of_the_node_leave_nothing_behind_in_the_page(page: Page) -> None:
+    async with served(Imagined(3, 10)) as url:
+        await page.go(url)
+        await page.until(LIVE)
+        before = [await listeners(page, *one) for one in WATCHED]
+        port = url.rsplit(":", 1)[1].strip("/")
+    for rounds in (20, 30):
+        other = Imagined(3, rounds)
+        server = ApiServer(make_app(other.state, other.log, other.history), f"127.0.0.1:{port}")
+        try:
+            await server.start()
+            await page.until(f"{text('#loss .legend')}.includes('Round {rounds - 1}')")
+            await page.until(LIVE)
+        finally:
+            await server.aclose()
+    assert [await listeners(page, *one) for one in WATCHED] == before
+
+
+WATCHED = (("document", "visibilitychange"), ("window", "online"))
+
+
+async def test_an_answer_that_never_comes_is_asked_for_again(page: Page) -> None:
+    async with served(Imagined(3, 10)) as url:
+        await page.send(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="""window.asked = 0;
+              const real = window.fetch;
+              window.fetch = (path, options) => path.includes('/dashboard') && !window.asked++
+                ? new Promise((_, fail) => options.signal?.addEventListener('abort', () =>
+                    fail(options.signal.reason)))
+                : real(path, options);""",
+        )
+        await page.go(url)
+        await page.until(FILLED)
+        assert await page.evaluate("window.asked") == 2
+
+
+async def test_a_browser_that_keeps_nothing_shows_the_dashboard(page: Page) -> None:
+    async with served(Imagined(3, 10), key="k" * 20) as url:
+        await page.send(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="""for (const name of ['localStorage', 'sessionStorage'])
+              Object.defineProperty(window, name, {get() { throw new DOMException('no'); }});""",
+        )
+        await page.go(f"{url}#key={'k' * 20}")
+        await page.until(f"{UPDATES} > 0")
+        await page.evaluate("document.querySelector('#theme').click()")
+        assert await page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_nothing_that_changes_by_itself_is_read_out(page: Page) -> None:
+    """An alarm is said when it comes; the seconds in it, and the ages of links, are not."""
+    swarm = Imagined(12, 20)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        swarm.now += 100_000.0
+        await page.until("document.querySelectorAll('#alarms .what').length > 0")
+        assert await page.evaluate(how_read("#alarms .what")) == "off"
+        assert await page.evaluate(how_read("#alarms > div")) == "assertive"
+        await page.until(f"{text('#links .words')}.includes('→')")
+        assert await page.evaluate(how_read("#links .words")) == "off"
+        assert await page.evaluate(text("#links .sr[aria-live=polite]")) == ""
+        await page.evaluate("document.querySelector('canvas.matrix').focus()")
+        await page.press("ArrowRight")
+        spoken: Any = await page.evaluate(text("#links .sr[aria-live=polite]"))
+        assert "→" in spoken
+
+
+def how_read(selector: str) -> str:
+    """How changes of an element's text are told by screen readers (WAI-ARIA 1.2, aria-live)."""
+    return (
+        f"(() => {{ const e = document.querySelector({selector!r})"
+        ".closest('[aria-live], [role=alert], [role=status]');"
+        " return !e ? 'off' : e.getAttribute('aria-live')"
+        " ?? (e.role === 'alert' ? 'assertive' : 'polite'); })()"
+    )
