@@ -105,7 +105,7 @@ class Dht:
             cache_nearest=0,
             cache_on_store=False,
             client_mode=client_mode,
-            record_validator=records.SignedRecords(clock),
+            record_validator=records.SignedRecords(clock, run_id),
         )
         node.protocol.storage = records.Storage()
         dht = cls(node, p2p, whereabouts, run_id, clock)
@@ -114,6 +114,7 @@ class Dht:
 
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Meet ``peers`` and those nearest to us; returns how many of ``peers`` answered."""
+        peers = list(peers)
         self._seeds = list(dict.fromkeys([*self._seeds, *peers]))[:64]
         met = await asyncio.gather(*[self._meet(peer) for peer in peers])
         if any(met):
@@ -149,11 +150,11 @@ class Dht:
         self._announcing = True
         self._changed.set()
 
-    async def get(self, purpose: str, run: bytes | None = None) -> dict[PeerId, Entry]:
-        """All verified, unexpired envelopes of one purpose (of our run unless told), by signer."""
+    async def get(self, purpose: str) -> dict[PeerId, Entry]:
+        """All verified, unexpired envelopes of one purpose of our run, by signer."""
         from bootstrap import records
 
-        run = self._run if run is None else run
+        run = self._run
         key = records.topic_key(run, purpose)
         entries: dict[PeerId, Entry] = {}
         try:

@@ -39,7 +39,7 @@ GREET_TIMEOUT = 10.0  # seconds
 DIAL_BACK_TIMEOUT = 5.0  # seconds
 MAX_ANNOUNCES = 256
 ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
-OPEN_TO_STRANGERS = ("hello", "here", "announce", "where", "p2p", "p2p-stream")
+OPEN_TO_STRANGERS = ("hello", "here", "announce", "where", "p2p")
 MAX_ADMITTED = 4096
 MAX_SHOWN = 200  # characters of a stranger's text in an error
 

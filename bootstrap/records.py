@@ -4,7 +4,7 @@ hivemind's storage takes what its record validator passes, and asks it again for
 look-up brings. Ours passes a record only if its sub-key is a peer id, its value an envelope signed
 by that peer, its key the one that follows from the envelope's run and purpose, and its expiry the
 envelope's own, no further off than :data:`MAX_LIFETIME`. So nobody can write another's entry,
-lengthen its life, or put it where it does not belong.
+lengthen its life, or put it where it does not belong. A node of a run keeps that run's alone.
 
 :class:`Storage` bounds keys and sub-keys, lets the newest *sequence* win, and covers two defects
 of hivemind 1.1.12: a refused older store made the newer record expire early, and every refresh
@@ -30,7 +30,7 @@ import msgpack
 from protocols import envelope
 from protocols.errors import Malformed, RemoteProtocolError, Stale
 from protocols.identity import PeerId
-from protocols.messages import Announce, Envelope, PeerRecord
+from protocols.messages import Envelope, PeerRecord
 from protocols.p2p import bindings
 from protocols.whereabouts import PURPOSE as RECORD
 
@@ -40,11 +40,12 @@ from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase  # noqa: E402
 
-MAX_VALUE_BYTES = 2048  # of one envelope; a record is about 300, an announcement about 1600
+MAX_VALUE_BYTES = 2048  # of one envelope; a record is about 300
 MAX_SUBKEYS = 400  # islands under one key; times the above it still fits one reply
 MAX_SUBKEY_BYTES = 80
 MAX_KEYS = 1024  # that one node stores for others
 MAX_KEYS_PER_CALL = 64
+MAX_RECORDS_PER_CALL = MAX_SUBKEYS  # a whole key: each is a signature to verify
 MAX_NEIGHBOURS = 64  # that one reply names per key
 MAX_LIFETIME = 2 * 3600.0  # seconds
 MAX_VERIFIED = 4096  # signatures remembered as good
@@ -53,10 +54,7 @@ DICTIONARY_CODE = 0x50  # hivemind's msgpack extension for a dictionary of sub-k
 ID_BYTES = 20
 
 # what the directory holds: envelope purpose -> (name in the key, message)
-TOPICS: dict[str, tuple[str, type[PeerRecord] | type[Announce]]] = {
-    RECORD: ("islands", PeerRecord),
-    "announce": ("announcements", Announce),
-}
+TOPICS: dict[str, tuple[str, type[PeerRecord]]] = {RECORD: ("islands", PeerRecord)}
 
 
 def topic_key(run: bytes, purpose: str) -> str:
@@ -112,10 +110,10 @@ def unpack_subkey(subkey: bytes) -> PeerId:
 
 
 class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """The rules above as hivemind's validator. ``clock`` is wall time."""
+    """The rules above as hivemind's validator. ``clock`` is wall time; ``run`` empty: of any."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.time, run: bytes = b"") -> None:
+        self._clock, self._run = clock, run
         self._verified: OrderedDict[bytes, tuple[bytes, PeerId, float]] = OrderedDict()
 
     def validate(self, record: Any) -> bool:
@@ -146,6 +144,8 @@ class SignedRecords(RecordValidatorBase):  # type: ignore[misc]  # hivemind is u
         digest = blake3.blake3(data).digest()
         known = self._verified.get(digest)
         if known is None:
+            if self._run and Envelope.decode(data).run != self._run:
+                raise Malformed("an entry of another run")
             opened = open_entry(data, self._clock())
             key: bytes = DHTID.generate(topic_key(opened.run, opened.purpose)).to_bytes()
             known = (key, opened.signer, opened.expires)
@@ -183,7 +183,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
                 return False
             if entry is not None:
                 if sequence_of(entry.value) >= sequence_of(value):
-                    return False
+                    return bool(entry.value == value)  # the same once more is there
                 if entry.expiration_time >= expiration_time:
                     del entries[subkey]  # newer by sequence though it expires earlier
         stored: bool = super().store_subkey(key, subkey, value, expiration_time)
@@ -209,23 +209,33 @@ def _compact(storage: Any) -> None:
 class Inspector:
     """Bounds on DHT messages (:class:`protocols.p2p.Inspector`): hivemind itself has none."""
 
-    def request(self, peer: PeerId, handler: str, message: Any) -> None:
-        """Refuse oversized or misaligned requests, and a node id that is not the caller's."""
+    def request(self, peer: PeerId, handler: str, message: Any) -> int:
+        """Refuse oversized or misaligned requests, and a node id that is not the caller's.
+
+        A request counts as many calls as it has keys to look up, or records to verify.
+        """
         _own_node_id(peer, message)
         kind = message.DESCRIPTOR.name
         if kind == "FindRequest":
             _check_ids(message.keys, MAX_KEYS_PER_CALL)
-        elif kind == "StoreRequest":
-            columns = (message.subkeys, message.values, message.expiration_time, message.in_cache)
-            _check_ids(message.keys, MAX_KEYS)
-            if any(len(column) != len(message.keys) for column in columns):
-                raise Malformed("the columns of a store differ in length")
-            for tag, value in zip(message.subkeys, message.values, strict=True):
-                if tag == b"":  # hivemind's tag for a whole dictionary
-                    check_dictionary(value)
-                else:
-                    unpack_subkey(tag)
-                    unpack_value(value)
+            return max(1, len(message.keys))
+        if kind != "StoreRequest":
+            return 1
+        columns = (message.subkeys, message.values, message.expiration_time, message.in_cache)
+        _check_ids(message.keys, MAX_RECORDS_PER_CALL)
+        if any(len(column) != len(message.keys) for column in columns):
+            raise Malformed("the columns of a store differ in length")
+        records = 0
+        for tag, value in zip(message.subkeys, message.values, strict=True):
+            if tag == b"":  # hivemind's tag for a whole dictionary
+                records += check_dictionary(value)
+            else:
+                unpack_subkey(tag)
+                unpack_value(value)
+                records += 1
+            if records > MAX_RECORDS_PER_CALL:
+                raise Malformed(f"more than {MAX_RECORDS_PER_CALL} records in one call")
+        return max(1, records)
 
     def reply(self, peer: PeerId, handler: str, message: Any) -> None:
         """Refuse oversized replies, and neighbours whose node ids are not their own."""
@@ -247,8 +257,10 @@ class Inspector:
                 raise Malformed("a value without a signer")
 
 
-def check_dictionary(value: bytes) -> None:
-    """Walk a dictionary as hivemind packs it, bounded at each step; raises :class:`Malformed`.
+def check_dictionary(value: bytes) -> int:
+    """Walk a dictionary as hivemind packs it, bounded at each step; how many entries it has.
+
+    Raises :class:`Malformed`.
 
     hivemind's own decoder has no bounds: a few bytes can claim millions of entries.
     """
@@ -268,6 +280,7 @@ def check_dictionary(value: bytes) -> None:
                     raise Malformed("an oversized entry in a dictionary of records")
             case _:
                 raise Malformed("not an entry of a dictionary of records")
+    return len(entries)
 
 
 _FOUND_DICTIONARY = 2  # dht_pb2.FOUND_DICTIONARY

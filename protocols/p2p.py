@@ -65,8 +65,8 @@ def bindings() -> Any:
 class Inspector(Protocol):
     """Looks at every protobuf before it is acted on; raises ``RemoteProtocolError`` to refuse."""
 
-    def request(self, peer: PeerId, handler: str, message: Any) -> None:
-        """A call from ``peer``."""
+    def request(self, peer: PeerId, handler: str, message: Any) -> int:
+        """A call from ``peer``: how many calls its work counts as, 1 at least."""
         ...
 
     def reply(self, peer: PeerId, handler: str, message: Any) -> None:
@@ -88,13 +88,13 @@ class RateLimit:
         self._rate, self._burst, self._clock, self._limit = rate, burst, clock, limit
         self._buckets: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
 
-    def take(self, peer: PeerId) -> bool:
-        """Use one token of ``peer``; False when none is left."""
+    def take(self, peer: PeerId, count: int = 1) -> bool:
+        """Use so many tokens of ``peer``; False, and none is used, where fewer are left."""
         now = self._clock()
         tokens, since = self._buckets.pop(peer, (self._burst, now))
         tokens = min(self._burst, tokens + (now - since) * self._rate)
-        allowed = tokens >= 1.0
-        self._buckets[peer] = (tokens - 1.0 if allowed else tokens, now)
+        allowed = tokens >= count
+        self._buckets[peer] = (tokens - count if allowed else tokens, now)
         if len(self._buckets) > self._limit:
             self._buckets.popitem(last=False)
         return allowed
@@ -263,7 +263,9 @@ class P2P:
             raise RemoteRefused("unknown", "this handler takes streams")
         request = _parse(handler.input_type, call.body)
         if self._inspector is not None:
-            self._inspector.request(caller, call.handler, request)
+            count = self._inspector.request(caller, call.handler, request)
+            if count > 1 and not self._limit.take(caller, count - 1):
+                raise RemoteRefused("busy", "too much in one call")
         error, bodies = "", tuple[bytes, ...]()
         try:
             response = await handler.call(request, self._context(caller, call.handler))
@@ -294,7 +296,10 @@ class P2P:
     ) -> AsyncIterator[bytes]:
         if not self._limit.take(caller):
             raise RemoteRefused("busy", "too many calls")
-        return self._handler(name).run(bodies, self._context(caller, name))
+        handler = self._handler(name)
+        if not (handler.stream_input or handler.stream_output):
+            raise RemoteRefused("unknown", "this handler takes no streams")  # nobody inspects them
+        return handler.run(bodies, self._context(caller, name))
 
 
 @contextmanager

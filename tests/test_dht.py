@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from identity_kit import identity
 
+from bootstrap import records
 from bootstrap.dht import Dht
 from bootstrap.handshake import Gate, greet
 from bootstrap.seeds import find_peers
@@ -21,7 +23,7 @@ from protocols.http import HttpTransport
 from protocols.identity import PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import PeerRecord
-from protocols.p2p import bindings
+from protocols.p2p import BURST, bindings
 from protocols.tasks import Background, beside
 from protocols.whereabouts import Whereabouts
 
@@ -94,17 +96,18 @@ async def test_runs_do_not_mix(swarm: Swarm) -> None:
     await swarm.add()
     await swarm.add(run=b"\x01" * 32)
     for index, dht in enumerate(swarm.dhts):
-        assert await dht.announce(swarm.record(index))
+        await dht.announce(swarm.record(index))
     for index, dht in enumerate(swarm.dhts):
         assert list(await dht.islands()) == [identity(index + 1).peer_id]
-    other = await swarm.dhts[0].get("record", b"\x01" * 32)
-    assert list(other) == [identity(2).peer_id]
+    for dht in swarm.dhts:  # nobody's memory is for another run's records
+        assert len(dht._node.protocol.storage) == 1
 
 
 async def test_a_new_record_replaces_the_old_one_everywhere(swarm: Swarm) -> None:
     await swarm.grow(6)
     assert await swarm.dhts[4].announce(swarm.record(4))
     old = swarm.record(4)
+    assert await swarm.dhts[4].announce(old)  # again: it is there
     swarm.whereabouts[4].publish(["192.0.2.5:9999"])
     assert await swarm.dhts[4].announce(swarm.record(4))
     assert not await swarm.dhts[4].announce(old)
@@ -171,6 +174,57 @@ async def test_a_made_up_node_id_is_refused(swarm: Swarm) -> None:
     liar_id = swarm.transports[1].peer_id
     table = swarm.dhts[0]._node.protocol.routing_table
     assert table.get(peer_id=bindings().PeerID.from_base58(liar_id)) in (None, liar.node_id)
+
+
+async def test_a_stranger_cannot_keep_a_node_busy_with_signatures(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has one signature verified, or one key looked up, for each call that it may make."""
+    await swarm.grow(2)
+    verified: list[bytes] = []
+    real = records.open_entry
+
+    def counting(data: bytes, now: float) -> Any:
+        verified.append(data)
+        return real(data, now)
+
+    monkeypatch.setattr(records, "open_entry", counting)
+    node, stranger = swarm.dhts[0]._node.peer_id, swarm.dhts[1]._node.protocol
+    who, expires = identity(2), time.time() + 600
+    key, numbers = _key_id(f"run/{RUN.hex()}/islands"), itertools.count()
+
+    async def store(count: int) -> Any:
+        about = PeerRecord(who.peer_id, ("192.0.2.2:4390",), "")
+        many = [
+            _packed(seal(who, about, purpose="record", run=RUN, expires=expires, sequence=n))
+            for n in itertools.islice(numbers, count)
+        ]
+        keys, subkeys = [key] * count, [who.peer_id] * count
+        return await stranger.call_store(node, keys, many, [expires] * count, subkeys=subkeys)
+
+    assert await store(records.MAX_RECORDS_PER_CALL + 1) is None
+    assert verified == []
+    monkeypatch.setattr(swarm.dhts[0]._p2p._limit, "_rate", 0.0)
+    while await store(100) is not None:
+        assert len(verified) < BURST
+    assert len(verified) >= BURST // 2
+    keys = [_key_id(str(n)) for n in range(64)]
+    answered = [await stranger.call_find(node, keys) is not None for _ in range(3)]
+    assert not answered[-1]  # of less than a hundred calls that were left
+
+
+async def test_nobody_gets_past_the_bounds_by_a_stream(swarm: Swarm) -> None:
+    await swarm.grow(2)
+    node, stranger = swarm.dhts[0]._node, swarm.dhts[1]._p2p
+    from hivemind.proto import dht_pb2
+
+    oversized = dht_pb2.StoreRequest(keys=[bytes(20)], subkeys=[b""], values=[bytes(5000)])
+    for one in ("rpc_store", "rpc_ping", "rpc_find"):
+        with pytest.raises(bindings().P2PDaemonError, match="no streams"):
+            async for _ in await stranger.iterate_protobuf_handler(
+                node.peer_id, f"DHTProtocol.{one}", oversized, dht_pb2.StoreResponse
+            ):
+                pass
 
 
 async def test_records_survive_the_death_of_most_nodes(swarm: Swarm) -> None:

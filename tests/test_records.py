@@ -157,7 +157,7 @@ def test_the_newest_sequence_wins_whatever_it_says_of_its_expiry() -> None:
     storage = Storage()
     assert storage.store_subkey(KEY, ALICE.peer_id, value(5), now + 100)
     assert not storage.store_subkey(KEY, ALICE.peer_id, value(4), now + 500)
-    assert not storage.store_subkey(KEY, ALICE.peer_id, value(5), now + 500)
+    assert storage.store_subkey(KEY, ALICE.peer_id, value(5), now + 500)  # it is there
     assert storage.store_subkey(KEY, ALICE.peer_id, value(6), now + 50)
     entry = storage.get(KEY).value.get(ALICE.peer_id)
     assert records.sequence_of(entry.value) == 6
