@@ -111,6 +111,11 @@ class Agreement:
         """
         return self.roster if self.plan is None else self.plan.roster
 
+    @property
+    def awaits_plan(self) -> bool:
+        """Whether somebody has my promise who has not come up with a plan."""
+        return self.promised > (NONE if self.plan is None else self._ballot())
+
     def owner_of(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> PeerId:
         """Who may propose under a ballot."""
         order = self.order(roster)

@@ -15,6 +15,8 @@ from gossip.ladder import Ladder, budget_s, choose
 from gossip.lateness import step_s
 from gossip.partition import Link
 from gossip.rules import Rules
+from gossip.trips import MOST_S
+from gossip.validity import MAX_EXPECTED_S
 from protocols.identity import PeerId
 from protocols.messages import Announce, Group, Part, Plan
 
@@ -155,16 +157,36 @@ def timing_of(
     return expected, max(trips_s, stillness)
 
 
+def prolonged(plan: Plan, spent_s: float) -> Plan:
+    """A plan for what is left of a round, ``spent_s`` after its first plan.
+
+    That this did not do may be one member's fault. But it may as well be that the links carry much
+    less than they were measured to, and then no plan with the same deadlines ever does. So the next
+    one has as long again as was spent: soon enough that is as long as the bytes take, and where
+    only one was to blame it ends before that matters.
+    """
+    return dataclasses.replace(
+        plan,
+        expected_s=min(max(plan.expected_s, spent_s), MAX_EXPECTED_S),
+        patience_s=max(plan.patience_s, min(spent_s / 2, MOST_S)),
+    )
+
+
 def bounded(
-    plan: Plan, members: Sequence[Announce], rules: Rules, trips_s: tuple[float, float]
+    plan: Plan,
+    members: Sequence[Announce],
+    rules: Rules,
+    trips_s: tuple[float, float],
+    spent_s: float = 0.0,
 ) -> Plan:
     """The plan with no more patience, and no more expected seconds, than are to be believed.
 
     That is :data:`SLACK` times what I would have planned myself for these parts, by the links that
     ``members`` have announced and by my own round trips (``trips_s``: what they ask for at least
-    and at most). A leader may have measured otherwise than I have; but one that lies could have
-    everybody wait for half an hour, or, with next to no patience, have all take each other for
-    dead.
+    and at most), and after so many seconds of the round (:func:`prolonged`), of which a leader may
+    have seen twice as many. A leader may have measured otherwise than I have; but one that lies
+    could have everybody wait for half an hour, or, with next to no patience, have all take each
+    other for dead.
     """
     moving = _moving(plan)
     here = [announce for announce in members if announce.peer in moving]
@@ -179,8 +201,9 @@ def bounded(
         timing_of(plan.parts, plan.groups, every, rules, plan.codec, trips, measured(here))
         for trips in trips_s
     )
+    own = prolonged(dataclasses.replace(plan, expected_s=0.0, patience_s=0.0), 2 * spent_s)
     return dataclasses.replace(
         plan,
-        expected_s=min(plan.expected_s, SLACK * expected),
-        patience_s=min(max(plan.patience_s, least / SLACK), SLACK * most),
+        expected_s=min(plan.expected_s, max(SLACK * expected, own.expected_s)),
+        patience_s=min(max(plan.patience_s, least / SLACK), max(SLACK * most, own.patience_s)),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
 from gossip.company import Company
-from gossip.estimating import bounded
+from gossip.estimating import bounded, prolonged
 from gossip.holding import Holding
 from gossip.ladder import Ladder
 from gossip.planning import fresh_plan, owners_among, renewed_plan, repeated_plan, roll_call
@@ -43,6 +43,7 @@ class Opening:
     holding: Holding = field(default_factory=Holding)
     lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
     quorum_since: float | None = None  # enough have been ready since
+    _begun: float | None = None  # when the first plan was there
     _shown: dict[PeerId, frozenset[PartKey]] = field(default_factory=dict)  # parts each has
 
     @property
@@ -88,6 +89,12 @@ class Opening:
     def begun(self, now: float) -> None:
         """There is a plan: nobody is waited for any more."""
         self.holding.over(now)
+        if self._begun is None:
+            self._begun = now
+
+    def spent_s(self, now: float) -> float:
+        """Seconds since the first plan of the round."""
+        return 0.0 if self._begun is None else now - self._begun
 
     def _roll_is_due(self, now: float, ready: Sequence[Announce]) -> bool:
         """Whether a round that merges nothing is to bring newcomers into office.
@@ -111,7 +118,8 @@ class Opening:
         ``patience`` is that of the plan before it.
         """
         if remains.voted is not None:
-            return repeated_plan(self.identity, self.place, remains, patience)
+            repeated = repeated_plan(self.identity, self.place, remains, patience)
+            return prolonged(repeated, self.spent_s(now))
         self.company.settle(now)
         gone = {
             peer
@@ -129,7 +137,10 @@ class Opening:
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live
             remains = replace(remains, held=held)
-            return renewed_plan(self.identity, self.place, plan, remains, gone, live, next_roster)
+            renewed = renewed_plan(
+                self.identity, self.place, plan, remains, gone, live, next_roster
+            )
+            return prolonged(renewed, self.spent_s(now))
         rules, roster = self.rules, self.agreement.roster
         measured = self._trips_s(roster, rules.patience_s)
         ready, _ = self.company.ready_and_late(now)
@@ -161,13 +172,14 @@ class Opening:
             patience_s=measured,
         )
 
-    def bounded(self, plan: Plan) -> Plan:
+    def bounded(self, plan: Plan, now: float) -> Plan:
         """Somebody's plan, with no longer waits than I find reasonable myself."""
         heard = map(self.company.membership.announcement, plan.roster)
         members = [self.company.myself(), *(announce for announce in heard if announce is not None)]
         least = self._trips_s(plan.roster, self.rules.patience_s)
         most = self._trips_s(plan.roster, max(self.rules.patience_s, MOST_S))
-        return bounded(plan, members, self.rules.at(self.place.round), (least, most))
+        rules = self.rules.at(self.place.round)
+        return bounded(plan, members, rules, (least, most), self.spent_s(now))
 
     def _trips_s(self, roster: Sequence[PeerId], unknown: float) -> float:
         """For how long a transfer may stand still, by the round trips measured here."""
@@ -178,8 +190,9 @@ class Opening:
         """Who can lead, in the order in which they are to stand.
 
         Not who is still catching up: when the first of the others is ready it may be a moment
-        behind them, but not for as long as the ready wait for the late. ``overdue``: whoever leads
-        has not made a plan of its draft.
+        behind them, but not for as long as the ready wait for the late. But whoever was promised
+        the lead has its turn, at fault or not: two who find each other at fault would void each
+        other's plans on their way. ``overdue``: whoever leads has not made a plan of its draft.
         """
         come = now < self.opened + self.rules.grace_s(self.round_s)
         order = [
@@ -195,6 +208,8 @@ class Opening:
             if first in order:
                 order.remove(first)
                 order.insert(0 if first == agreement.me or not overdue else len(order), first)
+            elif agreement.awaits_plan and self.company.alive(first, now):
+                order.insert(0, first)
         if self.company.aside and agreement.me in order:  # it may be me: the others go first
             order.remove(agreement.me)
             order.append(agreement.me)

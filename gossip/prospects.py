@@ -23,8 +23,8 @@ class Prospects:
     def failed(self, plan: Plan, voted_at: float, patience: float, now: float) -> bool:
         """Whether a leader ought to do something about the plan; ``voted_at``: when I have voted,
         if I have."""
-        if self.agreement.promised > (plan.epoch, plan.ballot):
-            return True  # promised to somebody who has not come up with a plan
+        if self.agreement.awaits_plan:
+            return True
         if not self.agreement.missing():  # all is held and voted for: votes may have been lost
             return now - voted_at > 2 * patience
         if self.company.stuck or self._cannot_complete(plan, now):

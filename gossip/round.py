@@ -122,7 +122,7 @@ class Round:
             case Plan():
                 if now < self.abstain_until or (self.forgot and message.epoch == 0):
                     return []
-                out = self._carry_out(self._judged_plan(sender, message), now)
+                out = self._carry_out(self._judged_plan(sender, message, now), now)
             case Vote():  # nothing else becomes due by it
                 return self._carry_out(self.agreement.on_vote(message), now)
             case Votes():
@@ -140,7 +140,7 @@ class Round:
                 return self._on_certificate(sender, message, now)
         return out + self.tick(now)
 
-    def _judged_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
+    def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Event]:
         """Adopt a plan; whoever sends one that breaks the rules leads no more, as far as I can."""
         try:
             events = self.agreement.on_plan(sender, plan)
@@ -148,11 +148,11 @@ class Round:
             if sender in self.roster:
                 self.company.known.add(sender)
             raise
-        return [self._bounded(e) if isinstance(e, Adopted) else e for e in events]
+        return [self._bounded(e, now) if isinstance(e, Adopted) else e for e in events]
 
-    def _bounded(self, adopted: Adopted) -> Adopted:
+    def _bounded(self, adopted: Adopted, now: float) -> Adopted:
         """How long to wait is for each to judge: nobody votes on that."""
-        self.agreement.plan = self.opening.bounded(adopted.plan)
+        self.agreement.plan = self.opening.bounded(adopted.plan, now)
         return Adopted(self.agreement.plan)
 
     def on_prepare(self, sender: PeerId, prepare: Prepare, now: float) -> Promise | Certificate:

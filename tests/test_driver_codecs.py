@@ -51,6 +51,39 @@ def test_links_that_became_fast_get_the_finer_codec_though_nobody_has_measured_i
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_rounds_go_on_over_links_that_carry_a_thousandth_at_once(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything was planned with speeds that are a thousand times too high."""
+    monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 4096)
+    fast, slow = 25e6, 25e3  # bytes a second: bf16 takes 8 s at the latter, int2 about 1 s
+
+    async def main() -> None:
+        async with simulated_swarm(
+            count,
+            size=100_000,
+            codec=("bf16", "int4", "int2"),
+            think=(4.0, 4.1),
+            link=Link(latency=0.002),
+            uploads=[fast] * count,
+        ) as swarm:
+            done = next(iter(swarm.members.values())).replica.certificates
+            await until(lambda: len(done) >= 4, 60.0)
+            for member in swarm.members.values():
+                node = swarm.network.node(member.peer)
+                assert node is not None
+                node.upload = node.download = slow
+            before = len(done)
+            await until(lambda: len(done) > before, 60.0)
+            await until(lambda: len(done) >= before + 8, 90.0)
+            assert done[-1].outcome.codec == "int2"
+            assert all(c.epoch == 0 for c in done)  # nobody was thought gone
+            swarm.agree()
+
+    virtual_time.run(main())
+
+
 def test_the_codec_follows_the_links_down_and_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.http_stats.LONG_BYTES", 4096)
     fast, slow = 4e6, 4e5  # bytes a second: int4 takes 0.08 s and 0.8 s of rounds of 4 s

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from gossip_kit import announce_of, leader, plan_of
 
-from gossip.estimating import GUESSED, SLACK, bounded, links_of, timing_of
+from gossip.estimating import GUESSED, SLACK, bounded, links_of, prolonged, timing_of
 from gossip.rules import Rules
+from gossip.trips import MOST_S
 from protocols.identity import Identity
 from protocols.messages import Announce, Plan
 
@@ -60,6 +61,24 @@ def test_who_has_measured_nothing_yet_believes_more(identities: Identities) -> N
     patient = dataclasses.replace(plan, patience_s=4.5, expected_s=0.01)
     assert bounded(patient, heard, RULES, (1.0, 5.0)) == patient
     assert bounded(patient, heard, RULES, (1.0, 1.0)).patience_s == SLACK
+
+
+@pytest.mark.parametrize("spent", [0.0, 3.0, 300.0])
+def test_in_a_round_that_has_lasted_long_more_is_believed_and_not_without_bound(
+    identities: Identities, spent: float
+) -> None:
+    plan, heard = scene(identities, 1e6)
+    plan = dataclasses.replace(plan, expected_s=0.1)
+    assert prolonged(plan, 0.0) == plan
+    honest = prolonged(plan, spent)
+    assert honest.expected_s == max(plan.expected_s, spent)
+    assert plan.patience_s <= honest.patience_s <= max(plan.patience_s, MOST_S)
+    assert bounded(honest, heard, RULES, TRIPS, spent) == honest
+    lies = dataclasses.replace(plan, expected_s=6 * 3600.0, patience_s=1800.0)
+    told = bounded(lies, heard, RULES, TRIPS, spent)
+    usual = bounded(lies, heard, RULES, TRIPS)
+    assert told.expected_s == max(usual.expected_s, 2 * spent)
+    assert usual.patience_s <= told.patience_s <= max(usual.patience_s, MOST_S)
 
 
 def test_of_whom_nothing_was_heard_counts_as_the_median(identities: Identities) -> None:

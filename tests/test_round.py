@@ -15,7 +15,7 @@ from round_kit import Peer, World
 
 from gossip import round as rounds
 from gossip.agreed import Remains
-from gossip.company import PASSED_OVER
+from gossip.company import BELIEVED, PASSED_OVER
 from gossip.instructions import Send
 from gossip.validity import key_of
 from protocols.errors import RemoteRefused
@@ -262,6 +262,56 @@ def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
     world.kill(other)  # with one more gone it is needed
     one.membership.expel(other.identity.peer_id)
     assert isinstance(current.on_prepare(leader.identity.peer_id, candidate, now + 0.3), Promise)
+
+
+def test_who_was_promised_the_lead_has_its_turn_though_it_is_found_at_fault() -> None:
+    """Two who find each other at fault would void each other's plans before anybody has them."""
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    assert leader.round is not None
+    order = leader.round.agreement.order(leader.round.roster)
+    one = min(others, key=lambda peer: order.index(peer.identity.peer_id))  # next to lead
+    current, promised_at = one.round, world.now
+    assert current is not None
+    candidate = leader.round.agreement.prepare(0, leader.round.roster)
+    current.on_prepare(leader.identity.peer_id, candidate, promised_at)
+    current.on_fault(leader.identity.peer_id, promised_at)
+
+    def stands(now: float) -> bool:
+        for other in world.peers:
+            one.membership.on_contact(other, now)
+        return any(
+            isinstance(i, Send) and isinstance(i.message, Prepare) for i in current.tick(now)
+        )
+
+    patience = current.doubt_s / BELIEVED
+    early = [promised_at + patience * step / 20 for step in range(1, 20)]
+    assert not any(map(stands, early))
+    assert current.company.gone == {leader.identity.peer_id}
+    late = [promised_at + patience * step / 20 for step in range(20, 120)]
+    assert any(map(stands, late))  # it has made no plan of it
+
+
+def test_a_plan_after_one_that_failed_has_as_long_again_as_was_spent() -> None:
+    world = World(4, seed=1)
+    _, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    plan = current.agreement.plan
+    assert plan is not None
+    remains = Remains((0, 1), current.roster, None, {}, frozenset(current.roster))
+    at_once = current.opening.compose(remains, now, plan.patience_s)
+    later = current.opening.compose(remains, now + 8.0, plan.patience_s)
+    assert at_once is not None
+    assert later is not None
+    assert at_once.patience_s == plan.patience_s
+    assert later.expected_s >= 8.0
+    assert later.patience_s >= 4.0
+    assert later.patience_s > plan.patience_s
+    assert others[1].round is not None
+    assert others[1].round.opening.bounded(later, now + 8.0) == later
+    hasty = others[1].round.opening.bounded(later, now)  # to whom it has not lasted so long
+    assert hasty.expected_s < later.expected_s
 
 
 def test_whom_a_new_leader_doubts_owns_nothing_in_its_plan_though_it_is_not_certain_yet() -> None:
