@@ -1,6 +1,6 @@
 """Being there: what this node says of itself, and what it hears of others.
 
-Every second or so, and whenever something about it changes, a node signs an
+Whenever something about it changes, and a second after it last did, a node signs an
 :class:`~protocols.messages.Announce` and sends it to everybody it knows to be there; in a large
 swarm to a few, who pass it on (:mod:`gossip.rumours`). Whoever wants to know who else is there asks
 any node for the announcements it holds (``known``); they are signed, so it does not matter who
@@ -46,6 +46,7 @@ LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
 TRIES = 3  # of an announcement whose connection breaks
 AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, and only the newest
+MOMENT_S = 0.001  # clocks are not exact
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 MAX_ENVELOPE_BYTES = 4096
@@ -100,6 +101,7 @@ class Presence:
     _awake: Wakefulness = field(default_factory=Wakefulness)
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
     _newest: bytes = b""
+    _said_at: float = -math.inf
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
     _rumours: Rumours = field(init=False)
@@ -138,6 +140,7 @@ class Presence:
         those in between: where everybody has much to say that is what keeps up.
         """
         self._newest, now = self.envelope(), self.wiring.now()
+        self._said_at = now
         if self._crowded():
             self._pass_on(self.wiring.identity.peer_id, self._newest)
             return
@@ -166,24 +169,31 @@ class Presence:
                 group.create_task(self._say(peer, "announce", envelope))
 
     async def heartbeats(self) -> None:
-        """Announce, look after the membership, and ask around, until cancelled."""
-        turn = 0
+        """Announce, look after the membership, and ask around, until cancelled.
+
+        A heartbeat is due when nothing was announced for so long: who has news says so with them.
+        """
+        beat, look_at, turn = self.membership.patience.heartbeat_s, -math.inf, 0
         while True:
-            self.tell()
-            now = self.wiring.now()
-            for peer in list(self.membership.islands):
-                self.notice(peer)
-            self.membership.forget_old(now)
-            alive = sorted(self.membership.alive(now))
-            if alive and self._crowded():  # rumours leave some out
-                self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
-            elif alive and turn % ASK_EVERY == 0:
-                self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
-            dead = sorted(self._dead(now))
-            if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
-                self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
-            turn += 1
-            await asyncio.sleep(self.membership.patience.heartbeat_s)
+            if (now := self.wiring.now()) >= self._said_at + beat:
+                self.tell()
+            if now >= look_at:
+                self._look_around(now, turn)
+                look_at, turn = now + beat, turn + 1
+            await asyncio.sleep(max(MOMENT_S, min(self._said_at + beat, look_at) - now))
+
+    def _look_around(self, now: float, turn: int) -> None:
+        for peer in list(self.membership.islands):
+            self.notice(peer)
+        self.membership.forget_old(now)
+        alive = sorted(self.membership.alive(now))
+        if alive and self._crowded():  # rumours leave some out
+            self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
+        elif alive and turn % ASK_EVERY == 0:
+            self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
+        dead = sorted(self._dead(now))
+        if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
+            self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
 
     def _there(self, now: float, peer: PeerId) -> bool:
         return self.membership.liveness(peer, now) in THERE

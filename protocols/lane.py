@@ -41,6 +41,7 @@ from protocols.reactor import Reactor
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
 _PLAIN_PIECE = 1 << 20
 _TLS_PIECE = 1 << 16  # OpenSSL takes all of a piece or says nothing of how much it took
+_LONG = 1 << 15  # bytes of a body still to come, so that a few milliseconds do not delay its end
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -341,7 +342,7 @@ class Lane:
         assert receiving is not None
         if receiving.paused:
             return
-        budget = _TURN_BYTES
+        budget, began = _TURN_BYTES, receiving.since
         while receiving.left:
             if budget <= 0:
                 self._more_later()
@@ -361,6 +362,8 @@ class Lane:
             else:
                 receiving.room = room
             if dry and receiving.left:
+                if receiving.moved and receiving.left >= _LONG and not self.local:
+                    self._reactor.gather(_TURN_BYTES - budget, time.monotonic() - began)
                 return
         self._received(None)
 

@@ -31,6 +31,8 @@ _SWEEP_S = 1.0  # the longest time between two looks at what is due
 _TICK_S = 0.02  # the shortest
 _PACE_S = 0.025  # how often it is looked what has arrived
 _CLOSE_S = 0.005  # and where that may be over soon
+_GATHER_S = 0.004  # for so long bytes of a long body may gather before they are read
+_ENOUGH = 1 << 15  # bytes that are worth being woken for
 
 
 class Watched(Protocol):
@@ -70,7 +72,9 @@ class Reactor:
         self._given = self._taken = 0  # bytes, to and from all sockets
         self._loads: dict[Watched, int] = {}  # who moves something: bytes on their way
         self._pace_at = math.inf
+        self._gather_until = 0.0  # sockets are not looked at before
         self._selector: selectors.BaseSelector
+        self._wake_selector: selectors.BaseSelector  # of posts alone
         self._wake_in: socket.socket
         self._wake_out: socket.socket
         self._lock = threading.Lock()
@@ -91,7 +95,9 @@ class Reactor:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._wake_selector = selectors.DefaultSelector()
+        for selector in (self._selector, self._wake_selector):
+            selector.register(self._wake_out, selectors.EVENT_READ)
         self._stopped = False
         self._thread.start()
 
@@ -160,6 +166,16 @@ class Reactor:
         if not one.local:
             self._taken += count
 
+    def gather(self, count: int, seconds: float) -> None:
+        """Of a long body ``count`` bytes came in ``seconds``: where few do, let more gather.
+
+        A link that is slower than the processor would wake this thread with every few packets, at
+        several times what it costs to read them. Never for more than any socket has room for.
+        """
+        wait = min(_GATHER_S, _ENOUGH * seconds / max(1, count))
+        if count < _ENOUGH and wait > _GATHER_S / 8:
+            self._gather_until = time.monotonic() + wait
+
     def again(self, one: Watched) -> None:
         """Give ``one`` another turn once the others had theirs."""
         self._again.append(one)
@@ -194,7 +210,9 @@ class Reactor:
             self._end()
 
     def _once(self) -> None:
-        for key, events in self._selector.select(self._timeout()):
+        now = time.monotonic()
+        selector = self._wake_selector if now < self._gather_until else self._selector
+        for key, events in selector.select(self._timeout(now)):
             if key.data is None:
                 with contextlib.suppress(OSError):
                     self._wake_out.recv(4096)
@@ -234,10 +252,12 @@ class Reactor:
         again = now + (_CLOSE_S if self.pacer.looks_closely else _PACE_S)
         self._pace_at = again if self._loads else math.inf
 
-    def _timeout(self) -> float | None:
+    def _timeout(self, now: float) -> float | None:
         if self._again or self._posted:
             return 0.0
-        wait = min(self._sweep_at, self._pace_at) - time.monotonic()
+        wait = min(self._sweep_at, self._pace_at) - now
+        if now < self._gather_until:
+            wait = min(wait, self._gather_until - now)
         if self._line:
             wait = min(wait, self.bucket.wait())
         return None if wait == math.inf else max(wait, 0.0)
@@ -284,6 +304,7 @@ class Reactor:
         for one in list(self._watched):
             self._guarded(one.cut)
         self._selector.close()
+        self._wake_selector.close()
         self._wake_in.close()
         self._wake_out.close()
         self._on_end()
