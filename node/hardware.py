@@ -23,6 +23,16 @@ def device_kind(config: NodeConfig) -> Literal["cpu", "cuda"]:
     return config.device
 
 
+def leave_cores_to_ranks(config: NodeConfig) -> None:
+    """Have this process compute with one thread a call where ranks train on the same cores.
+
+    It works in pieces of some 100,000 elements. Split over threads each piece would wait until
+    another core, which ranks keep busy, has a moment for its other half.
+    """
+    if config.role == "island" and device_kind(config) == "cpu":
+        torch.set_num_threads(1)
+
+
 def hardware(config: NodeConfig, hosts: int = 1) -> Hardware:
     """Device and number of ranks of each of an island's hosts.
 

@@ -27,6 +27,7 @@ from bootstrap.seeds import PeerCache
 from node import __version__, places
 from node.config import NodeConfig
 from node.entrance import Entrance, Run
+from node.hardware import leave_cores_to_ranks
 from node.interrupts import EXIT_INTERRUPTED
 from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
@@ -98,6 +99,7 @@ class Daemon:
                 sinks = Sinks({text: open_sink(text) for text in self.config.sink}, told(events))
                 events.subscribe(sinks)
                 stack.push_async_callback(sinks.aclose)
+            leave_cores_to_ranks(self.config)
             pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
             # beside the event loop, which still has to hear a second Ctrl-C
             stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)

@@ -41,7 +41,6 @@ from protocols.reactor import Reactor
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
 _PLAIN_PIECE = 1 << 20
 _TLS_PIECE = 1 << 16  # OpenSSL takes all of a piece or says nothing of how much it took
-_LONG = 1 << 15  # bytes of a body still to come, so that a few milliseconds do not delay its end
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -62,9 +61,7 @@ class Lane:
         self.blind = True  # bytes may have come that nobody wants yet: the socket is not read
         self._watchful = False
         self._rest_until = math.inf  # an idle lane is cut then
-        self._events = 0
-        self._again = False
-        self._alive = True
+        self._events, self._again, self._alive = 0, False, True
         self._progress = Progress()
         self._secure = False
         self.local = same_machine(sock)
@@ -362,7 +359,7 @@ class Lane:
             else:
                 receiving.room = room
             if dry and receiving.left:
-                if receiving.moved and receiving.left >= _LONG and not self.local:
+                if receiving.amid and not self.local:
                     self._reactor.gather(_TURN_BYTES - budget, time.monotonic() - began)
                 return
         self._received(None)

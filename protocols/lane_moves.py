@@ -17,6 +17,8 @@ from protocols.transport import Drain, Feed
 
 Done = Callable[[BaseException | None], None]
 
+_LONG = 1 << 15  # bytes still to come, so that a few milliseconds do not delay the end
+
 
 class Progress:
     """When a lane came further last: bytes moved, or the peer acknowledged some."""
@@ -85,6 +87,11 @@ class Receiving:
     def age(self) -> float:
         """Seconds from the start to the last byte."""
         return self.since - self.begun
+
+    @property
+    def amid(self) -> bool:
+        """Whether it has begun and its end is not near."""
+        return self.moved > 0 and self.left >= _LONG
 
     def took(self, count: int) -> None:
         """Tell the drain; raises what it raises."""

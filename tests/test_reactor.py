@@ -1,0 +1,71 @@
+"""The data thread by itself, with sockets of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from http_kit import wait_for
+
+from protocols.bodies import BufferDrain
+from protocols.lane import Lane
+from protocols.lane_moves import Receiving
+from protocols.reactor import Reactor
+
+PACKET, PACKETS = 1400, 400
+
+
+class Counted(BufferDrain):
+    """A buffer that counts how often bytes came."""
+
+    turns = 0
+
+    def took(self, count: int) -> None:
+        self.turns += 1
+        super().took(count)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection that is not one machine talking to itself over TCP."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    with near, far:
+        yield near, far
+
+
+async def test_packets_of_a_slow_link_gather_before_they_are_read(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = ends
+    body = bytes(range(250)) * (PACKET * PACKETS // 250)
+    arrived, ended = bytearray(len(body)), list[BaseException | None]()
+    drain = Counted(arrived)
+
+    def send() -> None:
+        for at in range(0, len(body), PACKET):
+            far.sendall(body[at : at + PACKET])
+            time.sleep(0.0005)  # the link's, not a wait
+
+    reactor = Reactor()
+    reactor.start()
+    try:
+        lane = Lane(reactor, near, "somebody", lambda: None)
+        receiving = Receiving(
+            drain, len(body), stall=10.0, min_rate=0.0, last=True, done=ended.append
+        )
+        reactor.post(lane.begin)
+        reactor.post(lambda: lane.receive(receiving))
+        sender = threading.Thread(target=send)
+        sender.start()
+        await wait_for(lambda: bool(ended))
+        await asyncio.to_thread(sender.join)
+    finally:
+        await reactor.aclose()
+    assert ended == [None]
+    assert bytes(arrived) == body
+    assert drain.turns < PACKETS // 2
