@@ -1,12 +1,14 @@
 """How a node that is behind comes nearer: by replaying rounds or by a download, and how soon. Pure.
 
 Fed with what was measured. A replay costs the bytes of a round, a download those of the state; what
-has not been measured yet follows from the other by the sizes.
+has not been measured yet follows from the other by the sizes. A download may have been measured
+long ago, over a link that carried more: it is never quicker than the link allows now.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -25,6 +27,7 @@ class Approach:
 
     round_bytes: int
     state_bytes: int
+    link: Callable[[], float] = lambda: 0.0  # bytes a second that come in now, 0: not known
     downloading: bool = False
     asking: bool = False  # for the others to wait
     _replay_s: float = 0.0  # 0: not measured
@@ -84,9 +87,10 @@ class Approach:
     @property
     def download_s(self) -> float:
         """Seconds for the state, 0: not known."""
-        if self._download_s or not self.round_bytes:
-            return self._download_s
-        return self._replay_s * self.state_bytes / self.round_bytes
+        found, link = self._download_s, self.link()
+        if not found and self.round_bytes:
+            found = self._replay_s * self.state_bytes / self.round_bytes
+        return max(found, self.state_bytes / link) if found and link > 0 else found
 
     def is_far(self, missing: int) -> bool:
         """Whether a download brings it nearer than replaying ``missing`` rounds.

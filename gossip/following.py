@@ -49,6 +49,7 @@ class Following:
     _news: bool = False  # while it was under way
 
     def __post_init__(self) -> None:
+        self.approach.link = self.link
         self._replay = CatchUp(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
             self._is_far, self.approach.replayed, self._upload, self.link,

@@ -39,6 +39,19 @@ def test_a_download_is_taken_where_it_is_nearer() -> None:
     assert one.is_far(last + 1)
 
 
+def test_a_download_over_a_link_that_carried_more_says_little_about_one_now() -> None:
+    one = approach()
+    one.downloaded(0.25)  # as the node came: 1,600 bytes a second
+    one.replayed(11.0)
+    assert one.is_far(1)
+    one.link = lambda: 10.0
+    assert one.download_s == 40.0
+    assert not one.is_far(1)
+    assert one.is_far(int(WORTH * 40.0 / 11.0) + 1)
+    one.link = lambda: 1e6
+    assert one.download_s == 0.25  # the link alone does not make it quicker
+
+
 def test_where_no_state_can_be_had_all_is_replayed() -> None:
     one = Approach(round_bytes=100, state_bytes=0)
     one.replayed(10.0)
