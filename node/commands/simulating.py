@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ from pydantic import ValidationError
 
 from bootstrap.validation import bad_config, explain
 from node.interrupts import clean_up_first
+from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
     from node.simulate.scenario import Scenario
@@ -74,12 +77,19 @@ def simulate(
     }
     flags = {key: value for key, value in given.items() if value is not None}
     one = _scenario(scenario, flags, changes or [])
+    # all that can be known to fail does so before the run, which may take long
+    if json_file is not None:
+        _check_place(json_file, "no result", "--json")
+    draw = _plotter(plot) if plot is not None else None
     result = _with_progress(one)
+    typer.echo(_summary(result))
     if json_file is not None:
         _written(json_file, json.dumps(result.to_json(), indent=1) + "\n")
-    if plot is not None:
-        _plotted(result, plot)
-    typer.echo(_summary(result))
+    if draw is not None and plot is not None:
+        try:
+            draw(result, plot)
+        except OSError as error:
+            raise _no_plot(f"{plot}: {error.strerror or error}") from error
 
 
 def _scenario(path: Path | None, flags: dict[str, Any], changes: list[str]) -> Scenario:
@@ -140,17 +150,37 @@ def _summary(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _plotted(result: Result, path: Path) -> None:
+def _plotter(path: Path) -> Callable[[Result, Path], None]:
+    """What draws there; raises OperatorError E204 where nothing can."""
     try:
-        from node.simulate.plot import draw
+        from node.simulate import plot
     except ImportError as error:
         raise bad_config(
             "no plot", "matplotlib is not installed", "pip install 'atoll[bench]'"
         ) from error
     try:
-        draw(result, path)
-    except (OSError, ValueError) as error:  # ValueError: a file type that it does not know
-        raise bad_config("no plot", str(error), "give a .png, .svg or .pdf with --plot") from error
+        plot.check(path)
+    except ValueError as error:
+        raise _no_plot(str(error)) from error
+    _check_place(path, "no plot", "--plot")
+    return plot.draw
+
+
+def _no_plot(why: str) -> OperatorError:
+    return bad_config("no plot", why, "give a .png, .svg or .pdf with --plot")
+
+
+def _check_place(path: Path, what: str, option: str) -> None:
+    """Raise OperatorError E204 where no file can be written there."""
+    why = ""
+    if path.is_dir():
+        why = "it is a directory"
+    elif not path.parent.is_dir():
+        why = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it may not be written"
+    if why:
+        raise bad_config(what, f"{path}: {why}", f"give another file with {option}")
 
 
 def _written(path: Path, text: str) -> None:

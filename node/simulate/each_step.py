@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import torch
 from torch import Tensor
 
+from bootstrap.validation import bad_config
 from diloco import federated, feedback, lowrank, optimizers, sparta
 from node.simulate.learner import new_model, parameters, rate_factor
 from node.simulate.streams import Sender
@@ -68,7 +69,14 @@ async def allreduce(world: World) -> None:
 
 
 async def powersgd(world: World) -> None:
-    """Data parallelism with gradients as products of thin matrices."""
+    """Data parallelism with gradients as products of thin matrices.
+
+    Raises OperatorError E204 where the rank leaves nothing to gain.
+    """
+    one = world.scenario
+    if not any(min(p.shape) > 2 * one.rank for p in parameters(new_model(one)) if p.ndim == 2):
+        why = f"no matrix of this model has more than {2 * one.rank} rows and columns"
+        raise bad_config(f"rank {one.rank} is too large", why, "take a smaller one: --set rank=4")
     await (_in_turn if world.scenario.alternate else _both_factors)(world)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bootstrap.manifest import Model
 from diloco import loop
-from node.simulate.scenario import Scenario
+from node.simulate.scenario import HEADS, KEY_HEADS, Scenario, diverged
 from node.trainer.model import build
 from node.trainer.muon import Muon
 
@@ -23,7 +23,6 @@ EVALUATED = {"bytes": 8192, "llama": 65_536}
 AT_ONCE = 8192  # of them
 TEXT_BYTES = 400_000  # of each island, where there is so much
 COMMON = (4, 5)  # places of the texts to start from and to validate with
-HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
 MAX_WIDE = 8  # d_ff comes in multiples of it
 
@@ -125,12 +124,18 @@ class Learner:
         load(self.model, vector)
 
     def gradient(self) -> float:
-        """Put the gradient of one batch into the parameters; its loss in nats a byte."""
+        """Put the gradient of one batch into the parameters; its loss in nats a byte.
+
+        Raises OperatorError E204 where the run has diverged.
+        """
         context, target = batch_of(self.scenario, self.text, self.scenario.batch, self.random)
         loss = loss_of(self.model, context, target)
         self.model.zero_grad()
         torch.autograd.backward(loss)
-        return loss.item()
+        found = loss.item()
+        if not math.isfinite(found):
+            raise diverged("the training loss of an island")
+        return found
 
     def step(self, share: float) -> None:
         """One step with the gradient that is there, when ``share`` of the run (0 to 1) is done."""

@@ -12,6 +12,13 @@ from node.simulate.world import Result
 mpl.use("agg")
 
 
+def check(path: Path) -> None:
+    """Raise ValueError where no image of this kind can be drawn."""
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ValueError(f"{path.name}: the kinds of images are {', '.join(sorted(kinds))}")
+
+
 def draw(result: Result, path: Path) -> None:
     """Two panels; the format follows from the file's name. Raises OSError, ValueError."""
     figure = Figure(figsize=(10, 4), layout="constrained")

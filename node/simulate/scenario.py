@@ -11,7 +11,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bootstrap.manifest_rounds import COARSE, SPARSE, Codec
-from bootstrap.validation import check, read_toml
+from bootstrap.validation import bad_config, check, read_toml
+from protocols.errors import OperatorError
 
 Mode = Literal[
     "diloco",
@@ -30,6 +31,8 @@ Mode = Literal[
 ]
 MODES: tuple[str, ...] = get_args(Mode)
 START_LR = 8e-3  # of what a "llama" starts from
+HEADS, KEY_HEADS = 4, 2  # of the "llama" model
+MAX_SERVERS = 256
 _UNITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
 
 
@@ -52,12 +55,12 @@ class Scenario(BaseModel):
     islands: int = Field(default=4, ge=1, le=256)
     rounds: int = Field(default=20, ge=1, le=100_000)
     inner_steps: int = Field(default=20, ge=0, le=100_000)  # 0: from what the link would expose
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=10**12)
     # the network
     latency: float = Field(default=0.05, ge=0)  # seconds one way
     bandwidth: Annotated[float, BeforeValidator(bytes_a_second)] = Field(default=12.5e6, gt=0)
     loss: float = Field(default=0.0, ge=0, lt=0.9)  # of packets
-    step_s: float = Field(default=0.1, gt=0)  # virtual seconds an inner step takes
+    step_s: float = Field(default=0.1, ge=1e-4, le=3600)  # virtual seconds an inner step takes
     # who misbehaves, and how
     stragglers: int = Field(default=0, ge=0)
     straggler_factor: float = Field(default=4.0, ge=1)
@@ -88,14 +91,16 @@ class Scenario(BaseModel):
     bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
     dynamic_steps: bool = True  # fewer inner steps for slower islands
     align: bool = False  # turn stale work towards the momentum
-    owners: int = Field(default=0, ge=0)  # of async and server; 0: every island, or one server
+    owners: int = Field(
+        default=0, ge=0, le=MAX_SERVERS
+    )  # of async and server; 0: every island, or one server
     sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
     share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
     rank: int = Field(default=4, ge=1)  # of powersgd
     alternate: bool = False  # powersgd with one factor a step, as under `node start`, and not both
     # "bytes": the model of diloco/loop.py; "llama": the one that `node start` trains, over bytes
     model: Literal["bytes", "llama"] = "bytes"
-    hidden: int = Field(default=384, ge=8)  # width of the model
+    hidden: int = Field(default=384, ge=8, le=8192)  # width of the model
     layers: int = Field(default=2, ge=1, le=64)  # of "llama"
     context: int = Field(default=48, ge=8, le=4096)  # bytes that "llama" looks at
     # inner steps, each of as much text as one of all islands, that were taken before the run began
@@ -130,8 +135,12 @@ class Scenario(BaseModel):
 
     @model_validator(mode="after")
     def _combination(self) -> Scenario:
-        from diloco import mixing, optimizers
+        from diloco import fragments, mixing, optimizers
 
+        if self.model == "llama" and self.hidden % (2 * HEADS):
+            raise ValueError(f"hidden {self.hidden} of a llama is no multiple of {2 * HEADS}")
+        if self.mode in ("streaming", "eager") and self.inner_steps:
+            fragments.Schedule(self.inner_steps, self.fragments, self.delay)
         if self.mode in ("diloco", "streaming", "eager", "server", "fedavg"):
             rule = optimizers.named(self.outer)
             momentum = rule.momentum if self.outer_momentum is None else self.outer_momentum
@@ -154,9 +163,20 @@ class Scenario(BaseModel):
             raise ValueError(
                 f"churn with mode {self.mode}, which needs a stable group; use diloco or gossip"
             )
+        if self.churn and self.islands < 2:
+            raise ValueError("churn of one island: who comes has nobody to get the state from")
         if self.stragglers + self.attackers > self.islands:
             raise ValueError("more stragglers and attackers than islands")
         return self
+
+
+def diverged(what: str) -> OperatorError:
+    """That arithmetic has ended: there is nothing to send or to learn from any more."""
+    return bad_config(
+        "the simulated run diverged",
+        f"{what} is no finite number any more",
+        "lower inner_lr, outer_lr or attack, or take another merge rule with --set rule=",
+    )
 
 
 def load(path: Path) -> Scenario:

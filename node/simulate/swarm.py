@@ -15,6 +15,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from bootstrap.manifest_rounds import Merge
+from bootstrap.validation import bad_config
 from diloco.pseudo_gradient import accounted, norm, pseudo_gradient, rebase
 from gossip.certificate import genesis, outcome_hash
 from gossip.chain import Chain
@@ -31,6 +32,7 @@ from node.simulate.presence import RUN, Present
 from node.simulate.streams import OuterSteps
 from node.simulate.world import Node, World
 from protocols.codecs import Chunk, RangeCodec
+from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
 
@@ -243,13 +245,26 @@ async def diloco(world: World) -> None:
         world.views = views
         churn = group.create_task(_churn(world, islands)) if one.churn else None
         expected = world.rounds * one.inner_steps * one.step_s * max(1.0, one.straggler_factor)
-        async with asyncio.timeout(PATIENCE * expected + 600.0):
-            await islands.finished.wait()
+        patience = PATIENCE * expected + 600.0
+        try:
+            async with asyncio.timeout(patience):
+                await islands.finished.wait()
+        except TimeoutError:
+            raise _still(world, islands, patience) from None
         if churn is not None:
             churn.cancel()
         world.notes["rounds"] = max(r.place.round for _, r, _ in islands.running.values())
         for _, _, task in islands.running.values():
             task.cancel()
+
+
+def _still(world: World, islands: Islands, seconds: float) -> OperatorError:
+    done = max(replica.place.round for _, replica, _ in islands.running.values())
+    return bad_config(
+        "the simulated swarm does not come to its end",
+        f"{done} of {world.rounds} rounds were committed in {seconds:,.0f} virtual seconds",
+        "give it faster links, or less churn or loss",
+    )
 
 
 async def _churn(world: World, islands: Islands) -> None:

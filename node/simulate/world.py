@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable
@@ -17,11 +18,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diloco import asynchronous, knobs
+from bootstrap.validation import check
+from diloco import asynchronous, federated, knobs
 from gossip.collective import Collective
 from gossip.mailbox import Mailbox
 from node.simulate.learner import Learner, initial, validation_loss
-from node.simulate.scenario import Scenario
+from node.simulate.scenario import Scenario, diverged
 from protocols.codecs import codec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
@@ -90,7 +92,10 @@ class Node:
 
     def outgoing(self, delta: Tensor) -> Tensor:
         """What this island says its progress is: the truth, or −attack times it."""
-        return delta if self.honest else delta.mul(-self.world.scenario.attack)
+        said = delta if self.honest else delta.mul(-self.world.scenario.attack)
+        if not math.isfinite(said.norm().item()):  # in fp32, as it is announced
+            raise diverged("what an island has to send")
+        return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,9 @@ class World:
         self._model = Learner(one, 0, 0).model
         for index in range(one.islands):
             self.add(index)
-        part = one.sample if one.mode == "fedavg" else 1.0
+        part = 1.0
+        if one.mode == "fedavg":
+            part = len(federated.sampled(self.members, one.sample, 0, one.seed)) / one.islands
         each = part * sum(node.chosen_steps for node in self.nodes.values())
         self.rounds = max(1, round(self.budget / each)) if each else one.rounds
 
@@ -201,6 +208,8 @@ class World:
     def observe(self) -> None:
         """Evaluate what there is now."""
         losses = [validation_loss(self.scenario, one, self._model) for one in self.views()]
+        if not math.isfinite(sum(losses)):
+            raise diverged("the validation loss")
         now = asyncio.get_running_loop().time()
         steps = self.total_steps / self.scenario.islands
         self.points.append(Point(now, steps, self.bytes_a_parameter(), sum(losses) / len(losses)))
@@ -280,7 +289,8 @@ def decide(scenario: Scenario) -> tuple[Scenario, dict[str, float]]:
     found = knobs.inner_steps(transfer_s, scenario.step_s)
     notes = {"inner_steps": float(found.inner_steps), "exposed": found.exposed}
     notes |= {"transfer_s": found.transfer_s, "step_s": found.step_s}
-    return scenario.model_copy(update={"inner_steps": found.inner_steps}), notes
+    values = scenario.model_dump() | {"inner_steps": found.inner_steps}
+    return check(Scenario, values, "the scenario"), notes
 
 
 def simulate(scenario: Scenario, progress: Progress = lambda share: None) -> Result:
