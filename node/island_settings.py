@@ -47,6 +47,14 @@ def _axis(description: str) -> Any:
     return Field(default=0, ge=0, le=4096, description=description)
 
 
+def check_nnodes(text: str) -> str:
+    """A number of hosts or MIN:MAX as it is; raises ValueError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]) <= 1024:
+        raise ValueError("must be a number of hosts, as in 2, or MIN:MAX, as in 1:4, or auto")
+    return text
+
+
 class IslandSettings(BaseModel):
     """Ranks, devices, and the layout of the model over them."""
 
@@ -132,12 +140,7 @@ class IslandSettings(BaseModel):
     @field_validator("nnodes")
     @classmethod
     def _nnodes_parses(cls, text: str) -> str:
-        if text == "auto":
-            return text
-        found = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]) <= 1024:
-            raise ValueError("must be a number of hosts, as in 2, or MIN:MAX, as in 1:4, or auto")
-        return text
+        return text if text == "auto" else check_nnodes(text)
 
     @model_validator(mode="after")
     def _said_once(self) -> IslandSettings:

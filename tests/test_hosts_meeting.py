@@ -55,6 +55,24 @@ def test_one_host_asks_no_environment(environ: dict[str, str]) -> None:
     assert of(environ, nnodes="1:1") is None
 
 
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        (SLURM | {"SLURM_NNODES": "2-4"}, "'2-4' hosts"),
+        (PET | {"PET_NNODES": "0"}, "'0' hosts"),
+        (PET | {"PET_NNODES": "3:2"}, "'3:2' hosts"),
+        (PET | {"PET_NNODES": "99999999999"}, "'99999999999' hosts"),
+        (PET | {"PET_NODE_RANK": "9" * 5000}, "--node-rank is missing"),
+        (
+            {"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "70000"},
+            "port 70000",
+        ),
+    ],
+)
+def test_an_environment_that_cannot_be_is_named(environ: dict[str, str], reason: str) -> None:
+    assert reason in refused(environ, nnodes="auto")
+
+
 def test_torchruns_variables() -> None:
     found = of(PET, nnodes="auto")
     assert (found.minimum, found.maximum, found.host) == (1, 4, 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -97,12 +98,23 @@ def test_events_come_back_as_they_were_written(log):
     [
         {"kind": "nothing"}, {"kind": None}, {"time": "soon"}, {"seq": "1"}, {"round": "one"},
         {"outcome": "splendid"}, {"islands": {"a": 1}}, {"phases": 3},
+        {"time": 10**400}, {"time": 1e300}, {"seq": True}, {"round": None}, {"round": 10**400},
+        {"fragment": 1.5}, {"sent_bytes": None}, {"loss": "low"}, {"loss": 10**400}, {"codec": 3},
+        {"phases": {"match": None}}, {"islands": {"a": {"loss": "low"}}}, {"dropped": {"a": None}},
     ],
 )  # fmt: skip
 def test_what_is_no_event_is_passed_over(change):
     values = Record(1, 5.0, done(0)).plain()
     assert read_record(values) is not None
     assert read_record(values | change) is None
+
+
+def test_numbers_that_were_none_come_back_as_such():
+    """They are written as null, which is no number for whoever adds them up."""
+    step = Step(step=1, round=0, loss=float("nan"), seconds=float("inf"))
+    read = read_record(Record(1, 5.0, step).plain())
+    assert read.event.loss is None
+    assert math.isnan(read.event.seconds)
 
 
 def test_another_version_may_say_more_or_less():

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.errors import operator_error
-from node.island_settings import IslandSettings
+from node.island_settings import IslandSettings, check_nnodes
 from node.setting_values import host_port
 from protocols.errors import OperatorError
 
 DEFAULT_PORT = 29_400  # torchrun's
 PORTS = 1000  # above it, of which a Slurm job takes one by its number
 MAX_HOSTS = 1024
+MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,10 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
                 "neither torchrun's variables (PET_NNODES, NNODES) nor Slurm's are set",
                 "give --nnodes with the number, or MIN:MAX",
             )
-    minimum, maximum = _bounds(nnodes)
+    try:
+        minimum, maximum = _bounds(nnodes)
+    except ValueError as error:
+        raise _bad(f"--nnodes auto: {nnodes!r} hosts", f"it {error}") from error
     if maximum == 1:
         return None
     host = settings.node_rank
@@ -87,13 +91,15 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
             address, port = named.address, named.port
     if not address:
         raise _bad("--rdzv-endpoint is missing", "nothing says where host 0 is")
+    if not 0 <= port <= MAX_PORT:
+        raise _bad(f"host 0 at port {port}", f"ports go up to {MAX_PORT}")
     key = settings.rdzv_id or next((item.key for item in found if item.key), "")
     return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
 
 
 def _bounds(nnodes: str) -> tuple[int, int]:
-    """``2`` or ``1:2`` as (minimum, maximum); :class:`IslandSettings` has checked its form."""
-    low, _, high = nnodes.partition(":")
+    """``2`` or ``1:2`` as (minimum, maximum); raises ValueError as :class:`IslandSettings` does."""
+    low, _, high = check_nnodes(nnodes).partition(":")
     return int(low), int(high or low)
 
 
@@ -136,7 +142,7 @@ def _slurm(environ: Mapping[str, str]) -> list[Found]:
             environ.get("SLURM_NNODES") or environ.get("SLURM_JOB_NUM_NODES") or str(len(names)),
             _number(environ.get("SLURM_NODEID", "")),
             names[0] if names else "",
-            DEFAULT_PORT + int(re.sub(r"\D", "", job) or "0") % PORTS,
+            DEFAULT_PORT + int(re.sub(r"[^0-9]", "", job)[-9:] or "0") % PORTS,
             f"slurm-{job}",
         )
     ]
@@ -185,7 +191,7 @@ def _kubernetes(environ: Mapping[str, str], host: str = "") -> list[Found]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def _bad(what: str, why: str, fix: str = "") -> OperatorError:
