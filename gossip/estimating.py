@@ -168,7 +168,7 @@ def prolonged(plan: Plan, spent_s: float) -> Plan:
     return dataclasses.replace(
         plan,
         expected_s=min(max(plan.expected_s, spent_s), MAX_EXPECTED_S),
-        patience_s=max(plan.patience_s, min(spent_s / 2, MOST_S)),
+        patience_s=max(plan.patience_s, min(spent_s / 4, MOST_S)),
     )
 
 
