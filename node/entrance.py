@@ -19,7 +19,7 @@ from bootstrap.manifest import Manifest, difference
 from bootstrap.seeds import PeerCache, Reached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
-from node import __version__
+from node import __version__, clock
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
@@ -239,6 +239,7 @@ class Entrance:
                 software=__version__,
                 run=run,
                 invitation=self.config.invitation,
+                clock=clock.wall,  # what the offset is added to, whoever sets the machine's
             )
         except TransportError as error:
             raise explain(where, error) from error

@@ -24,7 +24,7 @@ from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_
 from bootstrap.manifest import Manifest
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
-from node import __version__, places
+from node import __version__, clock, places
 from node.config import NodeConfig
 from node.entrance import Entrance, Run
 from node.hardware import leave_cores_to_ranks
@@ -207,6 +207,7 @@ class Node:
             observed=transport.observed,
             brought=self._on_brought,
             refused=self._on_refused,
+            clock=clock.wall,
         )
         ProbeServer(transport)
         self.is_member: Callable[[PeerId], bool] = lambda peer: False

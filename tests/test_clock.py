@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from identity_kit import identity
+
+from bootstrap.handshake import Clocks, Gate
 from node.clock import SteadyClock, wall
+from node.config import resolve
+from node.entrance import Entrance
+from protocols.memory import Link, MemoryNetwork
+from protocols.whereabouts import Whereabouts
 
 
 def test_it_is_the_wall_clock() -> None:
@@ -26,3 +36,22 @@ def test_time_slept_through_counts() -> None:
     clock = SteadyClock(lambda: 1_000_000.0, lambda: now["since"])
     now["since"] += 8 * 3600.0
     assert clock() == 1_000_000.0 + 8 * 3600.0
+
+
+async def test_greetings_measure_it_and_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's was set back by an hour since the start; a seed that came anew is greeted."""
+
+    def steady() -> float:
+        return time.time() + 3600.0
+
+    monkeypatch.setattr("node.clock.wall", steady)
+    network = MemoryNetwork(seed=1, link=Link(latency=0.0005))
+    transports = [network.join(identity(number).peer_id) for number in (1, 2)]
+    books = [Whereabouts(one, identity(n)) for n, one in enumerate(transports, start=1)]
+    Gate(transports[0], books[0], software="0", run=lambda: b"", clock=steady)
+    me: Any = SimpleNamespace(
+        transport=transports[1], whereabouts=books[1], clocks=Clocks(), config=resolve({}, {})
+    )
+    greeting = await Entrance._greet(me, "192.0.2.1:1", identity(1).peer_id, b"")
+    assert abs(greeting.offset) < 5.0
+    assert abs(me.clocks.offset) < 1.0
