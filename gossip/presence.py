@@ -1,6 +1,6 @@
 """Being there: what this node says of itself, and what it hears of others.
 
-Whenever something about it changes, and a second after it last did, a node signs an
+Every second or so, and whenever something about it changes, a node signs an
 :class:`~protocols.messages.Announce` and sends it to everybody it knows to be there; in a large
 swarm to a few, who pass it on (:mod:`gossip.rumours`). Whoever wants to know who else is there asks
 any node for the announcements it holds (``known``); they are signed, so it does not matter who
@@ -46,7 +46,6 @@ LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
 TRIES = 3  # of an announcement whose connection breaks
 AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, and only the newest
-MOMENT_S = 0.001  # clocks are not exact
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 MAX_ENVELOPE_BYTES = 4096
@@ -92,7 +91,7 @@ class Presence:
     admission: Callable[[PeerId], bytes] = lambda peer: b""  # proof that an announcement needs
     on_news: Callable[[Announce], None] = lambda announce: None
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
-    on_rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
+    on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
     on_double: Callable[[], None] = lambda: None
     observed: Callable[[PeerId], str] = lambda peer: ""
     _sequence: int = 0
@@ -101,7 +100,6 @@ class Presence:
     _awake: Wakefulness = field(default_factory=Wakefulness)
     _seen: dict[PeerId, Liveness] = field(default_factory=dict)
     _newest: bytes = b""
-    _said_at: float = -math.inf
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
     _rumours: Rumours = field(init=False)
@@ -140,7 +138,6 @@ class Presence:
         those in between: where everybody has much to say that is what keeps up.
         """
         self._newest, now = self.envelope(), self.wiring.now()
-        self._said_at = now
         if self._crowded():
             self._pass_on(self.wiring.identity.peer_id, self._newest)
             return
@@ -169,31 +166,24 @@ class Presence:
                 group.create_task(self._say(peer, "announce", envelope))
 
     async def heartbeats(self) -> None:
-        """Announce, look after the membership, and ask around, until cancelled.
-
-        A heartbeat is due when nothing was announced for so long: who has news says so with them.
-        """
-        beat, look_at, turn = self.membership.patience.heartbeat_s, -math.inf, 0
+        """Announce, look after the membership, and ask around, until cancelled."""
+        turn = 0
         while True:
-            if (now := self.wiring.now()) >= self._said_at + beat:
-                self.tell()
-            if now >= look_at:
-                self._look_around(now, turn)
-                look_at, turn = now + beat, turn + 1
-            await asyncio.sleep(max(MOMENT_S, min(self._said_at + beat, look_at) - now))
-
-    def _look_around(self, now: float, turn: int) -> None:
-        for peer in list(self.membership.islands):
-            self.notice(peer)
-        self.membership.forget_old(now)
-        alive = sorted(self.membership.alive(now))
-        if alive and self._crowded():  # rumours leave some out
-            self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
-        elif alive and turn % ASK_EVERY == 0:
-            self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
-        dead = sorted(self._dead(now))
-        if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
-            self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
+            self.tell()
+            now = self.wiring.now()
+            for peer in list(self.membership.islands):
+                self.notice(peer)
+            self.membership.forget_old(now)
+            alive = sorted(self.membership.alive(now))
+            if alive and self._crowded():  # rumours leave some out
+                self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
+            elif alive and turn % ASK_EVERY == 0:
+                self.wiring.spawn(self.ask(alive[turn // ASK_EVERY % len(alive)]))
+            dead = sorted(self._dead(now))
+            if turn % ASK_EVERY == 1 and dead:  # or two halves of a swarm never meet again
+                self.wiring.spawn(self.ask(dead[turn // ASK_EVERY % len(dead)]))
+            turn += 1
+            await asyncio.sleep(self.membership.patience.heartbeat_s)
 
     def _there(self, now: float, peer: PeerId) -> bool:
         return self.membership.liveness(peer, now) in THERE
@@ -284,14 +274,14 @@ class Presence:
         place, seen = origin(self.observed(peer) if sender == peer else "", announce.addresses)
         if not self.membership.crowded(peer, place, seen, now):
             return place, seen
-        why = Crowded(f"{peer} is one of too many identities from {place}")
+        why = f"{peer} is one of too many identities from {place}"
         if now - self._crowded_out.get(place, -math.inf) > AGAIN_S:  # not once for each of them
             self._crowded_out.pop(place, None)
             self._crowded_out[place] = now
             if len(self._crowded_out) > MAX_KNOWN:
                 del self._crowded_out[next(iter(self._crowded_out))]
             self.on_rejected(peer, why)
-        raise why
+        raise Crowded(why)
 
     def _look_for_double(self, mine: Announce, sequence: int) -> None:
         """Others believe the newest life of a key. A single word of it may be an echo: of this
@@ -331,7 +321,7 @@ class Presence:
                 except (Stale, Crowded):
                     continue  # it travelled too long, or is not taken: its sender may not know
         except RemoteProtocolError as error:
-            self.on_rejected(peer, error)
+            self.on_rejected(peer, str(error))
         except TransportError:
             return  # the heartbeat will find out what is wrong
         else:
@@ -351,7 +341,7 @@ class Presence:
             except (Stale, Crowded):
                 continue  # it travelled too long, or is not taken: its sender may not know
             except RemoteProtocolError as error:
-                self.on_rejected(sender, error)
+                self.on_rejected(sender, str(error))
         return b""
 
     async def _on_known(self, sender: PeerId, body: bytes) -> bytes:

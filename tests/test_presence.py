@@ -37,27 +37,6 @@ def test_who_is_slow_to_listen_hears_the_newest_and_not_all_before_it() -> None:
     virtual_time.run(main())
 
 
-def test_who_has_news_needs_no_heartbeat_beside_them() -> None:
-    async def main() -> None:
-        async with simulated_swarm(2, think=(90.0, 90.0)) as swarm:
-            speaker, listener = swarm.members.values()
-            await asyncio.sleep(3.0)
-            told = listener.swarm.wiring.transport.stats.requests_by_name
-            before = told["announce"]
-            for steps in range(20):
-                speaker.swarm.chains[0].update(steps=steps)
-                await asyncio.sleep(0.6)
-            assert 20 <= told["announce"] - before <= 21
-            before = told["announce"]
-            await asyncio.sleep(10.0)  # nothing to tell
-            assert 9 <= told["announce"] - before <= 11
-            # in all that time nobody who listened took it for gone
-            island = listener.swarm.membership.islands[speaker.peer]
-            assert island.rhythm.longest < 0.1
-
-    virtual_time.run(main())
-
-
 def test_what_is_known_already_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with simulated_swarm(8, think=(90.0, 90.0)) as swarm:
