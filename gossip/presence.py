@@ -91,7 +91,7 @@ class Presence:
     admission: Callable[[PeerId], bytes] = lambda peer: b""  # proof that an announcement needs
     on_news: Callable[[Announce], None] = lambda announce: None
     on_change: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
-    on_rejected: Callable[[PeerId, str], None] = lambda peer, why: None
+    on_rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     on_double: Callable[[], None] = lambda: None
     observed: Callable[[PeerId], str] = lambda peer: ""
     _sequence: int = 0
@@ -274,14 +274,14 @@ class Presence:
         place, seen = origin(self.observed(peer) if sender == peer else "", announce.addresses)
         if not self.membership.crowded(peer, place, seen, now):
             return place, seen
-        why = f"{peer} is one of too many identities from {place}"
+        why = Crowded(f"{peer} is one of too many identities from {place}")
         if now - self._crowded_out.get(place, -math.inf) > AGAIN_S:  # not once for each of them
             self._crowded_out.pop(place, None)
             self._crowded_out[place] = now
             if len(self._crowded_out) > MAX_KNOWN:
                 del self._crowded_out[next(iter(self._crowded_out))]
             self.on_rejected(peer, why)
-        raise Crowded(why)
+        raise why
 
     def _look_for_double(self, mine: Announce, sequence: int) -> None:
         """Others believe the newest life of a key. A single word of it may be an echo: of this
@@ -321,7 +321,7 @@ class Presence:
                 except (Stale, Crowded):
                     continue  # it travelled too long, or is not taken: its sender may not know
         except RemoteProtocolError as error:
-            self.on_rejected(peer, str(error))
+            self.on_rejected(peer, error)
         except TransportError:
             return  # the heartbeat will find out what is wrong
         else:
@@ -341,7 +341,7 @@ class Presence:
             except (Stale, Crowded):
                 continue  # it travelled too long, or is not taken: its sender may not know
             except RemoteProtocolError as error:
-                self.on_rejected(sender, str(error))
+                self.on_rejected(sender, error)
         return b""
 
     async def _on_known(self, sender: PeerId, body: bytes) -> bytes:
