@@ -352,8 +352,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if (names := _fields(kind)) is not None:
-        return {name: plain(getattr(value, name)) for name in names}
+    if kind in _FIELDS or dataclasses.is_dataclass(kind):
+        return table(value)
     if isinstance(value, Mapping):
         return {str(key)[:MAX_TEXT]: plain(item) for key, item in _head(value.items())}
     if isinstance(value, list | tuple):
@@ -363,22 +363,13 @@ def plain(value: Any) -> Any:
 
 def table(view: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, as JSON values (:func:`plain`)."""
-    return {name: plain(getattr(view, name)) for name in _fields(type(view)) or ()}
+    names = _FIELDS.get(type(view))
+    if names is None:
+        names = _FIELDS[type(view)] = tuple(item.name for item in dataclasses.fields(view))
+    return {name: plain(getattr(view, name)) for name in names}
 
 
-def _fields(kind: type) -> tuple[str, ...] | None:
-    """The names of a dataclass's fields, read once; None for another class."""
-    try:
-        return _FIELDS[kind]
-    except KeyError:
-        names = None
-        if dataclasses.is_dataclass(kind):
-            names = tuple(item.name for item in dataclasses.fields(kind))
-        _FIELDS[kind] = names
-        return names
-
-
-_FIELDS: dict[type, tuple[str, ...] | None] = {}
+_FIELDS: dict[type, tuple[str, ...]] = {}  # of the dataclasses seen so far
 
 
 def _head(items: Any) -> list[Any]:
