@@ -54,6 +54,7 @@ from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
 from protocols.errors import OperatorError
 from protocols.tasks import first
 
+MAX_WORDS = 32  # of host 0 that wait while tokens are made
 RETRY_S = 1.0  # between tries to reach host 0
 TELL_S = 15.0  # between lines about that
 DIAL_S = 10.0
@@ -186,7 +187,7 @@ class Helper:
         failed: Exception | None = None
         try:
             async with asyncio.TaskGroup() as self._waiting:
-                words: asyncio.Queue[Word] = asyncio.Queue()
+                words: asyncio.Queue[Word] = asyncio.Queue(MAX_WORDS)
                 try:
                     over = await first(
                         self._listen(link, words), self._obey(words, link), link.watch()
@@ -209,6 +210,8 @@ class Helper:
         while True:
             word = await link.receive()
             if not isinstance(word, Farewell):
+                if words.full():
+                    raise LinkLostError("it says more than can be done")
                 words.put_nowait(word)
                 continue
             if word.code:

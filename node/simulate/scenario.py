@@ -91,9 +91,8 @@ class Scenario(BaseModel):
     bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
     dynamic_steps: bool = True  # fewer inner steps for slower islands
     align: bool = False  # turn stale work towards the momentum
-    owners: int = Field(
-        default=0, ge=0, le=MAX_SERVERS
-    )  # of async and server; 0: every island, or one server
+    # of async and server; 0: every island, or one server
+    owners: int = Field(default=0, ge=0, le=MAX_SERVERS)
     sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
     share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
     rank: int = Field(default=4, ge=1)  # of powersgd
