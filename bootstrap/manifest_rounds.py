@@ -42,7 +42,6 @@ CodecChoice = Literal[
     "fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3", "auto"
 ]
 FINEST_FIRST: tuple[str, ...] = get_args(Codec)
-ENDLESS_ROUNDS = 1_000_000  # total_rounds of a run that only its operators end
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")
 NO_BOUND = -1  # of staleness

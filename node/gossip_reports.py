@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from gossip.roamer import Roamer, Rounded
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
 from node.peer_reports import PeerReports
 from node.trainer.channel import Applied
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.messages import Announce
 
 RAW_BYTES = 4  # of a parameter in fp32

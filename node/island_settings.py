@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from bootstrap.manifest import Data, Model
 from node.setting_values import HostPort
 from node.trainer.dims import ParallelDims, choose
+
+if TYPE_CHECKING:
+    from bootstrap.manifest import Data, Model
 
 AXES = {  # of --layout: the name that a person writes, and the key that it stands for
     "ddp": "dp_replicate",

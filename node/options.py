@@ -41,7 +41,7 @@ def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Comman
             given = {key: value for key, value in values.items() if value not in (None, [])}
             command(flags=given, **mine)
 
-        parameters = [*own, *(_parameter(key, NodeConfig.model_fields[key]) for key in chosen)]
+        parameters = [*own, *map(_parameter, chosen)]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         # typer reads both, and functools.wraps leaves a way back to the inner function
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -51,7 +51,9 @@ def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Comman
     return decorate
 
 
-def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
+@functools.cache
+def _parameter(key: str) -> inspect.Parameter:
+    field = NodeConfig.model_fields[key]
     name = "--" + key.replace("_", "-")
     shown = _default(field)
     text = (field.description or "") + (f" [default: {shown}]" if shown else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
 from gossip.spread import Published, Spread
@@ -16,6 +15,7 @@ from node.monitor.events import (
 )
 from node.peer_reports import PeerReports
 from node.trainer.channel import Applied
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node import __version__
 from node.errors import operator_error
 from node.monitor.wording import JOIN_STEPS, clean, duration, megabytes, number, short
 from node.setting_values import host_port
 from node.statedir import StateDir
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 TIMEOUT_S = 3.0  # without a byte

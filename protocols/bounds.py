@@ -7,3 +7,4 @@ from __future__ import annotations
 
 MAX_PEERS = 512  # members of one round, and islands one island keeps track of
 MAX_FRAGMENTS = 12  # of one run: where an island stands with each is in its announcements
+ENDLESS_ROUNDS = 1_000_000  # total_rounds of a run that only its operators end

@@ -9,7 +9,7 @@ import pytest
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointStore, Facts
-from node.commands.running import manifest_for
+from node.commands.manifest import manifest_for
 from node.config import resolve
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
 from protocols.errors import OperatorError

@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 from api_kit import KEY, PEER, Kit
 
-from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from node import status
 from node.monitor import api
 from node.monitor.api import ApiServer, make_app
@@ -20,6 +19,7 @@ from node.monitor.events import JoinProgress, RoundDone, Validation
 from node.monitor.history import History
 from node.monitor.views import GpuView, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 

@@ -6,18 +6,18 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bootstrap.manifest import Manifest, load
-from bootstrap.validation import to_toml, toml_value
 from node import __version__
-from node.commands.running import manifest_for
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import SECRETS, NodeConfig, resolve
 from node.errors import without_credentials
 from node.options import with_settings
+
+if TYPE_CHECKING:
+    from bootstrap.manifest import Manifest
 
 
 @with_settings("dir", "api", "api_key")
@@ -112,6 +112,8 @@ def doctor(
 
     Each check with why and what to do; exit status 1 if one failed.
     """
+    from bootstrap.manifest import Manifest
+    from node.commands.manifest import manifest_for
     from node.doctor.command import main
 
     config = resolve(flags, os.environ, config_file)
@@ -140,6 +142,8 @@ def config_show(
     flags: dict[str, Any], config_file: ConfigFile = None, as_json: AsJson = False
 ) -> None:
     """Every setting with its value and source, and the manifest of the run file."""
+    from bootstrap.manifest import load
+
     config = resolve(flags, os.environ, config_file)
     manifest = load(config.run) if config.run is not None else None
     typer.echo(_as_json(config, manifest) if as_json else _as_text(config, manifest))
@@ -153,6 +157,8 @@ def _shown(config: NodeConfig, key: str) -> Any:
 
 
 def _as_text(config: NodeConfig, manifest: Manifest | None) -> str:
+    from bootstrap.validation import to_toml, toml_value
+
     lines = ["# settings of this node"]
     for key in NodeConfig.model_fields:
         value = _shown(config, key)

@@ -18,7 +18,6 @@ from typing import Any
 
 from bootstrap.handshake import Greeting, admission, greet
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from bootstrap.seeds import find_peers
 from bootstrap.state import fetch_manifest
 from gossip.membership import Liveness, Membership
@@ -39,6 +38,7 @@ from node.monitor.views import NodeView, PeerView, RunView
 from node.past import ask_past
 from protocols.addresses import PeerAddress
 from protocols.asking import ask
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import (
     OperatorError,
     RemoteProtocolError,

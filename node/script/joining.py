@@ -20,7 +20,6 @@ from torch import nn
 
 import node
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_rounds import ENDLESS_ROUNDS
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
@@ -30,6 +29,7 @@ from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")

@@ -11,11 +11,12 @@ share the experts) is no axis beside these: it divides ``dp_shard``.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bootstrap.manifest import Data, Model
+if TYPE_CHECKING:
+    from bootstrap.manifest import Data, Model
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv"]
 Attention = Literal["ulysses", "ring"]
