@@ -66,7 +66,7 @@ def lay_out(
     size: int, links: Sequence[Link], regions: Mapping[PeerId, str], grouping: Grouping
 ) -> Layout:
     """Parts of ``[0, size)`` and groups of the members ``links``, by their declared ``regions``."""
-    sets = _sets(links, regions, grouping)
+    sets = _sets(links, regions, grouping) if grouping.on else []
     rows = [row for rows in sets for row in rows]
     if not rows or (len(rows) == 1 and len(rows[0]) == len(links)):  # all at one site
         return Layout(cut(size, links))

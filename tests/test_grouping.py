@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Merge
 from gossip.agreed import Remains
-from gossip.grouping import Grouping, lay_out, may_group, renewed_groups, traffic
+from gossip.grouping import UNGROUPED, Grouping, lay_out, may_group, renewed_groups, traffic
 from gossip.mixing import Mix
 from gossip.partition import MIN_PART, Link
 from gossip.planning import fresh_plan, renewed_plan
@@ -169,6 +169,13 @@ def test_a_grid_has_rows_and_columns_of_about_the_root() -> None:
     most = max(up for up, _ in traffic(parts, layout.groups, everybody).values())
     plain = max(up for up, _ in traffic(parts, (), everybody).values())
     assert most / plain < 1.01
+
+
+def test_no_swarm_is_so_large_that_it_has_groups_unasked() -> None:
+    members = links(2 * UNGROUPED.most)
+    layout = lay_out(len(members) * MIN_PART, members, regions(members, 70, 3), UNGROUPED)
+    assert layout.groups == ()
+    assert {owner for _, _, owner in layout.pieces} == {link.peer for link in members}
 
 
 def test_small_swarms_have_no_grid() -> None:
