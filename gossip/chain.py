@@ -21,7 +21,7 @@ from gossip.agreement import NONE
 from gossip.approach import Approach
 from gossip.bodies import Wiring
 from gossip.exchange import Exchange
-from gossip.following import Following
+from gossip.following import Following, is_further
 from gossip.forgetting import Forgetting
 from gossip.holding import Holding
 from gossip.hooks import Hooks, Replica
@@ -165,16 +165,26 @@ class Chain(Reports):
     async def move(
         self,
         jump: Callable[[], Awaitable[None]],
+        to: Place,
         certificate: Certificate | None,
         lineage: Lineage,
+        *,
+        diverged: bool = False,
     ) -> None:
         """Put the replica elsewhere in the chain (a state download), and start over there.
 
         ``jump`` does it, once nothing reads the replica any more. ``certificate`` is the newest
         one there and ``lineage`` leads to it, for those who ask on what we build.
+
+        Nothing happens where this node has come as far by itself since the download began: of two
+        sides of a fork that both moved, each would be on the other's chain. ``diverged``: the same
+        place, with the state that most have there.
         """
         async with self._advancing:
             before = self.round.place
+            same = diverged and to.previous == before.previous
+            if not same and not is_further(before, to.round, to.previous, to.work):
+                return
             await self.exchange.stop()
             await jump()
             place = self.replica.place

@@ -23,6 +23,15 @@ MOST_ASKED = 8  # peers at a time
 Advance = Callable[[Certificate, dict[tuple[int, int], torch.Tensor]], Awaitable[None]]
 
 
+def is_further(here: Place, round_: int, head: bytes, work: int) -> bool:
+    """Whether that is further along the chain of ``here``, or on one that outweighs it."""
+    if head == here.previous:
+        return False
+    if work == here.work and round_ != here.round:
+        return round_ > here.round  # rounds to which nobody contributed
+    return heavier((here.work, here.previous), (work, head))
+
+
 @dataclass
 class Following:
     """Compares announcements with our own place; replays what we missed, or says that we cannot.
@@ -175,11 +184,9 @@ class Following:
         """Whether an island is further along our chain, or on a chain that outweighs ours."""
         here, roster = self.place()
         newcomer = announce.status == "joining" and announce.peer not in roster
-        if announce.role not in MEMBERS or newcomer or announce.head == here.previous:
+        if announce.role not in MEMBERS or newcomer:
             return False
-        if announce.work == here.work and announce.round != here.round:
-            return announce.round > here.round  # rounds to which nobody contributed
-        return heavier((here.work, here.previous), (announce.work, announce.head))
+        return is_further(here, announce.round, announce.head, announce.work)
 
     def _vote_on_state(self, here: Place) -> None:
         """Report it when most of those who stand where we stand have another state than ours."""

@@ -182,7 +182,7 @@ class Fetcher:
         vectors = [torch.empty_like(vector) for vector in replica.state]
         before = replica.place.round
         arrival = self._arrival(swarm.membership.alive(swarm.now()))
-        on_our_chain, headway = ending in (Ending.FAR, Ending.GONE), self._headway()
+        headway = self._headway()
         try:
             with chain.following.downloading() as approach:
 
@@ -191,8 +191,6 @@ class Fetcher:
                     headway(done, total, sources)
 
                 state = (await arrival.fetch(vectors, progress, fragment)).state
-                if on_our_chain and state.place.round <= replica.place.round:
-                    return  # it has come there by itself
                 missed = state.place.round - before
                 late = missed > replica.manifest.rounds.max_staleness
                 # replaying keeps it however late, so what takes its place does
@@ -201,8 +199,10 @@ class Fetcher:
                     keep = "all"
                 await chain.move(
                     lambda: replica.jump(vectors, state, keep=keep),
+                    state.place,
                     state.certificate,
                     state.lineage,
+                    diverged=ending is Ending.DIVERGED,
                 )
         except OperatorError as error:  # whoever was ahead is gone; the next one who is asks again
             self.events.emit(Problem.of(error))

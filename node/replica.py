@@ -134,9 +134,9 @@ class OuterReplica:
         return [self.base, *self.vectors.values()]
 
     @property
-    def standing(self) -> tuple[int, list[torch.Tensor]]:
-        """Round and state, for who downloads them."""
-        return self._place.round, self.state
+    def standing(self) -> tuple[int, bytes, list[torch.Tensor]]:
+        """Round, digest and state, for who downloads them."""
+        return self._place.round, self._place.state, self.state
 
     def new_residual(self) -> Residual | None:
         """What this island keeps of what its contributions lose; None: they lose too little."""

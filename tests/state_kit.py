@@ -55,8 +55,8 @@ class Bench:
         self.peers = [transport.peer_id for transport in self.transports]
         self.got = torch.full((N,), float("nan")), torch.full((N,), float("nan"))
 
-    def current(self, fragment: int) -> tuple[int, list[Tensor]]:
-        return self.round, [self.base, self.momentum]
+    def current(self, fragment: int) -> tuple[int, bytes, list[Tensor]]:
+        return self.round, self.digest, [self.base, self.momentum]
 
     async def download(self, **options: Any) -> Download:
         arguments = {"stall_timeout": 2.0, "offer_timeout": 5.0, "offload": inline} | options

@@ -78,8 +78,8 @@ class Scene:
         async def still() -> Any:
             yield
 
-        def current(fragment: int) -> tuple[int, list[torch.Tensor]]:
-            return len(chain.certificates), [state, state]
+        def current(fragment: int) -> tuple[int, bytes, list[torch.Tensor]]:
+            return len(chain.certificates), announce.state, [state, state]
 
         StateServer(transport, RUN, current, still=still, offload=offload)
         self.states.append(state)

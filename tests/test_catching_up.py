@@ -68,10 +68,10 @@ class Scene:
         self.downloads = 0
 
     def serve(self, member: Member) -> None:
-        def current(fragment: int) -> tuple[int, list[torch.Tensor]]:
+        def current(fragment: int) -> tuple[int, bytes, list[torch.Tensor]]:
             replica = member.replicas[fragment]
             assert isinstance(replica, Stateful)
-            return replica.place.round, replica.state
+            return replica.place.round, replica.place.state, replica.state
 
         StateServer(
             member.swarm.wiring.transport, RUN, current, still=member.swarm.still,
@@ -112,7 +112,10 @@ class Scene:
             state = (await arrival.fetch(vectors, approach.progress, fragment)).state
             self.downloads += 1
             await chain.move(
-                partial(replica.jump, vectors[0], state), state.certificate, state.lineage
+                partial(replica.jump, vectors[0], state),
+                state.place,
+                state.certificate,
+                state.lineage,
             )
             member.moved[fragment].set()
 
@@ -295,5 +298,30 @@ def test_who_keeps_up_is_not_waited_for() -> None:
             await until(is_member)
             assert asked == 0.0
             assert swarm.longest() < 10 * ROUND_S
+
+    played(story)
+
+
+@pytest.mark.parametrize("tenth", range(12))
+def test_two_halves_that_meet_at_any_moment_are_one_swarm_again(tenth: int) -> None:
+    """Each may commit a round while it downloads the other's state, and so be the heavier one."""
+
+    async def story() -> None:
+        async with scene(codec="fp32", think=(1.0, 1.1), uploads=[1e6]) as swarm:
+            members = [*swarm.founders, *(swarm.join(one, 1e6) for one in NEWCOMERS[:3])]
+            await until(lambda: swarm.are_members(*members[1:]), 30.0)
+            peers, before = [member.peer for member in members], swarm.downloads
+            swarm.swarm.network.partition(set(peers[:2]), set(peers[2:]))
+            await asyncio.sleep(15.0 + tenth / 10)
+            swarm.swarm.network.heal()
+            counted = [member.replica.counted for member in members]
+
+            def together() -> bool:
+                heads = {member.replica.place.previous for member in members}
+                since = [member.replica.counted for member in members]
+                return len(heads) == 1 and all(n > o for n, o in zip(since, counted, strict=True))
+
+            await until(together, 45.0)
+            assert swarm.downloads - before < 8
 
     played(story)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,15 @@ def test_nothing_reads_a_replica_while_it_is_put_elsewhere() -> None:
             await until(lambda: read > checked)
             before = member.swarm.chains[0].exchange
             assert not before.closed
-            await member.swarm.chains[0].move(jump, None, member.swarm.chains[0].lineage)
+            chain, here = member.swarm.chains[0], member.replica.place
+            await chain.move(jump, here, None, chain.lineage)
+            assert not before.closed, "it is there already"
+            further = replace(
+                here, round=here.round + 1, previous=bytes(32), work=2 * here.work + 1
+            )
+            await chain.move(jump, further, None, chain.lineage)
             assert before.closed
-            assert member.swarm.chains[0].exchange is not before
+            assert chain.exchange is not before
 
     virtual_time.run(main())
 

@@ -106,7 +106,7 @@ def test_a_source_that_has_moved_on_is_passed_over(identities: Identities) -> No
     async def scenario(bench: Bench) -> None:
         other = bench.network.join(Identity.from_seed(b"m" * 32).peer_id)
         StateServer(
-            other, RUN, lambda fragment: (ROUND + 1, vectors(1)), still=free, offload=inline
+            other, RUN, lambda fragment: (ROUND + 1, b"", vectors(1)), still=free, offload=inline
         )
         bench.peers.insert(0, other.peer_id)
         report = await bench.download()
@@ -121,7 +121,9 @@ def test_a_source_whose_state_differs_is_dropped_before_a_byte_is_pulled(
 ) -> None:
     async def scenario(bench: Bench) -> None:
         other = bench.network.join(Identity.from_seed(b"m" * 32).peer_id)
-        StateServer(other, RUN, lambda fragment: (ROUND, vectors(1)), still=free, offload=inline)
+        StateServer(
+            other, RUN, lambda fragment: (ROUND, b"", vectors(1)), still=free, offload=inline
+        )
         bench.peers.insert(0, other.peer_id)
         report = await bench.download()
         bench.check()

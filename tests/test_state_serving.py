@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from state_kit import ROUND, RUN, Bench, Identities, N, free, run
+from state_kit import ROUND, RUN, Bench, Identities, N, free, run, vectors
 
 from bootstrap.state import (
     StateServer,
@@ -106,6 +106,22 @@ def test_copies_are_few_and_given_up_when_idle(identities: Identities) -> None:
         assert server.pinned == []
         with pytest.raises(RemoteRefused, match="gone"):
             await chunk_of(bench, 0)
+
+    run(identities, [1e9], scenario)
+
+
+def test_who_left_its_side_of_a_fork_offers_the_other_sides_state(identities: Identities) -> None:
+    """Also to those who keep asking: both sides may be at the same round."""
+
+    async def scenario(bench: Bench) -> None:
+        before = await ask(bench)
+        bench.base, bench.momentum = vectors(5)
+        bench.digest, _ = state_digest([bench.base, bench.momentum])
+        after = await ask(bench)
+        assert (before.round, after.round) == (ROUND, ROUND)
+        assert before.digest != after.digest == bench.digest
+        await bench.download()
+        bench.check()
 
     run(identities, [1e9], scenario)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Current = Callable[[int], "tuple[int, Sequence[torch.Tensor]]"]
+Current = Callable[[int], "tuple[int, bytes, Sequence[torch.Tensor]]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -37,6 +37,7 @@ class _Pin:
     """A copy of the state of one round, kept while somebody reads it."""
 
     offer: bytes
+    digest: bytes
     state: StateBytes
     chunk: int
     used: float  # when it was last asked for
@@ -47,7 +48,8 @@ class _Pin:
 class StateServer:
     """Answers ``state`` calls and ``chunk`` pulls, for each of so many ``fragments``.
 
-    ``current`` gives a fragment's round and live vectors, base first. They are copied while
+    ``current`` gives a fragment's round, the digest of its state, and its live vectors, base first.
+    They are copied while
     ``still()`` is held, which is to keep outer steps from being applied, and hashed after it was
     let go; both run in ``offload``. A state nobody has asked for in time is ``gone`` once the
     next round is applied; ``busy`` means that all copies are in use.
@@ -102,7 +104,10 @@ class StateServer:
         fragment, round_ = request.fragment, request.round
         if not 0 <= fragment < self._fragments:
             raise Malformed(f"there is no fragment {fragment}")
-        here, _ = self._current(fragment)
+        here, digest, _ = self._current(fragment)
+        old = self._pins.get((fragment, here))
+        if old is not None and old.digest != digest:  # of a fork's other side, which we have left
+            del self._pins[fragment, here]
         wanted = max(round_, here) if request.or_newer else round_
         self._let_go(peer, (fragment, wanted))
         if (pin := self._pins.get((fragment, wanted))) is not None:
@@ -138,7 +143,7 @@ class StateServer:
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with self._still():
-            held, live = self._current(fragment)
+            held, _, live = self._current(fragment)
             if held < round_ or (held > round_ and not or_newer):
                 raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
             vectors = await self._offload(lambda: [vector.clone() for vector in live])
@@ -149,7 +154,7 @@ class StateServer:
             digest, hashes = state_digest(vectors, chunk)
             offer = StateOffer(held, digest, state.length, chunk, hashes).encode()
             now = loop.time()
-            return _Pin(offer, state, chunk, now, now + COPY_COSTS * (now - began))
+            return _Pin(offer, digest, state, chunk, now, now + COPY_COSTS * (now - began))
 
         return held, await self._offload(describe)
 
