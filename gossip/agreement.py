@@ -91,6 +91,7 @@ class Agreement:
     _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
     _liars: set[PeerId] = field(default_factory=set)
+    _epochs: dict[PeerId, int] = field(default_factory=dict)  # of the others, where above 0
     _voted_hash: bytes = b""  # of the outcome voted for: it is long, and every vote is compared
     _complete: int = 0  # so many of the plan's first parts are held: looked at once
 
@@ -115,6 +116,16 @@ class Agreement:
     def awaits_plan(self) -> bool:
         """Whether somebody has my promise who has not come up with a plan."""
         return self.promised > (NONE if self.plan is None else self._ballot())
+
+    @property
+    def beyond(self) -> set[PeerId]:
+        """Who has promised a later epoch than I have, and takes no part in mine any more."""
+        return {peer for peer, epoch in self._epochs.items() if epoch > self.promised[0]}
+
+    def heard(self, peer: PeerId, epoch: int) -> None:
+        """A member is in this epoch, by its own words."""
+        if epoch > self._epochs.get(peer, 0) and peer in self.roster:
+            self._epochs[peer] = epoch
 
     def owner_of(self, ballot: Ballot, roster: tuple[PeerId, ...]) -> PeerId:
         """Who may propose under a ballot."""
@@ -145,6 +156,7 @@ class Agreement:
         One for a higher ballot than asked for does not count; the others may do without it.
         Raises RemoteProtocolError for one whose content does not belong to this round.
         """
+        self.heard(sender, promise.epoch)
         asked = self._asked
         if asked is None or sender not in asked.roster:
             return None

@@ -18,6 +18,7 @@ from protocols.identity import PeerId
 GAINS = 0.8  # of the others' pace: who needs more for a replay hardly comes nearer, or not at all
 WORTH = 1.5  # a download has to be quicker by so much
 WEIGHT = 0.3  # of the newest replay
+KEPT_OUT = 3  # times it was where the others are, and still not in office: always a bit too late
 LITTLE = 1 / 8  # of a download: says little about how long it takes, and may be left at any time
 
 
@@ -30,6 +31,7 @@ class Approach:
     link: Callable[[], float] = lambda: 0.0  # bytes a second that come in now, 0: not known
     downloading: bool = False
     asking: bool = False  # for the others to wait
+    _arrivals: int = 0  # since this node was last in office
     _replay_s: float = 0.0  # 0: not measured
     _download_s: float = 0.0
     _began: float = 0.0
@@ -54,6 +56,14 @@ class Approach:
     def replayed(self, seconds: float) -> None:
         """One round was replayed."""
         self._replay_s += (WEIGHT if self._replay_s else 1.0) * (seconds - self._replay_s)
+
+    def in_office(self) -> None:
+        """This node is one of those who decide."""
+        self._arrivals = 0
+
+    def arrived(self) -> None:
+        """It has caught up, for the moment."""
+        self._arrivals += 1
 
     def downloaded(self, seconds: float) -> None:
         """The state was downloaded."""
@@ -102,12 +112,14 @@ class Approach:
     def asks(self, missing: int, now: float) -> float:
         """Seconds in which it would stand where the others do, if they waited; 0: they need not.
 
-        It asks only if it does not come nearer otherwise, and then until it is there.
+        It asks only if it does not come nearer otherwise, or is there each time just after the
+        others have planned without it; and then until it is there.
         """
         if missing <= 0 and not self.downloading:
             self.asking = False
         elif not self.asking and self._pace:
-            self.asking = self.replay_s > GAINS * median(self._pace)
+            slow = self.replay_s > GAINS * median(self._pace)
+            self.asking = slow or self._arrivals >= KEPT_OUT
         return self._needs(max(0, missing), now) if self.asking else 0.0
 
     def _needs(self, missing: int, now: float) -> float:

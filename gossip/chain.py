@@ -356,7 +356,8 @@ class Chain(Reports):
         if self._forgetting.listening(self.now()):
             self._forgetting.heard(place.round)
         forgot = self._forgetting.forgot(place.round)
-        if forgot and self.status.status == "active":
+        put_out = self.me not in self.replica.roster and self.status.role in MEMBERS
+        if (forgot or put_out) and self.status.status == "active":
             self.note(status="joining")  # nobody shall wait for our vote
         self.timing.stand(self.codec)
         self.round = Round(
@@ -373,6 +374,7 @@ class Chain(Reports):
             self.timing.ladder,
             self._missed.rounds(place.round),
             self._holding,
+            lambda: self.following.leaving,
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
         self.signed_plan = None  # one of a fork's other side would have the same number

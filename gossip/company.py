@@ -103,8 +103,10 @@ class Company:
     def majority_alive(self, now: float) -> bool:
         """Whether those in office can decide without a new epoch."""
         mute = self.forgot and self.agreement.promised[0] == 0
-        needed = majority(self.agreement.office)
-        voting = (peer for peer in self._able(now) if not (mute and peer == self.me))
+        needed, out = majority(self.agreement.office), self.agreement.beyond
+        if mute:
+            out.add(self.me)
+        voting = (peer for peer in self._able(now) if peer not in out)
         return sum(1 for _ in islice(voting, needed)) == needed
 
     def intact(self, now: float) -> bool:
@@ -114,7 +116,7 @@ class Company:
         """
         if self.agreement.promised[0] == 0:
             return self.majority_alive(now)
-        return len(self.here(now)) == len(self.agreement.office)
+        return len(self.here(now)) == len(self.agreement.office) and not self.agreement.beyond
 
     def left(self, now: float) -> list[PeerId]:
         """Those of the roster that has come about who have said farewell."""
@@ -308,8 +310,8 @@ class Company:
 
     @property
     def gone(self) -> set[PeerId]:
-        """Who is found not to deliver in this round."""
-        return self.known | self.blamed
+        """Who is found not to deliver in this round, or is in a later epoch of it."""
+        return self.known | self.blamed | self.agreement.beyond
 
     @property
     def isolated(self) -> bool:

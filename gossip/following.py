@@ -54,6 +54,9 @@ class Following:
     approach: Approach
     link: Callable[[], float]  # what our downlink carries, bytes a second; 0: unknown
     under_way: bool = False
+    leaving: bool = False  # this side of a fork: whoever opens rounds on it may make it the heavier
+    _said: Ending | None = None  # why only a download helps
+    _in_vain: bool = False  # has it been left for a state that nobody delivered
     _replay: CatchUp = field(init=False)
     _news: bool = False  # while it was under way
 
@@ -89,12 +92,17 @@ class Following:
         Tell what is given how far that is.
         """
         self.approach.begins(self.missing(), self.wiring.now())
+        self.leaving = self._said is Ending.FORKED and not self._in_vain
         try:
             yield self.approach
         except BaseException:  # also cancellation: it has ended all the same
             self.approach.ends(self.wiring.now(), arrived=False)
+            self._in_vain = self.leaving or self._in_vain
             raise
+        finally:
+            self.leaving = False
         self.approach.ends(self.wiring.now(), arrived=True)
+        self._in_vain = False
         self._news = True
         self._go_on()
 
@@ -105,6 +113,8 @@ class Following:
 
     def asks(self) -> float:
         """Seconds for which the others would have to wait; 0: they need not."""
+        if self.wiring.identity.peer_id in self.place()[1]:
+            self.approach.in_office()
         trying = self.under_way or self.approach.downloading
         if not (trying or self.approach.asking):
             return 0.0
@@ -140,10 +150,11 @@ class Following:
             asked.update(sources)
             ending = await self._replay.follow(sources)
             if ending is Ending.LEVEL:
+                self.approach.arrived()
                 return
             endings.add(ending)
         if Ending.DIVERGED in endings:
-            self.behind(Ending.DIVERGED, tuple(asked))
+            self._report(Ending.DIVERGED, tuple(asked))
         elif endings & {Ending.FAR, Ending.GONE, Ending.FORKED}:
             await self._judge(endings)
 
@@ -158,8 +169,12 @@ class Following:
                 if claim.round <= here.round:
                     endings.add(Ending.FORKED)
                 found = [e for e in (Ending.FORKED, Ending.GONE, Ending.FAR) if e in endings]
-                self.behind(found[0], tuple(self._ahead()))
+                self._report(found[0], tuple(self._ahead()))
                 return
+
+    def _report(self, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+        self._said = ending
+        self.behind(ending, peers)
 
     async def _proves(self, claim: Announce) -> bool:
         """Whether a peer can show how the swarm came to the place it says it stands at."""
@@ -198,4 +213,4 @@ class Following:
         others = [state for state in states if state != here.state]
         most = max(map(others.count, others), default=0)
         if not self.busy() and most > len(states) - len(others) + 1:
-            self.behind(Ending.DIVERGED, ())
+            self._report(Ending.DIVERGED, ())

@@ -70,6 +70,7 @@ class Round:
     ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
+    leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: nothing is begun
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
@@ -159,6 +160,7 @@ class Round:
         """Answer a candidate. Raises RemoteProtocolError, or RemoteRefused to decline."""
         if now < self.abstain_until or (self.forgot and prepare.epoch == 0):
             raise RemoteRefused("abstaining", "restarted during this round")
+        self.agreement.heard(sender, prepare.epoch)
         if prepare.epoch > self._epoch() and self.company.intact(now):
             raise RemoteRefused("majority-alive", "no reason to reform the roster")
         if prepare.epoch == 0 and self.company.replaceable(sender, now):
@@ -239,6 +241,9 @@ class Round:
         if self._finished or now < self.abstain_until:
             return []
         if self.me not in self.roster:
+            return []
+        if self.leaving() and self.agreement.plan is None and self.agreement.promised == NONE:
+            self._lost_since = self.opening.quorum_since = None
             return []
         self.company.judge(now, self._patience())
         if not self.company.majority_alive(now):

@@ -359,12 +359,21 @@ async def simulated_swarm(
     sites: int = 1,
     records: Path | None = None,
     kind: type[ToyReplica] = ToyReplica,
+    min_grace_s: float = Rules.min_grace_s,
 ) -> AsyncIterator[SimulatedSwarm]:
     """``count`` members that share a first roster; all are stopped at the end."""
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
     codecs = (codec,) if isinstance(codec, str) else codec
     range_codec = RangeCodec(codecs[0], dense=size - 1000)
-    rules = Rules(size, codecs, range_codec.size_as, mix=mix, grouping=grouping, sharing=fragments)
+    rules = Rules(
+        size,
+        codecs,
+        range_codec.size_as,
+        mix=mix,
+        grouping=grouping,
+        sharing=fragments,
+        min_grace_s=min_grace_s,
+    )
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
         swarm = SimulatedSwarm(

@@ -161,6 +161,18 @@ def test_in_a_later_epoch_all_must_promise() -> None:
     assert remains is not None
 
 
+def test_who_has_promised_a_later_epoch_is_known_to_be_there_until_i_have_as_well() -> None:
+    members = EVERYBODY[:3]
+    mine, other = agreement_of(leader(members, 1), members), leader(members, 2)
+    mine.on_promise(other.peer_id, Promise(1, 7, 0, 0, None, ()))
+    assert mine.beyond == {other.peer_id}
+    mine.heard(EVERYBODY[4].peer_id, 3)
+    assert mine.beyond == {other.peer_id}, "not a stranger"
+    candidate = agreement_of(other, members)
+    mine.on_prepare(candidate.me, candidate.prepare(1, candidate.roster))
+    assert mine.beyond == set()
+
+
 def test_one_ballot_of_a_later_epoch_belongs_to_one_roster() -> None:
     """Two groups of survivors that overlap may come upon the same number."""
     members = EVERYBODY[:3]

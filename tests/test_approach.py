@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossip.approach import WORTH, Approach
+from gossip.approach import KEPT_OUT, WORTH, Approach
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 
@@ -128,3 +128,15 @@ def test_what_is_kept_of_the_others_is_bounded() -> None:
     for number in range(3 * MAX_PEERS):
         one.heard(PeerId(str(number)), number, 0.0)
     assert len(one._heard) <= MAX_PEERS
+
+
+def test_who_is_there_each_time_a_moment_too_late_asks_as_well() -> None:
+    one = approach()
+    one.replayed(0.5)  # quick enough, by itself
+    for _ in range(KEPT_OUT):
+        assert one.asks(1, 10.0) == 0.0
+        one.arrived()
+    assert one.asks(1, 10.0) == 0.5
+    assert one.asks(0, 10.5) == 0.0
+    one.in_office()
+    assert one.asks(1, 11.0) == 0.0
