@@ -13,6 +13,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# processes that share the fast tests: one a core, each of half a gigabyte; 0: none beside pytest's own
+WORKERS ?= auto
 BIN := .venv/bin
 STAMP := .venv/.complete
 
@@ -23,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/python -m node demo $(ARGS)
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 $(ARGS)
 
 test-swarm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m swarm $(ARGS)

@@ -131,7 +131,7 @@ async def test_who_downloads_a_state_goes_on_with_the_same_bits(name: str) -> No
     await first.settle()
     for seed in range(3):
         await commit(first, seed)
-    _, vectors = first.standing
+    vectors = first.state
     for mine, theirs in zip(joiner.state, vectors, strict=True):
         mine.copy_(theirs)
     joiner._place = first.place  # as a download's certificate would put it
