@@ -309,7 +309,7 @@ class Roamer(Member):
         self._exchanged.sort(key=lambda one: one.met.exchange)
         said = [*self.core.others(self.now()), self.status]
         mixed = [peer for one in self._exchanged for peer in one.met.mixed]
-        spread, after = in_pairs(said, self.me, round_, mixed)
+        spread, after = in_pairs(said, self.me, mixed)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
         self._end_exchange()

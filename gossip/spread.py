@@ -26,7 +26,7 @@ from protocols.messages import Announce
 
 REMEMBERED = 4  # sketches of one island: it may be some fragments ahead of the merge looked at
 MAX_PEERS = 512  # whose sketches are remembered
-FRESH = 2  # own rounds that a sketch may be old where islands meet in pairs
+FRESH = 2  # rounds that a sketch may be old where islands meet in pairs, as its island counts them
 
 
 def turn_of(rounds: Sequence[int]) -> int:
@@ -118,16 +118,17 @@ class Spread:
 
 
 def in_pairs(
-    said: Iterable[Announce], me: PeerId, round_: int, mixed: Iterable[PeerId]
+    said: Iterable[Announce], me: PeerId, mixed: Iterable[PeerId]
 ) -> tuple[Spread, float | None]:
     """By what islands published of θ before their exchanges; and what is left of it afterwards.
 
     ``mixed``: whom this island has met. What is left is the mean relative distance to the mean.
+    Who is many rounds ahead of others, or behind, is compared with them all the same: it meets them.
     """
     found = {
         a.peer: values
         for a in said
-        if abs(a.sketch_round - round_) <= FRESH and (values := sketch.read(a.sketch)) is not None
+        if a.round - a.sketch_round <= FRESH and (values := sketch.read(a.sketch)) is not None
     }
     if len(found) < 2 or me not in found:
         return Spread(), None

@@ -106,6 +106,12 @@ def test_lag() -> None:
     assert raised(views, [], 0.0) == [], "it is catching up"
 
 
+def test_islands_that_count_rounds_of_their_own_do_not_lag() -> None:
+    views = [replace(view, agrees=None) for view in peers()]
+    views[3] = replace(views[3], round=400)
+    assert raised(views, [], 0.0) == []
+
+
 def test_a_stall_is_measured_by_the_usual_round() -> None:
     last = rounds(*[(0.1,) * 4] * 5)
     assert kinds(peers(), last, 40.0 + STALL_FLOOR_S) == []

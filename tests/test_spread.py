@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossip.sketch import SIZE, sketch
-from gossip.spread import REMEMBERED, Published, Spread, Whole, turn_of
+from gossip.spread import REMEMBERED, Published, Spread, Whole, in_pairs, turn_of
 from protocols.identity import PeerId
 
 RUN = b"r" * 32
@@ -22,8 +22,8 @@ class Said:
 
     role = "island"
 
-    def __init__(self, peer: str, turn: int, data: bytes) -> None:
-        self.peer, self.sketch_round, self.sketch = peer, turn, data
+    def __init__(self, peer: str, turn: int, data: bytes, round_: int = 0) -> None:
+        self.peer, self.sketch_round, self.sketch, self.round = peer, turn, data, round_
 
 
 def names(many: Iterable[str]) -> set[PeerId]:
@@ -120,6 +120,24 @@ def test_what_is_no_sketch_is_passed_over(bad: bytes) -> None:
     learn(published, Said("a", 1, bad), Said("b", 1, data(1.0)), Said("c", 1, data(2.0)))
     assert set(published.of_turn(1, names("abc")).to_mean) == {"b", "c"}
     assert Whole(1).add(0, 1, bad) is None
+
+
+def test_in_pairs_whoever_is_rounds_ahead_is_compared_and_whose_sketch_is_old_is_not() -> None:
+    me = PeerId("a")
+    said: Any = [
+        Said("a", 10, data(1.0), 10),
+        Said("b", 9, data(2.0), 10),
+        Said("far", 400, data(9.0), 401),
+        Said("silent", 7, data(50.0), 10),  # has counted on since, and shown nothing
+        Said("new", 10, b"", 10),
+    ]
+    spread, after = in_pairs(said, me, [])
+    assert spread.apart.keys() == names(["a", "b", "far"])
+    assert spread.apart[PeerId("far")] == pytest.approx(7 / 4)
+    assert after == spread.before, "nobody was met"
+    _, after = in_pairs(said, me, [PeerId("far")])
+    assert after == pytest.approx((1 + 2 + 1) / 3 / 4)  # 5, 2 and 5 about their mean
+    assert in_pairs(said[1:], me, []) == (Spread(), None), "its own is not there yet"
 
 
 def test_what_a_merge_leaves() -> None:

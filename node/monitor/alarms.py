@@ -189,6 +189,8 @@ def _far(done: RoundDone) -> set[str]:
 
 def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
     live = _live(peers)
+    if all(peer.agrees is None for peer in live):
+        return  # in gossip each counts rounds of its own, and whoever is quick is ahead of all
     head = max((peer.round for peer in live), default=0)
     behind = [peer for peer in live if peer.status == "active" and head - peer.round > LAG_ROUNDS]
     if behind:
