@@ -123,7 +123,7 @@ def in_pairs(
     """By what islands published of θ before their exchanges; and what is left of it afterwards.
 
     ``mixed``: whom this island has met. What is left is the mean relative distance to the mean.
-    Who is many rounds ahead of others, or behind, is compared with them all the same: it meets them.
+    Who is many rounds ahead of others, or behind, is compared all the same: it meets them.
     """
     found = {
         a.peer: values
