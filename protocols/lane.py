@@ -28,6 +28,7 @@ from protocols.lane_socket import (
     SocketError,
     broken,
     fill,
+    host_of,
     other_end_left,
     same_machine,
     shake,
@@ -63,8 +64,7 @@ class Lane:
         self._rest_until = math.inf  # an idle lane is cut then
         self._events, self._again, self._alive = 0, False, True
         self._progress = Progress()
-        self._secure = False
-        self.local = same_machine(sock)
+        self._secure, self.local, self.host = False, same_machine(sock), host_of(sock)
 
     def begin(self) -> None:
         """From now on the reactor looks after it."""

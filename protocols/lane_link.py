@@ -265,8 +265,9 @@ class LaneBody:
         what = self._transfer.what if self._transfer is not None else None
         return what.age - what.held if isinstance(what, Receiving) else 0.0
 
-    async def into(self, drain: Drain) -> None:
-        """Have all of it written where ``drain`` says."""
+    async def into(self, drain: Drain, *, stall: float = 0.0) -> None:
+        """See :class:`~protocols.transport.Incoming`."""
+        self._stall = max(self._stall, stall)
         transfer = self._begin(drain)
         try:
             await self._link.finish(transfer)

@@ -96,10 +96,18 @@ def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, b
     return at, False
 
 
+def host_of(sock: socket.socket) -> str:
+    """The address of the other end, without its port; empty where it has none."""
+    try:
+        return str(sock.getpeername()[0])
+    except (OSError, IndexError):
+        return ""
+
+
 def same_machine(sock: socket.socket) -> bool:
     """Whether both ends have one address: no link is between them."""
     try:
-        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+        return bool(host_of(sock) == sock.getsockname()[0])
     except (OSError, IndexError):  # gone already, or no address at all
         return False
 

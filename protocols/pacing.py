@@ -22,6 +22,10 @@ a probe at twice the speed. A body that was limited by pacing or by its sender s
 link carries *at least* so much: it can raise the speed and never lowers it, and what it said is
 void as soon as a whole window has seen much less (routers let the first kilobytes pass at any
 speed), or as many have been seen as tell the speed by themselves.
+
+A window in which all that was sent went to one of several peers may tell the speed of its link and
+not of the node's, so one that is much slower than usual is not counted: who helps a slow peer to
+catch up is not to be slow to all others after it.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ KEPT = 32  # windows, eight seconds of sending: after so long a slower link is b
 BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, BOLDEST = 1.12, 2.0  # times the speed
 DRAIN, CALM = 0.88, 0.98  # after a probe, and otherwise: queues are to stay short
-HELD = 0.6  # of the rate: a short body that was as fast was held up by pacing
+HELD = 0.6  # of the rate: what was as fast was held up by pacing
 RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
 SHORT_BYTES = 8192  # with less all of it may be in one piece
 LEAST = 2e3  # bytes a second; with less the other ends do not read, or the link is dark
@@ -148,6 +152,7 @@ class Pacer:
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
     _shown: int = 0  # windows that had been seen by then
+    _alone: bool = False  # this window is to one of several peers, for some of its time
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _left: int = SEARCHED  # windows of this phase
     _probe: float = PROBE
@@ -157,16 +162,28 @@ class Pacer:
         """Whether it helps to be told often: short bodies are over soon."""
         return self.rate < inf and self._burst.short
 
-    def note(self, now: float, arrived: int, wanting: bool, under_way: bool = False) -> None:
+    def note(
+        self,
+        now: float,
+        arrived: int,
+        wanting: bool,
+        under_way: bool = False,
+        *,
+        alone: bool = False,
+    ) -> None:
         """``arrived`` bytes of all that was ever sent have arrived by ``now``.
 
-        ``wanting``: there is more to send; ``under_way``: not all that was sent has arrived.
+        ``wanting``: there is more to send; ``under_way``: not all that was sent has arrived;
+        ``alone``: it is all for one of several peers.
         """
+        self._alone = wanting and (self._alone or alone)
         found = self._windows.note(now, arrived, wanting)
         if found is not None:
             self._burst.lasts()
             self._held = 0
-            if found >= LEAST:
+            slow_peer = self._alone and self.speed is not None and found < HELD * self.speed
+            self._alone = False
+            if found >= LEAST and not slow_peer:
                 self.windows += 1
                 self._judge(found)
         short = self._burst.note(now, arrived, wanting, under_way)

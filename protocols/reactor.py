@@ -31,6 +31,7 @@ _SWEEP_S = 1.0  # the longest time between two looks at what is due
 _TICK_S = 0.02  # the shortest
 _PACE_S = 0.025  # how often it is looked what has arrived
 _CLOSE_S = 0.005  # and where that may be over soon
+_SEVERAL_S = 60.0  # after it sent to several at once: one of them is not all it ever sends to
 _GATHER_S = 0.004  # for so long bytes of a long body may gather before they are read
 _ENOUGH = 1 << 15  # bytes that are worth being woken for
 
@@ -39,6 +40,7 @@ class Watched(Protocol):
     """Something with a socket that the reactor serves. All of it is called on its thread."""
 
     local: bool  # both ends are on this machine
+    host: str  # of the other end
 
     def ready(self, readable: bool, writable: bool) -> None:
         """The socket can be read or written, or there was more to do when the turn ended."""
@@ -72,6 +74,7 @@ class Reactor:
         self._given = self._taken = 0  # bytes, to and from all sockets
         self._loads: dict[Watched, int] = {}  # who moves something: bytes on their way
         self._pace_at = math.inf
+        self._several_at = -math.inf  # more than one was sent to
         self._gather_until = 0.0  # sockets are not looked at before
         self._selector: selectors.BaseSelector
         self._wake_selector: selectors.BaseSelector  # of posts alone
@@ -236,15 +239,21 @@ class Reactor:
 
     def _pace(self, now: float) -> None:
         """See how much has arrived, and what the node's rate is by that."""
-        wanting = coming = False
+        coming, wanting = False, set[str]()
         for one in list(self._loads):
             unacknowledged, sends, receives = one.load()
             self._loads[one] = unacknowledged
-            wanting, coming = wanting or sends, coming or receives
+            coming = coming or receives
+            if sends:
+                wanting.add(one.host)
             if not (unacknowledged or sends or receives):
                 del self._loads[one]
         before, under_way = self.pacer.rate, sum(self._loads.values())
-        self.pacer.note(now, self._given - under_way, wanting, under_way > 0)
+        if len(wanting) > 1:
+            self._several_at = now
+        alone = len(wanting) == 1 and now < self._several_at + _SEVERAL_S
+        arrived = self._given - under_way
+        self.pacer.note(now, arrived, bool(wanting), under_way > 0, alone=alone)
         self.incoming.note(now, self._taken, coming)
         if self.pacer.rate != before:
             rate = min(self.pacer.rate, self._max_upload)

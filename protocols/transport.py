@@ -81,8 +81,11 @@ class Incoming(Protocol):
         """Bytes announced; the transport delivers exactly these or raises."""
         ...
 
-    async def into(self, drain: Drain) -> None:
-        """Have all of it written where ``drain`` says; raises what ``drain`` raised."""
+    async def into(self, drain: Drain, *, stall: float = 0.0) -> None:
+        """Have all of it written where ``drain`` says; raises what ``drain`` raised.
+
+        It may stand still for ``stall`` seconds, where that is longer than usual.
+        """
         ...
 
     def __aiter__(self) -> AsyncIterator[Buffer]:

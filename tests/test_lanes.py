@@ -8,7 +8,7 @@ import os
 import time
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from blake3 import blake3
@@ -16,7 +16,7 @@ from http_kit import QUICK, A, B, address, chunks_of, echo, take, two, wait_for
 
 from protocols.bodies import BufferDrain, BufferFeed
 from protocols.bucket import Bucket
-from protocols.errors import TransferStalled
+from protocols.errors import RemoteRefused, TransferStalled
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
 from protocols.limits import Limits
@@ -86,6 +86,26 @@ async def test_a_receiver_that_stops_reading_stalls_the_push() -> None:
         gate.set()
         await asyncio.wait_for(ended.wait(), 5)
         assert not complete
+
+
+async def test_a_body_may_stand_still_for_as_long_as_its_receiver_bears() -> None:
+    async with two(Limits(grace=0.1, stall=0.2)) as (a, b):
+
+        async def patient(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            target = bytearray(body.length)
+            await body.into(BufferDrain(target), stall=float(header))
+            return bytes(target)
+
+        async def halting() -> AsyncIterator[Buffer]:
+            yield b"first"
+            await asyncio.sleep(1.0)
+            yield b"last"
+
+        a.on_push("patient", patient, max_length=10)
+        body = Outgoing(9, halting())
+        assert await b.push(A.peer_id, "patient", b"5", body, timeout=5) == b"firstlast"
+        with pytest.raises(RemoteRefused, match="stalled"):
+            await b.push(A.peer_id, "patient", b"0", Outgoing(9, halting()), timeout=5)
 
 
 async def test_bytes_and_speeds_are_counted() -> None:

@@ -32,6 +32,7 @@ class Wire:
     arrived: float = 0.0
     queues: list[float] = field(default_factory=list)  # seconds of the link, from step to step
     tokens: float = 0.0
+    alone: bool = False  # all is for one of several peers
     _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=40))
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -50,9 +51,10 @@ class Wire:
             self._late.append((self.now, self.arrived))
             self.queues.append(self.queued / speed)
             if round(self.now / STEP_S) % 5 == 0:
-                known = self.now - self._random.uniform(0, self.jitter)
-                seen = [count for when, count in self._late if when <= known]
-                self.pacer.note(self.now, int(seen[-1]) if seen else 0, wanting)
+                until = self.now - self._random.uniform(0, self.jitter)
+                seen = [count for when, count in self._late if when <= until]
+                known = int(seen[-1]) if seen else 0
+                self.pacer.note(self.now, known, wanting, alone=self.alone)
         return (self.arrived - before) / could
 
     def body(self, count: float, pause: float = 1.0, source: float = inf) -> float:
@@ -282,3 +284,26 @@ def test_a_limit_that_changes() -> None:
     assert sent == pytest.approx(1e6, rel=0.03)
     bucket.change(None)
     assert bucket.wait() == 0
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_helps_a_slow_peer_is_not_slow_to_the_others_after_it(alone: bool) -> None:
+    wire = Wire(lambda now: 1e6 if now < 10.0 or now >= 40.0 else 5e4)
+    wire.play(10.0)
+    wire.alone = alone
+    wire.play(30.0)  # only one is sent to, whose link is twenty times slower
+    assert wire.pacer.speed is not None
+    if not alone:
+        assert wire.pacer.speed < 1e5  # where there is nobody else that is the node's own link
+        return
+    wire.alone = False
+    assert wire.pacer.speed > 8e5
+    assert wire.play(1.0) > 0.8
+
+
+def test_the_speed_of_the_only_one_that_is_sent_to_is_learnt_and_followed_upwards() -> None:
+    wire = Wire(lambda now: 1e5 if now < 10.0 else 4e5, alone=True)
+    wire.play(10.0)
+    assert wire.pacer.speed == pytest.approx(1e5, rel=0.15)
+    wire.play(15.0)
+    assert wire.pacer.speed == pytest.approx(4e5, rel=0.15)
