@@ -17,8 +17,9 @@ from gossip.bodies import Wiring, chunk_at, result_from, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import check_result
 from gossip.fetching import Fetching
+from gossip.lateness import merged_patience_s
 from gossip.owning import Owning
-from gossip.planned import Planned, Route
+from gossip.planned import ANSWER_S, PLAN_WAIT_S, Planned, Route
 from gossip.receiving import Inflow, PartDrain
 from gossip.relaying import Relaying, SharedInflow
 from gossip.slicing import OwnContribution, WantsMerged
@@ -85,7 +86,7 @@ class Inbox:
 
     async def slice_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of the sender's slice is here. Raises RemoteRefused ``late``."""
-        await self._asked_for(header)
+        await self._asked_for(header, ANSWER_S)
         return self._merging(header).reached(sender, header).encode()
 
     async def on_sum(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
@@ -96,7 +97,7 @@ class Inbox:
 
     async def sum_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of a group's sum is here. Raises RemoteRefused ``late``."""
-        await self._asked_for(header)
+        await self._asked_for(header, ANSWER_S)
         return self.owning.sum_reached(sender, header).encode()
 
     async def give(self, sender: PeerId, header: Transfer) -> bytes:
@@ -105,10 +106,10 @@ class Inbox:
         self.owning.give(sender, header)
         return b""
 
-    async def _asked_for(self, header: Transfer) -> None:
+    async def _asked_for(self, header: Transfer, wait: float = PLAN_WAIT_S) -> None:
         """Wait for the plan in which I merge or relay this part. Raises RemoteRefused ``late``."""
         me = self.wiring.identity.peer_id
-        await self.planned.until((header.start, header.stop, me, header.basis))
+        await self.planned.until((header.start, header.stop, me, header.basis), wait)
 
     def _merging(self, header: Transfer) -> Owning:
         return self.relaying if self.relaying.collects_range(header) else self.owning
@@ -138,8 +139,9 @@ class Inbox:
             self.relaying.pass_on(route.key, header, plan, inflow, route.passed_on)
         first = chunk_at(self.wiring.codec, header)
         drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
+        patience = merged_patience_s(plan.patience_s, plan.expected_s)
         try:
-            await self.transfers.receive(sender, header, incoming, drain)
+            await self.transfers.receive(sender, header, incoming, drain, patience)
         except RemoteProtocolError:
             if route.inflow is inflow:  # what is here of it is worth nothing
                 route.inflow = None
@@ -151,12 +153,14 @@ class Inbox:
 
     async def merged_reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of a part is here that the sender merged. Raises RemoteRefused ``late``."""
-        inflow = self._inflow(await self._part_from(sender, header))
+        inflow = self._inflow(await self._part_from(sender, header, ANSWER_S))
         return dataclasses.replace(header, done=inflow.elements).encode()
 
-    async def _part_from(self, sender: PeerId, header: Transfer) -> Route:
+    async def _part_from(
+        self, sender: PeerId, header: Transfer, wait: float = PLAN_WAIT_S
+    ) -> Route:
         """Which part its owner, or the relay for it, is talking of."""
-        return await self.planned.until((header.start, header.stop, sender, header.basis))
+        return await self.planned.until((header.start, header.stop, sender, header.basis), wait)
 
     def _inflow(self, route: Route) -> Inflow:
         start, stop, *_ = route.key

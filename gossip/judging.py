@@ -1,9 +1,10 @@
 """Merges that look at all slices of a chunk, or of the part, before any of them counts.
 
-Slices are kept encoded as they arrive: at most one encoded vector for all contributors together,
-since an owner has one part of each. :class:`ColumnMerge` lets go of a chunk as soon as it is
-merged, and streams it on like any other; :class:`WeighedMerge` looks at every chunk twice: once for
-the inner products, and once with the scales that came of them, so nothing leaves it before.
+Slices are kept encoded as they arrive. Where members merge equal parts that is about one encoded
+vector for all contributors together; who merges more keeps more, and a lone server an encoded
+vector of each. :class:`ColumnMerge` lets go of a chunk as soon as it is merged, and streams it on
+like any other; :class:`WeighedMerge` looks at every chunk twice: once for the inner products, and
+once with the scales that came of them, so nothing leaves it before.
 """
 
 from __future__ import annotations

@@ -97,6 +97,11 @@ def owner_patience_s(patience_s: float, expected_s: float) -> float:
     return 3 * patience_s + expected_s
 
 
+def merged_patience_s(patience_s: float, expected_s: float) -> float:
+    """How long what is merged may stand still on its way: who merges it waits for others."""
+    return 2 * patience_s + 3 * expected_s
+
+
 @dataclass
 class Lateness:
     """Which contributors an owner need not wait for, ``size`` bytes being expected of each.
@@ -200,6 +205,11 @@ class Overdue:
     def end(self, now: float) -> float:
         """When all of it would be here at its pace; never, where nothing has come."""
         return self._pace.end(now, self.size)
+
+    @property
+    def end_when_it_moved(self) -> float:
+        """The same as it was last found when it moved: standing still does not put it off."""
+        return self._pace.end(self._pace.since, self.size)
 
     def left(self, now: float, moved: int, others: bool, usual: float = 0.0) -> float:
         """Seconds until it is overdue, if nothing changes; to be asked often in ``patience_s``.

@@ -20,7 +20,7 @@ from protocols.errors import NonFinite, RemoteProtocolError, RemoteRefused, Tran
 from protocols.identity import PeerId
 from protocols.messages import Plan, Transfer
 
-UNBLAMED = ("late", "unfit")  # refusals of a slice that do not speak against the owner
+UNBLAMED = ("early", "late", "unfit")  # refusals of a slice that do not speak against the owner
 
 
 class Untaken(Protocol):

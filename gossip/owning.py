@@ -26,7 +26,7 @@ from gossip.certificate import sign_result
 from gossip.fetching import nobody
 from gossip.joining import Dropped, JointMerge, SumDrain
 from gossip.judging import ColumnMerge, WeighedMerge
-from gossip.lateness import Lateness, relay_patience_s
+from gossip.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
 from gossip.mixing import Mix
 from gossip.routing import STRAIGHT, Paths
@@ -138,7 +138,7 @@ class Owning:
             self._give_up(part, sender)
             return
         drain = SliceDrain(part.merge, sender, chunk_at(self.wiring.codec, header))
-        await self.transfers.receive(sender, header, incoming, drain)
+        await self.transfers.receive(sender, header, incoming, drain, part.plan.patience_s)
 
     def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
         part = self._parts.get((header.start, header.stop, self.me, header.basis))
@@ -280,7 +280,8 @@ class Owning:
         if header.done > merge.elements_by(relay):
             raise Malformed("a sum that begins behind what is here")
         drain = SumDrain(merge, relay, chunk_at(self.wiring.codec, header))
-        await self.transfers.receive(relay, header, incoming, drain)
+        patience = merged_patience_s(part.plan.patience_s, part.plan.expected_s)
+        await self.transfers.receive(relay, header, incoming, drain, patience)
 
     def give(self, peer: PeerId, header: Transfer) -> None:
         """A member asks for a part that its relay does not pass on."""
@@ -374,7 +375,7 @@ class Owning:
         """
         plan, merge = part.plan, part.merge
         trailer = trailer_size(len(plan.contributors))
-        patience = 2 * plan.patience_s + 3 * plan.expected_s  # others may keep me waiting so long
+        patience = merged_patience_s(plan.patience_s, plan.expected_s)
         try:
             await self.transfers.push(
                 peer,

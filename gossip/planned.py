@@ -16,7 +16,8 @@ from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Plan
 
-PLAN_WAIT_S = 5.0  # a slice may be so much quicker than the plan that announces it
+PLAN_WAIT_S = 5.0  # until the sender of what no plan here has yet is told to ask again
+ANSWER_S = 2.5  # the same for who asks how much is here, well before it gives the question up
 
 
 @dataclass(eq=False)
@@ -79,16 +80,17 @@ class Planned:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, key: PartKey) -> Route:
+    async def until(self, key: PartKey, wait: float = PLAN_WAIT_S) -> Route:
         """Wait for the plan that has this part, which is named by its owner or its relay.
 
-        Raises RemoteRefused ``late``.
+        A slice may be quicker than the plan that announces it. Raises RemoteRefused ``early`` where
+        there is none yet, ``late`` where the round is over.
         """
         try:
-            async with asyncio.timeout(PLAN_WAIT_S), self._changed:
+            async with asyncio.timeout(wait), self._changed:
                 await self._changed.wait_for(lambda: self.transfers.closed or key in self)
         except TimeoutError:
-            raise RemoteRefused("late", "no plan has this part") from None
+            raise RemoteRefused("early", "no plan has this part yet") from None
         if self.transfers.closed:
             raise RemoteRefused("late", "the round is over here")
         relayed = self._relayed.get(key)

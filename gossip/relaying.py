@@ -21,6 +21,7 @@ import torch
 from gossip.bodies import as_bytes, trailer_size
 from gossip.buffers import Whole, buffers
 from gossip.joining import magnitude, mark_of, mark_size
+from gossip.lateness import merged_patience_s
 from gossip.merging import PartMerge
 from gossip.owning import OwnedPart, Owning
 from gossip.receiving import Inflow
@@ -240,7 +241,7 @@ class Relaying(Owning):
         self, peer: PeerId, header: Transfer, plan: Plan, inflow: SharedInflow, *, again: bool
     ) -> None:
         trailer = trailer_size(len(plan.contributors))
-        patience = 2 * plan.patience_s + 3 * plan.expected_s  # its owner may keep us waiting
+        patience = merged_patience_s(plan.patience_s, plan.expected_s)
         # if it lives, it asks the owner
         with contextlib.suppress(TransportError, RemoteProtocolError):
             await self.transfers.push(
@@ -280,12 +281,12 @@ class Relaying(Owning):
     async def _send(self, part: OwnedPart, peer: PeerId, *, again: bool) -> None:
         plan, merge = part.plan, part.merge
         assert isinstance(merge, GroupMerge)
-        patience = 2 * plan.patience_s + 3 * plan.expected_s  # members may keep me waiting
+        patience = merged_patience_s(plan.patience_s, plan.expected_s)
         try:
             await self.transfers.push(
                 peer, "sum", part.header, lambda first: SumFeed(merge, first), patience, ask=again
             )
         except (TransportError, RemoteProtocolError) as error:
-            late = isinstance(error, RemoteRefused) and error.code == "late"
+            late = isinstance(error, RemoteRefused) and error.code in ("early", "late")
             if not late and not self.transfers.closed:
                 self.fault(peer, f"took no sum: {error}")

@@ -97,7 +97,7 @@ class Transfers:
                 if error.why is not Why.RESET or self.closed or not breaks.bearable():
                     raise
             except RemoteRefused as error:
-                if error.code != "again" or not breaks.bearable():
+                if error.code not in ("again", "early") or not breaks.bearable():
                     raise
             else:
                 return
@@ -112,9 +112,17 @@ class Transfers:
         return dataclasses.replace(header, done=done)
 
     async def receive(
-        self, sender: PeerId, header: Transfer, incoming: Incoming, drain: SizedDrain
+        self,
+        sender: PeerId,
+        header: Transfer,
+        incoming: Incoming,
+        drain: SizedDrain,
+        patience: float = 0.0,
     ) -> None:
-        """Take a body into ``drain``; raises what that raises, and RemoteRefused ``busy``."""
+        """Take a body into ``drain``; raises what that raises, and RemoteRefused ``busy``.
+
+        ``patience`` seconds are what its sender may stand still for.
+        """
         if incoming.length != drain.length:
             raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
         what = (sender, header.start, header.stop, header.basis)
@@ -122,7 +130,7 @@ class Transfers:
             raise RemoteRefused("busy", "it is on its way already")
         self._receiving[what] += 1
         try:
-            await incoming.into(drain)
+            await incoming.into(drain, stall=patience)
             self.bytes_received += drain.length
         finally:
             self._receiving[what] -= 1

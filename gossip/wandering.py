@@ -6,9 +6,11 @@ as ``exchanges`` says, takes its outer step and goes on. Events and ``now`` come
 out; :mod:`gossip.roamer` carries them out.
 
 An exchange is two letters, an opening and its answer, whenever they come, and moves both islands
-by the same difference: each adds a share of *the other's letter less its own of this exchange*. So
+by the same difference: each adds half of *the other's letter less its own of this exchange*. So
 what one gains the other gives, the mean of all stays, and a late answer takes nothing back of what
-was learnt meanwhile.
+was learnt meanwhile. Half whoever else has written: the other cannot know, and would move by
+another share. Of three letters by a half each nothing good would come, so openings beyond two
+letters are answered afterwards, with the parameters as they are then.
 
 - Whom an island opens an exchange with follows from the members and the median of their rounds
   (:mod:`gossip.pairing`): islands that are ready at about the same time choose each other.
@@ -39,6 +41,8 @@ from protocols.messages import Announce
 LEAST_PATIENCE_S = 0.25
 FIRST_PATIENCE_S = 1.0  # before anything was measured
 SHARE = 0.1  # of a round that a partner is waited for at most
+HALF = 0.5  # of the way to the other's letter, on both sides
+AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
 
@@ -78,7 +82,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A letter to move towards, by a share of its difference to ``mine``, this island's letter."""
+    """A letter to move towards, by half of its difference to ``mine``, this island's letter."""
 
     stamp: Stamp
     share: float
@@ -252,6 +256,9 @@ class Wandering:
     def on_taken(self, now: float) -> list[Instruction]:
         """The letters of a :class:`Take` are mixed in."""
         self.exchange += 1
+        if not self.habits.one_way and self._waiting():
+            self._since, self._partner = now, None
+            return self._close(now)
         if self.habits.one_way or self.exchange >= self.exchanges:
             self._phase = "finishing"
             return [Finish(self.round)]
@@ -286,7 +293,7 @@ class Wandering:
             if to:
                 return [Post(peer, self.round, 0, None, True) for peer in to]
             return self._close(now)
-        if any(not s.answers and s.sender not in self._opened for s in self._fresh()):
+        if self._waiting():
             return self._close(now)
         chosen = self._choose(now)
         return self._close(now) if chosen is None else self._turn_to(chosen)
@@ -328,6 +335,10 @@ class Wandering:
                     found.append(stamp)
         return found
 
+    def _waiting(self) -> list[Stamp]:
+        """Openings of others, to be answered."""
+        return [s for s in self._fresh() if not s.answers and s.sender not in self._opened]
+
     def _waits(self, now: float) -> bool:
         """Whether the partner's answer is still worth waiting for."""
         peer = self._partner
@@ -345,11 +356,16 @@ class Wandering:
     def _close(self, now: float) -> list[Instruction]:
         """End an exchange with what is here."""
         held = [stamp for stamps in self._held.values() for stamp in stamps]
-        taking = held if self.habits.one_way else self._fresh()
+        taking, later = held, list[Stamp]()
+        if not self.habits.one_way:
+            later = self._waiting()
+            taking = [stamp for stamp in self._fresh() if stamp not in later]
+            room = max(0, AT_ONCE - len(taking))
+            taking, later = taking + later[:room], later[room:]
         self._note(now, {stamp.sender for stamp in taking})
-        self._held = {}
+        self._held = {stamp.sender: [stamp] for stamp in later}
         self._phase = "mixing"
-        old = tuple(stamp for stamp in held if stamp not in taking)
+        old = tuple(stamp for stamp in held if stamp not in taking and stamp not in later)
         first: list[Instruction] = [Drop(old)] if old else []
         taken = []
         for stamp in taking:
@@ -358,7 +374,7 @@ class Wandering:
                 theirs = (stamp.round, stamp.exchange)
                 first.append(Post(stamp.sender, self.round, self.exchange, theirs, False))
             mine = mine or (self.round, self.exchange)
-            taken.append(Taken(stamp, 1 / (1 + len(taking)), mine))
+            taken.append(Taken(stamp, HALF, mine))
         return [*first, Take(tuple(taken))] if taken else [*first, *self.on_taken(now)]
 
     def _note(self, now: float, took: set[PeerId]) -> None:

@@ -98,8 +98,8 @@ class Watches:
         """Seconds that the parts of others take at their pace."""
         before, found = self._known
         if not before <= now < before + overdue.patience_s / 8:  # all watches ask so often
-            going = [judge.end(now) for key, judge in self._judges.items() if key not in self._ends]
-            ends = [*self._ends.values(), *going]
-            found = usual_s(overdue.started, ends, overdue.expected_s)
+            here, judges = self._ends, self._judges.items()
+            going = [judge.end_when_it_moved for key, judge in judges if key not in here]
+            found = usual_s(overdue.started, [*here.values(), *going], overdue.expected_s)
             self._known = now, found
         return found

@@ -97,6 +97,25 @@ def test_broken_connections_are_tried_again() -> None:
     run(scene)
 
 
+def test_who_gets_the_plan_late_is_sent_everything_all_the_same() -> None:
+    """Nobody knows how much later a plan may come than the first slice: it is asked for again."""
+
+    async def scene() -> None:
+        patient = dataclasses.replace(PLAN, patience_s=20.0, expected_s=20.0)
+        async with world() as here:
+            owner = here.of(PLAN.parts[0].owner)
+            for peer in here.peers:
+                if peer is not owner:
+                    peer.exchange.work(patient)
+            await asyncio.sleep(2 * PLAN_WAIT_S + 1.0)
+            owner.exchange.work(patient)
+            await until(here.whole, 10.0)
+            assert not any(peer.faults for peer in here.peers)
+            assert same_bytes(here.peers)
+
+    run(scene)
+
+
 def test_another_list_of_contributors_is_merged_anew() -> None:
     async def scene() -> None:
         async with world() as here:

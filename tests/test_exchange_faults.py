@@ -13,11 +13,12 @@ import torch
 from exchange_kit import Peer, World, run, same_bytes, until, world
 
 from gossip.agreed import Remains
+from gossip.estimating import stillness_of
 from gossip.planning import renewed_plan
 from gossip.validity import Shape, key_of
 from protocols.codecs import CHUNK
 from protocols.memory import Link
-from protocols.messages import PartResult, Plan
+from protocols.messages import Part, PartResult, Plan
 from protocols.transport import CHUNK_BYTES
 
 SIZE = 10 * CHUNK + 12_345  # two and a half chunks a part
@@ -223,3 +224,32 @@ def test_parts_of_a_round_that_is_over_do_not_wait_for_the_garbage_collector() -
         run(scene)
     finally:
         gc.enable()
+
+
+def test_merged_chunks_may_come_as_slowly_as_a_link_that_was_announced() -> None:
+    """From chunk to chunk of a slow contributor takes longer than transports bear by themselves."""
+    size = 9 * CHUNK
+    speed = 6e4  # bytes a second: 26 s for a chunk to each of three owners
+
+    async def scene() -> None:
+        async with world(Shape(size, ("fp32",)), upload=UPLOAD) as here:
+            slow, *rest = here.peers
+            node = here.network.node(slow.me)
+            assert node is not None
+            node.upload = speed
+            third = size // 3
+            parts = tuple(
+                Part(third * n, third * (n + 1), peer.me, None) for n, peer in enumerate(rest)
+            )
+            expected = 4 * size / speed
+            here.plan = dataclasses.replace(
+                here.plan,
+                parts=parts,
+                expected_s=expected,
+                patience_s=stillness_of(expected, parts),
+            )
+            here.work()
+            assert await until(here.whole, 1.1 * expected) > 0.9 * expected
+            assert not any(peer.faults or peer.refusals for peer in here.peers)
+
+    run(scene)

@@ -37,8 +37,8 @@ from protocols.messages import Part, PartResult
     [
         ("too short", "protocol", True),
         ("another codec", "protocol", True),
-        ("another range", "late", False),
-        ("another basis", "late", False),
+        ("another range", "early", False),
+        ("another basis", "early", False),
     ],
 )
 def test_slices_that_are_refused(how: str, code: str, counted: bool) -> None:
@@ -161,7 +161,7 @@ def test_parts_that_no_plan_has_take_no_memory() -> None:
             data = torch.zeros(CODEC.encoded_size(0, SIZE), dtype=torch.uint8)
             whole = Part(0, SIZE, liar.me, None)
             result = sign_result(liar.identity, RUN, merged_as(whole, data))
-            with pytest.raises(RemoteRefused, match="late"):
+            with pytest.raises(RemoteRefused, match="early"):
                 await liar.wiring.transport.push(
                     other.me,
                     "merged",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from bootstrap.manifest_gossip import Gossip
 from diloco import mixing, outer
@@ -123,6 +124,10 @@ def test_more_exchanges_where_islands_disagree_by_more_than_they_move() -> None:
     assert mixing.extra_exchanges(1.0, 2.0) == 0
     assert mixing.extra_exchanges(2.0, 1.0) == 1
     assert mixing.extra_exchanges(3.9, 1.0) == 2
+    assert [mixing.extra_exchanges(2.0**k, 1.0) for k in range(1, 9)] == list(range(1, 9))
+    assert Gossip(extra=mixing.MOST_EXTRA).extra == mixing.MOST_EXTRA
+    with pytest.raises(ValidationError):  # as many as a run may allow
+        Gossip(extra=mixing.MOST_EXTRA + 1)
     assert mixing.extra_exchanges(1e9, 1.0) == mixing.MOST_EXTRA
     assert mixing.extra_exchanges(1.0, 0.0) == mixing.MOST_EXTRA
     assert mixing.extra_exchanges(0.0, 0.0) == 0

@@ -247,3 +247,27 @@ def test_the_first_round_of_slow_links_is_whole(count: int) -> None:
                 assert brought == [part.stop - part.start] * count
 
     virtual_time.run(main())
+
+
+def test_parts_that_all_stand_still_are_overdue_as_well() -> None:
+    """What they would need at their pace is no reason to wait for them ever longer."""
+
+    async def scene() -> None:
+        async with world(Shape(SIZE, ("int8",)), upload=1e6) as here:
+            me, *others = here.peers
+            node = here.network.node(me.me)
+            assert node is not None
+            node.upload = 1e8  # what others need of me is with them soon
+            here.plan = dataclasses.replace(here.plan, expected_s=1.5 * SIZE / 1e6)
+            here.work()
+            routes = [r for r in me.exchange.inbox.planned.routes() if r.key[2] != me.me]
+            await until(lambda: all(r.sending is not None and r.sending.done() for r in routes))
+            await until(lambda: all(r.inflow is not None and r.inflow.moved for r in routes))
+            for peer in others:
+                here.network.freeze(peer.me)
+            frozen = asyncio.get_running_loop().time()
+            await until(lambda: len(me.faults) == len(others), 600.0)
+            bound = 2.5 * here.plan.patience_s + 4 * here.plan.expected_s
+            assert asyncio.get_running_loop().time() < frozen + bound
+
+    run(scene)

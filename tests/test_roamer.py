@@ -208,6 +208,26 @@ def test_islands_that_are_never_ready_at_one_time_agree_as_well():
     assert letters < 1.3  # a round
 
 
+def test_the_mean_stays_where_several_letters_wait_for_one_island():
+    """Two of eight are four times slower: when they are ready, some have written to them."""
+
+    async def main() -> tuple[float, float]:
+        async with islands(
+            8, staleness=50, seconds=lambda number: 4.0 if number < 2 else 1.0
+        ) as swarm:
+            mean = swarm.values().mean(0)
+            await swarm.until(lambda: len(swarm.members[0].rounds) >= 20)
+            several = [m.rounds for m in swarm.living()]
+            met = [one.met for rounds in several for r in rounds for one in r.exchanged]
+            assert sum(len(one.mixed) > 1 for one in met) > 20
+            moved = (swarm.values().mean(0) - mean).square().mean().sqrt().item()
+            return swarm.spread(), moved
+
+    spread, moved = run(main())
+    assert spread < 0.05
+    assert moved < 0.01  # islands began 1.0 apart
+
+
 def test_an_island_four_times_slower_gives_and_gets():
     """Its counter follows the others', its answers are taken late, and nobody waits for it."""
 

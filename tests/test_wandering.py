@@ -93,6 +93,24 @@ def test_an_opening_is_answered_instead_of_opening_another():
     assert core.met[0].outcome == "answered"
 
 
+def test_all_openings_are_answered_by_a_half_each_and_two_at_a_time():
+    """The openers move by a half, so who answers does: else the mean of all would move."""
+    core = member(5, eta=30.0)
+    for number, peer in enumerate(PEERS[1:4]):
+        core.on_letter(letter(peer, number=number), 0.0)
+    found = core.begin(3, 1, 1.0)
+    shares = []
+    while not isinstance(found[-1], Finish):
+        *posts, take = found
+        assert isinstance(take, Take)
+        assert [p.exchange for p in posts if isinstance(p, Post)] == [core.exchange] * len(posts)
+        shares.append([t.share for t in take.letters])
+        assert all(t.mine == (3, core.exchange) for t in take.letters)
+        found = core.on_taken(1.0)
+    assert shares == [[0.5, 0.5], [0.5]]
+    assert [met.outcome for met in core.met] == ["answered", "answered"]
+
+
 def test_answers_to_forgotten_letters_and_old_openings_are_dropped():
     core = member(3, round_=9, eta=30.0)
     core.on_letter(letter(PEERS[1], 9, answers=(2, 0)), 0.0)  # that one is forgotten
