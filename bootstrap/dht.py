@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from protocols.errors import Malformed, RemoteProtocolError
@@ -51,6 +52,12 @@ class Entry:
     peer: PeerId
     envelope: Envelope
     data: bytes
+
+
+def _import_hivemind() -> None:
+    bindings()  # first: it puts hivemind's import-time warnings away
+    import_module("hivemind.dht")
+    import_module("bootstrap.records")
 
 
 class Dht:
@@ -85,7 +92,8 @@ class Dht:
         ``run_id`` is the run's digest, empty for a node that serves any run. ``client_mode``
         keeps this node out of others' routing tables: for nodes that nobody can dial.
         """
-        bindings()  # before the imports below: it puts hivemind's import-time warnings away
+        # in a thread: on a busy machine it takes seconds, in which this node would be silent
+        await asyncio.to_thread(_import_hivemind)
         from hivemind.dht import DHTNode
         from hivemind.dht.routing import DHTID
 

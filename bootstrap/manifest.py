@@ -24,7 +24,7 @@ from blake3 import blake3
 from pydantic import Field, ValidationError, model_validator
 
 from bootstrap.manifest_gossip import Gossip, check_gossip
-from bootstrap.manifest_modes import check_gradients, check_mode, with_defaults
+from bootstrap.manifest_modes import check_gradients, check_mode, check_trust, with_defaults
 from bootstrap.manifest_rounds import COARSE, Merge, Mode, Outer, Rounds, Section
 from bootstrap.validation import check, explain, read_toml
 from protocols.errors import Malformed
@@ -193,6 +193,7 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _mode(self) -> Manifest:
         check_mode(self.mode, self.outer, self.rounds)
+        check_trust(self.rounds, self.merge)
         check_gradients(self.mode, self.outer, self.rounds, self.inner.optimizer)
         check_gossip(self.mode, self.gossip, self.outer, self.rounds, self.merge)
         return self

@@ -45,6 +45,11 @@ def check_gossip(mode: str, gossip: Gossip, outer: Outer, rounds: Rounds, merge:
         )
     if rounds.align:
         raise ValueError(f"mode {mode} with rounds.align: in pairs nobody's work is late")
+    if rounds.most_steps:
+        raise ValueError(
+            f"mode {mode} with rounds.most_steps: no exchange is waited for longer than a tenth of "
+            "a round, so H does not follow from links; leave rounds.most_steps at 0"
+        )
     if rounds.fragments > 1 or rounds.groups != "none":
         raise ValueError(
             f"mode {mode} with rounds.fragments or rounds.groups: pairs exchange whole models"

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from bootstrap.manifest_rounds import COARSE, OF_GRADIENTS, ONE, Outer, Rounds, Section, is_table
+from bootstrap.manifest_rounds import (
+    COARSE,
+    OF_GRADIENTS,
+    ONE,
+    Merge,
+    Outer,
+    Rounds,
+    Section,
+    is_table,
+)
 
 _ALONE = {"quorum": ONE, "grace_fraction": 0.0, "min_grace_s": 0.0}
 
@@ -66,6 +75,9 @@ def with_defaults(given: Any) -> Any:
     if mode == "eager":  # a round's transfer has all the time of the next one's inner steps
         steps = _number(rounds.get("inner_steps"), Rounds.model_fields["inner_steps"].default)
         wanted = {"rounds": {"overlap_steps": steps}, "outer": EAGER_RATES}
+    if mode == "btm" and _plain(tables.get("merge")).get("trust") != "open":
+        # branches that saw more tokens went further: to clip them would turn their weights round
+        wanted = {**wanted, "merge": {"rule": "mean"}}
     if mode == "sparta":
         total = _plain(tables.get("inner")).get("total_steps")
         wanted = {**SPARTA, "rounds": {**SPARTA["rounds"], "total_rounds": _number(total, 3000)}}
@@ -155,6 +167,16 @@ def check_gradients(mode: str, outer: Outer, rounds: Rounds, inner: str) -> None
         )
 
 
+def check_trust(rounds: Rounds, merge: Merge) -> None:
+    """Raise ValueError where strangers are let in and nothing is there to judge them by."""
+    if merge.trust == "open" and rounds.at_will and rounds.staleness != 0:
+        raise ValueError(
+            f"merge.trust open with rounds.quorum {rounds.quorum:g}: a round begins as soon as one "
+            "island is ready, and a contribution that is alone in it has nothing to be compared "
+            "with; set rounds.quorum to 0.5, or use mode diloco among strangers"
+        )
+
+
 def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError where a mode's name and the knobs contradict each other."""
     if mode == "streaming" and rounds.fragments == 1:
@@ -182,6 +204,11 @@ def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
         raise ValueError(
             "mode btm merges once, by the weighted average: rounds.total_rounds and "
             "rounds.fragments are 1, and outer.optimizer is sgd"
+        )
+    if mode == "btm" and rounds.feeds_back:
+        raise ValueError(
+            f"mode btm with codec {', '.join(rounds.allowed_codecs)}: what the only merge loses is "
+            "never sent; use int4 or a finer codec"
         )
     if rounds.share < 1 and mode != "sparta":
         raise ValueError(

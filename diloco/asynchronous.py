@@ -14,54 +14,21 @@ arrival g moves the parameters at once, and momentum only with every N-th::
 
 N arrivals together are one Nesterov step (:mod:`diloco.outer`) with their mean as D. Where rounds
 bring some arrivals at a time, their mean g counts with their share s = arrivals / N; momentum
-comes as soon as shares add up to one (:func:`arrive`, :func:`carry_on`).
+comes as soon as shares add up to one (:func:`arrive`, :func:`carry_on`). Work that is alone in its
+round has nothing to be weighed against there, so s is multiplied with its weight over what the
+arrivals before it usually had (:func:`counted`): a newcomer's counts for less, as everywhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+MOST_COUNTED = 2.0  # times the usual weight: nobody's claim makes it a leader
 NO_BOUND = -1  # of staleness: fully asynchronous
-
-
-@dataclass(slots=True)
-class Delayed:
-    """State of delayed Nesterov: plain data, float32 [n] vectors."""
-
-    momentum: Tensor  # v
-    gathered: Tensor  # Σ g / N since the last momentum step
-    arrivals: int = 0  # as many
-
-
-def init(params: Tensor) -> Delayed:
-    """Before the first arrival."""
-    return Delayed(torch.zeros_like(params), torch.zeros_like(params))
-
-
-@torch.no_grad()
-def update(
-    state: Delayed, arrival: Tensor, params: Tensor, *, lr: float, momentum: float, every: int
-) -> bool:
-    """Take one arrival [n] into ``params`` and ``state`` in place; whether momentum was applied.
-
-    ``every`` is N, usually the number of islands. Raises :class:`ValueError` unless it is at
-    least 1.
-    """
-    if every < 1:
-        raise ValueError(f"momentum after every {every} arrivals")
-    arrive(state.gathered, arrival, params, lr=lr, share=1 / every)
-    state.arrivals += 1
-    if state.arrivals < every:
-        return False
-    whole = state.arrivals / every
-    carry_on(state.momentum, state.gathered, params, lr=lr, momentum=momentum, whole=whole)
-    state.arrivals = 0
-    return True
 
 
 @torch.no_grad()
@@ -86,6 +53,21 @@ def carry_on(
     velocity.mul_(momentum).add_(gathered.mul_(1 / whole))
     params.sub_(velocity * (lr * momentum))
     gathered.zero_()
+
+
+def counted(weight: float, usual: float) -> float:
+    """What multiplies the share of arrivals of mean ``weight``; 1 for the first ones.
+
+    ``usual`` is what :func:`usually` came to before them, 0 at first.
+    """
+    return min(MOST_COUNTED, weight / usual) if usual > 0 else 1.0
+
+
+def usually(usual: float, weight: float, share: float) -> float:
+    """The mean weight of about the last N arrivals, with those ``share`` · N of ``weight``."""
+    if usual <= 0:
+        return weight
+    return usual + min(1.0, share) * (min(weight, MOST_COUNTED * usual) - usual)
 
 
 def local_steps(inner_steps: int, speed: float, fastest: float) -> int:

@@ -36,7 +36,8 @@ def sampled(clients: Sequence[Name], share: float, round_: int, seed: int) -> li
     def rank(client: Name) -> bytes:
         return hashlib.blake2b(f"{seed}/{round_}/{client}".encode(), digest_size=8).digest()
 
-    chosen = set(sorted(clients, key=rank)[: math.ceil(share * len(clients))])
+    count = math.ceil(round(share * len(clients), 9))  # 0.07 · 100 is 7, and not a bit above
+    chosen = set(sorted(clients, key=rank)[: max(1, count)])
     return [client for client in clients if client in chosen]
 
 

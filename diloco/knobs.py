@@ -32,18 +32,20 @@ def inner_steps(
     step_s: float,
     *,
     overlap_steps: int = 0,
+    transfers: int = 1,
     exposed: float = EXPOSED,
     least: int = LEAST_STEPS,
     most: int = MOST_STEPS,
 ) -> Decision:
     """H: the fewest steps with which waiting takes at most ``exposed`` of a round, within bounds.
 
-    Waiting w = max(0, t_comm − overlap · t_step) is a share w / (H t_step + w) of a round. Raises
+    Waiting w = P max(0, t_comm − overlap · t_step) is a share w / (H t_step + w) of a round, in
+    which there are P ``transfers``: one of the whole model, or one of each fragment. Raises
     :class:`ValueError` for times that are negative, zero a step, or not finite.
     """
     if not (0 <= transfer_s < math.inf and 0 < step_s < math.inf and 0 < exposed < 1):
         raise ValueError(f"no H follows from {transfer_s} s, {step_s} s a step, {exposed}")
-    waits = max(0.0, transfer_s - overlap_steps * step_s)
+    waits = transfers * max(0.0, transfer_s - overlap_steps * step_s)
     wanted = math.ceil(min(waits * (1 - exposed) / (exposed * step_s), UNHEARD_OF))
     chosen = min(most, max(least, wanted))
     if wanted > most:

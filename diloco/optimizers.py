@@ -14,7 +14,7 @@ heavyball        v ← μ v + D; θ ← θ − η v                            F
 adam             m ← β₁ m + (1 − β₁) D; s ← β₂ s + (1 − β₂) D²       FedAdam, 2003.00295 alg. 2
 yogi             m as above; s ← s − (1 − β₂) D² sign(s − D²)        FedYogi, the same
 sparseloco       θ ← θ − η D, D of sparse codes with error feedback  SparseLoCo, 2508.15706
-delayed-nesterov nesterov of D's share s = arrivals / N; momentum    2401.09135, see
+delayed-nesterov nesterov of D's share s of N arrivals; momentum     2401.09135, see
                  once the shares add up to one                       :mod:`diloco.asynchronous`
 adamw            adam, where D is a gradient, after θ ← (1 − η λ) θ  1711.05101
 onebit-adam      adamw at first; then D is the momentum              2102.02888, see
@@ -66,7 +66,8 @@ class Rates:
     lr: float  # η
     momentum: float  # μ, or β₁ of adam and yogi
     count: int = 1  # rounds with this one: t
-    share: float = 1.0  # of the islands whose work is in D, for delayed-nesterov
+    share: float = 1.0  # of the islands whose work is in D, for delayed-nesterov, and
+    weight: float = 0.0  # what that work was worth, on average
     beta2: float = BETA2
     epsilon: float = EPSILON
     decay: float = 0.0  # λ, of those that see gradients
@@ -87,7 +88,7 @@ class Rule:
     step: Step
     lr: float
     momentum: float = 0.0
-    numbers: tuple[str, ...] = ()  # vectors of a single element
+    numbers: tuple[str, ...] = ()  # vectors of a single element; steps see them whole
     end: Callable[[Vectors, Tensor, Rates], None] | None = None  # after all slices of a round
     # what an island sends in place of its D: (vectors, D, rates), D in place
     brings: Callable[[Vectors, Tensor, Rates], None] | None = None
@@ -103,10 +104,13 @@ class Rule:
     ) -> None:
         """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone."""
         state.count += 1
-        rates = Rates(lr, momentum, state.count)
-        self.step(state.vectors, merged, params, rates)
+        self.take(state.vectors, merged, params, Rates(lr, momentum, state.count))
+
+    def take(self, vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
+        """As :meth:`update`, with all the numbers of a step."""
+        self.step(vectors, merged, params, rates)
         if self.end is not None:
-            self.end(state.vectors, params, rates)
+            self.end(vectors, params, rates)
 
 
 def named(name: str) -> Rule:
@@ -234,14 +238,18 @@ def _power(base: float, exponent: int) -> float:
 
 
 def _delayed(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
-    asynchronous.arrive(vectors["gathered"], merged, params, lr=rates.lr, share=rates.share)
+    share = rates.share * asynchronous.counted(rates.weight, vectors["usual"].item())
+    asynchronous.arrive(vectors["gathered"], merged, params, lr=rates.lr, share=share)
 
 
 def _carry_on(vectors: Vectors, params: Tensor, rates: Rates) -> None:
-    whole = vectors["shares"].item() + rates.share
+    usual, weight = vectors["usual"].item(), rates.weight
+    whole = vectors["shares"].item() + rates.share * asynchronous.counted(weight, usual)
+    vectors["usual"].fill_(asynchronous.usually(usual, weight, rates.share))
     vectors["shares"].fill_(whole if whole < ENOUGH else 0.0)
     if whole < ENOUGH:
         return
+    vectors["turns"].add_(1)
     for start in range(0, len(params), outer.CHUNK):
         here = slice(start, start + outer.CHUNK)
         asynchronous.carry_on(
@@ -280,7 +288,7 @@ RULES = {
             _delayed,
             lr=0.7,
             momentum=0.9,
-            numbers=("shares",),
+            numbers=("shares", "usual", "turns"),
             end=_carry_on,
         ),
     )

@@ -109,8 +109,9 @@ class EagerReplica(OuterReplica):
                 self._others[start:stop] = eager.others(self._others[start:stop], own, share)
 
     def _share_of(self, outcome: Outcome) -> float:
+        """The factor of this island's Δ in the mean: what a scale takes nobody else is given."""
         merged = {included.contributor for part in outcome.parts for included in part.included}
         counted = [outcome.contributors[index] for index in merged]
-        whole = sum(one.weight * one.scale for one in counted)
+        whole = sum(one.weight for one in counted)
         own = sum(one.weight * one.scale for one in counted if one.peer == self.me)
         return own / whole if whole else 0.0

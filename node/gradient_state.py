@@ -37,16 +37,15 @@ class GradientReplica(OuterReplica):
             rates = replace(rates, decay=0.0)
         super()._merge(here, mean, rates)
 
-    def _rates_of(self, round_: int, share: float = 1.0) -> optimizers.Rates:
+    def _rates_of(self, round_: int) -> optimizers.Rates:
         inner = self.manifest.inner
         beta1, beta2 = inner.betas
         return optimizers.Rates(
             learning_rate(inner, round_),
             beta1,
             round_ + 1,
-            share,
-            beta2,
-            inner.eps,
+            beta2=beta2,
+            epsilon=inner.eps,
             decay=inner.weight_decay,
             warmup=self.manifest.outer.warmup_rounds,
         )

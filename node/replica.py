@@ -10,8 +10,9 @@ trainer's ``θ ← base + (θ − sent)`` keeps exactly the work that nobody has
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -319,6 +320,7 @@ class OuterReplica:
     def _merge(self, here: slice, mean: torch.Tensor, rates: optimizers.Rates) -> None:
         """Take the outer step for some elements, with D = ``mean``."""
         vectors = {name: self.vectors[name][here] for name in self.rule.vectors}
+        vectors |= {name: self.vectors[name] for name in self.rule.numbers}
         self.rule.step(vectors, mean, self.base[here], rates)
 
     def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
@@ -328,12 +330,18 @@ class OuterReplica:
         """The numbers of this round's outer step, which follow from the certificate alone."""
         merged = {included.contributor for part in outcome.parts for included in part.included}
         share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
-        return self._rates_of(outcome.round, share)
+        rates = self._rates_of(outcome.round)
+        if "turns" in self.vectors:  # of about as many arrivals as a round has elsewhere
+            rates = self._rates_of(int(self.vectors["turns"].item()))
+        weights = [outcome.contributors[number].weight for number in merged]
+        return replace(rates, share=share, weight=statistics.fmean(weights or [0.0]))
 
-    def _rates_of(self, round_: int, share: float = 1.0) -> optimizers.Rates:
+    def _rates_of(self, round_: int) -> optimizers.Rates:
         settings = self.manifest.outer
         lr, momentum = outer.outer_rates(round_, **settings.schedule)
-        return optimizers.Rates(lr, momentum, round_ + 1, share, settings.beta2, settings.epsilon)
+        return optimizers.Rates(
+            lr, momentum, round_ + 1, beta2=settings.beta2, epsilon=settings.epsilon
+        )
 
     def _contributing(self, outcome: Outcome) -> int:
         """How many members of this round's roster bring work: all but the servers."""

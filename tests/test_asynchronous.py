@@ -9,33 +9,48 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco import asynchronous, outer
+from diloco import asynchronous, optimizers, outer
+
+RULE = optimizers.named("delayed-nesterov")
 
 
 @given(st.integers(1, 8), st.integers(1, 5))
 def test_n_arrivals_are_one_nesterov_step_with_their_mean(every: int, rounds: int) -> None:
     generator = torch.Generator().manual_seed(every)
     late, once = torch.zeros(30), torch.zeros(30)
-    state, reference = asynchronous.init(late), outer.init(once)
-    for _ in range(rounds):
-        arrivals = torch.randn(every, 30, generator=generator)
-        applied = [
-            asynchronous.update(state, one, late, lr=0.7, momentum=0.9, every=every)
-            for one in arrivals
-        ]
-        assert applied == [False] * (every - 1) + [True]
-        outer.update(reference, arrivals.mean(0), once, lr=0.7, momentum=0.9)
+    vectors, reference = RULE.init(late).vectors, outer.init(once)
+    rates = optimizers.Rates(0.7, 0.9, share=1 / every, weight=512.0)
+    for turn in range(rounds):
+        for number, one in enumerate(torch.randn(every, 30, generator=generator), 1):
+            if number == 1:
+                arrivals = []
+            arrivals.append(one)
+            RULE.take(vectors, one, late, rates)
+            assert vectors["turns"].item() == turn + (number == every)
+        outer.update(reference, torch.stack(arrivals).mean(0), once, lr=0.7, momentum=0.9)
         assert torch.allclose(late, once, atol=1e-5)
-        assert torch.allclose(state.momentum, reference.momentum, atol=1e-5)
+        assert torch.allclose(vectors["v"], reference.momentum, atol=1e-5)
 
 
-def test_between_momentum_steps_each_arrival_counts_at_once() -> None:
-    params = torch.zeros(4)
-    state = asynchronous.init(params)
-    asynchronous.update(state, torch.ones(4), params, lr=0.5, momentum=0.9, every=4)
-    assert params.tolist() == [-0.125] * 4
-    with pytest.raises(ValueError, match="0 arrivals"):
-        asynchronous.update(state, torch.ones(4), params, lr=0.5, momentum=0.9, every=0)
+def taken(*weights: float) -> list[float]:
+    """By how much each arrival of four islands moves the parameters, with these weights."""
+    params, moved = torch.zeros(4), []
+    vectors = RULE.init(params).vectors
+    for weight in weights:
+        before = params[0].item()
+        rates = optimizers.Rates(0.5, 0.0, share=0.25, weight=weight)
+        RULE.take(vectors, torch.ones(4), params, rates)
+        moved.append(before - params[0].item())
+    return moved
+
+
+def test_each_arrival_counts_at_once() -> None:
+    assert taken(3.0, 3.0, 3.0) == pytest.approx([0.125] * 3)
+
+
+def test_what_is_alone_in_its_round_counts_by_its_weight_over_what_is_usual() -> None:
+    assert taken(8.0, 2.0, 8.0) == pytest.approx([0.125, 0.125 / 4, 0.125 * 8 / 6.5])
+    assert taken(8.0, 1e30, 8.0)[1:] == pytest.approx([0.25, 0.125 * 8 / 10])  # twice at most
 
 
 @given(st.integers(1, 500), st.floats(0.01, 100), st.floats(0.01, 100))

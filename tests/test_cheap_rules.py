@@ -47,10 +47,17 @@ def test_clients_are_sampled_without_asking_and_stably(
 ) -> None:
     clients = [f"island {number}" for number in range(count)]
     chosen = federated.sampled(clients, share, round_, seed=1)
-    assert len(chosen) == math.ceil(share * count)
+    assert len(chosen) == math.ceil(round(share * count, 9))
     assert set(federated.sampled(clients[::-1], share, round_, seed=1)) == set(chosen)
     one_less = federated.sampled(clients[1:], share, round_, seed=1)
     assert len(set(one_less) - set(chosen)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "wanted"), [(100, 0.07, 7), (50, 0.14, 7), (3, 0.34, 2), (9, 1e-12, 1)]
+)
+def test_a_whole_number_of_clients_is_not_rounded_up(count: int, share: float, wanted: int) -> None:
+    assert len(federated.sampled([str(n) for n in range(count)], share, 0, 0)) == wanted
 
 
 def test_every_client_has_its_turn() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -342,3 +345,39 @@ async def test_from_a_seeds_address_to_the_list_of_islands_over_http() -> None:
 
         await until(complete)
         assert set(dhts[4].neighbours()) == {identity(n).peer_id for n in range(1, 5)}
+
+
+def test_hivemind_is_imported_beside_the_event_loop() -> None:
+    """On a busy machine that takes seconds: in the loop the node would neither hear nor speak."""
+    program = """
+import asyncio, sys, threading
+from identity_kit import identity
+from bootstrap.dht import Dht
+from protocols.memory import MemoryNetwork
+from protocols.whereabouts import Whereabouts
+
+class Witness:
+    asked = set()
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "hivemind" or name == "bootstrap.records":
+            self.asked.add(threading.current_thread() is threading.main_thread())
+
+async def main():
+    transport = MemoryNetwork(seed=3).join(identity(1).peer_id)
+    dht = await Dht.start(transport, Whereabouts(transport, identity(1)), [], bytes(32))
+    await dht.aclose()
+
+assert "hivemind" not in sys.modules
+sys.meta_path.insert(0, Witness())
+asyncio.run(main())
+print(Witness.asked)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "{False}\n", done.stderr

@@ -56,8 +56,10 @@ def closed() -> Iterator[None]:
     VECTORS.clear()
 
 
-async def commit(replica: OuterReplica, mean: torch.Tensor, *, mine: bool) -> None:
-    """A round of two islands of one weight, or of the other alone."""
+async def commit(
+    replica: OuterReplica, mean: torch.Tensor, *, mine: bool, scale: float = 1.0
+) -> None:
+    """A round of two islands of one weight, or of the other alone; mine is scaled."""
     place = replica.place
     size = len(mean)
     who = [Included(0, size), *([Included(1, size)] if mine else [])]
@@ -70,7 +72,7 @@ async def commit(replica: OuterReplica, mean: torch.Tensor, *, mine: bool) -> No
         place.previous,
         place.state,
         "fp32",
-        (Contributor(OTHER, 1.0, 1, True), Contributor(ME, 1.0, 1, True)),
+        (Contributor(OTHER, 1.0, 1, True), Contributor(ME, 1.0, 1, True, scale=scale)),
         (part,),
         (ME, OTHER),
         1,
@@ -110,6 +112,17 @@ async def test_a_guess_is_corrected_by_what_all_have_agreed_on(mine: bool) -> No
     theta = eager.base + (theta - eager.sent)
     learnt = since if mine else since - delta
     assert torch.allclose(theta, eager.base + learnt, atol=1e-5)
+
+
+async def test_of_a_mean_in_which_mine_was_clipped_the_rest_is_the_others() -> None:
+    eager = replica(EagerReplica, Manifest.model_validate({"mode": "eager"}))
+    assert isinstance(eager, EagerReplica)
+    mine = eager.base - eager.sent
+    await moved(eager, eager.sent.clone())
+    theirs = 0.01 * normal(5, SIZE)
+    await commit(eager, 0.5 * theirs + 0.5 * 0.4 * mine, mine=True, scale=0.4)
+    assert eager._others is not None
+    assert torch.allclose(eager._others, 0.5 * theirs, atol=1e-6)
 
 
 async def test_a_checkpoint_finds_no_guess_in_the_parameters() -> None:

@@ -79,6 +79,9 @@ def test_a_mode_alone_is_a_whole_description() -> None:
     assert of(mode="server", rounds={"staleness": 2}).outer.optimizer == "delayed-nesterov"
     assert of(mode="fedavg").outer.lr == of(mode="fedavg").outer.lr_start == 1.0
     assert of(mode="btm").rounds.total_rounds == 1
+    assert of(mode="btm").merge.rule == "mean"  # a plain weighted average
+    assert of(mode="btm", merge={"trust": "open"}).merge.rule == "auto"
+    assert of(mode="btm", merge={"rule": "clip"}).merge.rule == "clip"
 
 
 def test_what_is_said_is_kept() -> None:
@@ -86,6 +89,12 @@ def test_what_is_said_is_kept() -> None:
     assert changed.rounds.quorum == 0.7
     assert (changed.outer.lr, changed.outer.lr_start, changed.outer.momentum) == (0.5, 0.5, 0.0)
     assert Manifest.parse(changed.canonical()) == changed
+
+
+def test_strangers_may_meet_where_a_round_has_several_of_them() -> None:
+    assert of(mode="async", rounds={"quorum": 0.5}, merge={"trust": "open"}).mode == "async"
+    assert of(mode="server", merge={"trust": "open"}).rounds.staleness == 0
+    assert of(mode="async", rounds={"staleness": 0}, merge={"trust": "open"}).rounds.at_will
 
 
 def test_fragments_are_what_streaming_means() -> None:
@@ -117,6 +126,13 @@ def test_sparseloco_brings_a_sparse_codec() -> None:
         ({"mode": "server", "rounds": {"owners": "members"}}, "without servers it is diloco"),
         ({"mode": "btm", "rounds": {"total_rounds": 2}}, "merges once"),
         ({"mode": "btm", "outer": {"optimizer": "nesterov"}}, "merges once"),
+        ({"mode": "btm", "rounds": {"codec": "int1"}}, "never sent"),
+        ({"mode": "async", "merge": {"trust": "open"}}, "nothing to be compared"),
+        (
+            {"mode": "server", "rounds": {"staleness": 2}, "merge": {"trust": "open"}},
+            "nothing to be compared",
+        ),
+        ({"mode": "gossip", "rounds": {"most_steps": 400}}, "does not follow from links"),
         ({"outer": {"optimizer": "sgd", "momentum": 0.5}}, "sgd has no momentum"),
         ({"outer": {"optimizer": "sparseloco"}, "rounds": {"codec": "int4"}}, "sparse codes"),
         ({"outer": {"optimizer": "adam"}, "rounds": {"codec": "top3"}}, "second moments"),

@@ -42,7 +42,7 @@ def noise(seed: int, size: int = N) -> Tensor:
 
 
 def rates(rule: Rule, count: int) -> Rates:
-    return Rates(rule.lr * 0.9, rule.momentum, count, share=0.5)
+    return Rates(rule.lr * 0.9, rule.momentum, count, share=0.5, weight=8.0 + count)
 
 
 def walked(rule: Rule, chunk: int = N, device: str = "cpu") -> list[bytes]:
@@ -54,6 +54,7 @@ def walked(rule: Rule, chunk: int = N, device: str = "cpu") -> list[bytes]:
         for start in range(0, N, chunk):
             here = slice(start, start + chunk)
             parts = {name: vectors[name][here] for name in rule.vectors}
+            parts |= {name: vectors[name] for name in rule.numbers}
             rule.step(parts, merged[here], params[here], rates(rule, count))
         if rule.end is not None:
             rule.end(vectors, params, rates(rule, count))
@@ -106,7 +107,7 @@ def replica(name: str, **outer: Any) -> OuterReplica:
     return made
 
 
-async def commit(made: OuterReplica, seed: int, contributors: int = 1) -> None:
+async def commit(made: OuterReplica, seed: int, contributors: int = 1, weight: float = 1.0) -> None:
     """A round that brings ``noise(seed)``, of one or both of the two in office."""
     place, size = made.place, made.size
     data = torch.empty(made.codec.encoded_size(0, size), dtype=torch.uint8)
@@ -117,7 +118,7 @@ async def commit(made: OuterReplica, seed: int, contributors: int = 1) -> None:
     )  # fmt: skip
     outcome = Outcome(
         0, place.round, place.previous, place.state, made.codec.name,
-        tuple(Contributor(peer, 1.0, 1, True) for peer in (OTHER, ME)[:contributors]),
+        tuple(Contributor(peer, weight, 1, True) for peer in (OTHER, ME)[:contributors]),
         (part,), (ME, OTHER), place.work + 1,
     )  # fmt: skip
     run = made.manifest.run_id
@@ -190,6 +191,26 @@ async def test_rounds_with_some_of_the_islands_are_parts_of_one_nesterov_step() 
     await commit(once, 2, contributors=2)
     assert torch.allclose(apart.vectors["v"], once.vectors["v"], rtol=1e-5, atol=1e-9)
     assert torch.allclose(apart.base, once.base, rtol=1e-5, atol=1e-8)
+
+
+async def test_a_newcomer_that_is_alone_in_its_round_counts_for_less() -> None:
+    usual, ramped = (replica("delayed-nesterov", warmup_rounds=0) for _ in range(2))
+    moved = []
+    for one, weight in ((usual, 1.0), (ramped, 0.25)):
+        await commit(one, 1)
+        await commit(one, 1)  # with the momentum of both
+        before = one.base.clone()
+        await commit(one, 1, weight=weight)
+        moved.append((one.base - before).norm().item())
+    assert moved[1] == pytest.approx(moved[0] / 4, rel=1e-3)
+
+
+async def test_the_outer_rates_warm_up_by_full_rounds_and_not_by_arrivals() -> None:
+    one = replica("delayed-nesterov", warmup_rounds=10, lr=0.7, lr_start=1.0)
+    for _ in range(6):  # one of two: three Nesterov steps
+        await commit(one, 2, contributors=1)
+    assert one.vectors["turns"].item() == 3
+    assert one._rates(_outcome(one, 1)).lr == pytest.approx(1.0 - 0.3 * 3 / 10)
 
 
 def _outcome(made: OuterReplica, contributors: int) -> Outcome:

@@ -21,6 +21,8 @@ namespaces = pytest.mark.skipif(not available(), reason="namespaces need Linux, 
 
 MBIT = 12.0
 LEAST, MOST = 10, 400
+MOST_ALONE = 100  # there is something to wait for in every round
+SOME_EXCHANGE_S = 0.2  # half of the vector of 0.87 MB needs 0.29 s; alone it is 0.02 s
 SLOW_LINK = {
     "rounds.inner_steps": LEAST,
     "rounds.most_steps": MOST,
@@ -56,30 +58,34 @@ def test_h_is_chosen_so_that_a_slow_link_exposes_little(
     one.awaits(lambda: one.head() >= 0, "its first round alone")
     two.start("start", "--peers", one.where)
 
-    # an exchange of both was timed: H is not the least any more, in the same way on both
+    # an exchange of both was timed: H is not the least any more, for whoever timed it and for
+    # who heard of that first
     def chosen(machine: Machine) -> dict[str, Any] | None:
-        found = [k for k in knobs(machine, "inner_steps") if k["inputs"]["exchange_s"] > 0.3]
-        return found[-1] if found and found[-1]["value"] > LEAST else None
+        found = knobs(machine, "inner_steps")
+        return found[-1] if found and found[-1]["value"] > MOST_ALONE else None
 
     told = {
         m.name: m.awaits(lambda m=m: chosen(m), "H follows from the link", 200) for m in (one, two)
     }
     for name, knob in told.items():
         inputs = knob["inputs"]
-        wanted = inner_steps(
-            inputs["exchange_s"],
-            1 / inputs["fastest"],
-            overlap_steps=0,
-            exposed=inputs["exposed"],
-            least=LEAST,
-            most=MOST,
-        )
-        assert inputs["wanted"] == wanted.inner_steps
+        if inputs["exchange_s"]:
+            wanted = inner_steps(
+                inputs["exchange_s"],
+                1 / inputs["fastest"],
+                overlap_steps=0,
+                exposed=inputs["exposed"],
+                least=LEAST,
+                most=MOST,
+            )
+            assert inputs["wanted"] == wanted.inner_steps
         asked = max(LEAST, inputs["wanted"], inputs["wanted_by_others"])
         assert knob["value"] == min(MOST, asked)
         record_property(name, json.dumps({"value": knob["value"], **inputs}))
+    timed = max(told.values(), key=lambda knob: knob["inputs"]["exchange_s"])
+    assert timed["inputs"]["exchange_s"] > SOME_EXCHANGE_S
     state = json.loads(one.api("/api/v1/state"))
-    assert state["knobs"]["inner_steps"]["inputs"]["exchange_s"] > 0.3
+    assert state["knobs"]["inner_steps"]["value"] > MOST_ALONE
 
     # and rounds of that length are what follows: the exchange takes a small part of them
     await_merged(one, two, 2)

@@ -10,7 +10,7 @@ import struct
 import torch
 from torch import Tensor
 
-from diloco import asynchronous, federated, merge
+from diloco import asynchronous, federated, merge, optimizers
 from gossip.collective import encoded
 from gossip.owner import Owner, Take
 from node.simulate.scenario import Scenario
@@ -95,22 +95,17 @@ def _lock_step(one: Scenario, params: Tensor) -> Take:
 
 
 def _delayed(one: Scenario, params: Tensor, count: int) -> Take:
-    state = asynchronous.init(params)
-    usual = 0.0
-    arrivals = 0
+    rule = optimizers.named("delayed-nesterov")
+    vectors = rule.init(params).vectors
 
     def take(params: Tensor, work: list[tuple[Tensor, float, int]]) -> None:
-        nonlocal usual, arrivals
         for delta, weight, staleness in work:
-            usual += (weight - usual) / min(arrivals + 1, count)
             if one.align:
                 rounds = staleness // count
-                asynchronous.align(delta, state.momentum, [(0, len(delta))], rounds)
-            lr, momentum = rates(one, arrivals // count)
-            asynchronous.update(
-                state, delta * (weight / usual), params, lr=lr, momentum=momentum, every=count
-            )
-            arrivals += 1
+                asynchronous.align(delta, vectors["v"], [(0, len(delta))], rounds)
+            lr, momentum = rates(one, int(vectors["turns"].item()))
+            numbers = optimizers.Rates(lr, momentum, share=1 / count, weight=weight)
+            rule.take(vectors, delta, params, numbers)
 
     return take
 

@@ -140,7 +140,7 @@ class Scenario(BaseModel):
             raise ValueError(f"hidden {self.hidden} of a llama is no multiple of {2 * HEADS}")
         if self.mode in ("streaming", "eager") and self.inner_steps:
             fragments.Schedule(self.inner_steps, self.fragments, self.delay)
-        if self.mode in ("diloco", "streaming", "eager", "server", "fedavg"):
+        if self.mode in ("diloco", "streaming", "eager", "async", "server", "fedavg"):
             rule = optimizers.named(self.outer)
             momentum = rule.momentum if self.outer_momentum is None else self.outer_momentum
             optimizers.check(
@@ -149,6 +149,30 @@ class Scenario(BaseModel):
                 sparse=self.codec in SPARSE,
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
+            )
+        delayed = self.mode == "async" or (self.mode == "server" and self.bound != 0)
+        if delayed and self.outer in ("heavyball", "adam", "yogi"):
+            raise ValueError(
+                f"outer {self.outer} with mode {self.mode}, where work is taken as it comes: that "
+                "is by delayed Nesterov; leave outer at nesterov, or take sgd"
+            )
+        if self.coarse and self.mode in ("sparta", "btm"):
+            raise ValueError(
+                f"codec {self.codec} with mode {self.mode}: what it loses is never sent; use int4 "
+                "or a finer one"
+            )
+        if self.mode == "allreduce":
+            optimizers.check(
+                "adam",
+                momentum=0.0,
+                sparse=self.codec in SPARSE,
+                lossy=self.coarse,
+                feedback=self.feedback if self.coarse else 0.0,
+            )
+        if self.rule not in ("clip", "mean") and self.mode != "diloco":
+            raise ValueError(
+                f"rule {self.rule} with mode {self.mode}: rules other than the mean are simulated "
+                "with mode diloco alone"
             )
         if self.mode in ("gossip", "push-sum") and self.codec in (*COARSE, "int4"):
             raise ValueError(
