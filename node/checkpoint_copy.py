@@ -11,7 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from node.checkpoint import INDEX, MAX_INDEX_BYTES, CheckpointStore, Index, verify
+from node.checkpoint import (
+    INDEX,
+    MAX_INDEX_BYTES,
+    CheckpointError,
+    CheckpointStore,
+    Index,
+    verify,
+)
 from node.errors import operator_error
 from protocols.errors import OperatorError
 
@@ -45,16 +52,25 @@ class CheckpointCopy:
             raise self._failed("write", error) from error
 
     def get_newest(self, store: CheckpointStore) -> Path | None:
-        """Bring the newest whole one into ``store``; None where there is none."""
+        """Bring the newest whole one into ``store``, passing over those that are damaged.
+
+        None where there is none; where all are damaged, what is wrong with the newest is raised.
+        """
+        damaged: Exception | None = None
         try:
             files, root = self._open()
             for name in self._there(files, root):
-                with store.draft() as draft:
-                    self._fetch(files, f"{root}/{name}", draft)
-                    verify(draft)
-                    target = store.directory / name
-                    draft.rename(target)
-                    return target
+                try:
+                    with store.draft() as draft:
+                        self._fetch(files, f"{root}/{name}", draft)
+                        verify(draft)
+                        target = store.directory / name
+                        draft.rename(target)
+                        return target
+                except (ValueError, FileNotFoundError, CheckpointError) as error:
+                    damaged = damaged or error
+            if damaged is not None:
+                raise damaged
         except OperatorError:
             raise
         except Exception as error:  # each file system has errors of its own

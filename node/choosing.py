@@ -87,6 +87,7 @@ class Chooser:
                 self.exchange.most,
                 1 / fastest,
                 overlap_steps=self.tau(),
+                transfers=rounds.fragments,
                 exposed=rounds.exposed,
                 least=rounds.inner_steps,
                 most=rounds.most_steps,

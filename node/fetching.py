@@ -103,7 +103,7 @@ class Fetcher:
         self.joined_under_way = self._downloaded = True
         arrival = self._arrival(self.run.peers)
         found = await arrival.look()
-        self.events.emit(JoinProgress(step=4, name="discover", text=f"{len(found)} islands"))
+        self.events.emit(JoinProgress(step=4, name="discover", text=_some(len(found), "island")))
         started = time.monotonic()
         served: dict[str, int] = {}
         size = sum(map(_bytes, self.replicas))
@@ -123,12 +123,13 @@ class Fetcher:
             for peer, count in arrived.served.items():
                 if count:
                     served[str(peer)] = served.get(str(peer), 0) + count
+        took = time.monotonic() - started
         self.events.emit(
             JoinProgress(
                 step=5,
                 name="sync",
                 text=f"round {self.replicas[0].place.round}, {size / 1e6:.1f} MB "
-                f"from {len(served)} peers in {time.monotonic() - started:.1f} s, digest ok",
+                f"from {_some(len(served), 'peer')} in {took:.1f} s, digest ok",
                 sources=served,
             )
         )
@@ -240,3 +241,7 @@ class Fetcher:
 
 def _bytes(replica: OuterReplica) -> int:
     return sum(4 * len(vector) for vector in replica.state)
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

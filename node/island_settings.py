@@ -197,17 +197,19 @@ class IslandSettings(BaseModel):
         ``memory``: bytes of one device. Raises ValueError that names the flag.
         """
         extra = {"zero": self.zero, "schedule": self.schedule, "attention": self.attention}
+        why = ""
         if self.layout == "auto":
-            chosen, why = choose(ranks, hosts, parameters, memory, model, data)
-            if chosen.attention != "ring":
-                chosen = chosen.model_copy(update=extra)
-            return chosen, why
-        axes = dict(self.axes)
-        others = 1
-        for key, size in axes.items():
-            others *= size if key not in ("dp_shard", "ep") else 1
-        axes.setdefault("dp_shard", max(1, ranks // others))
-        dims = ParallelDims.model_validate(axes | extra)
+            dims, why = choose(ranks, hosts, parameters, memory, model, data)
+            if dims.attention == "ring":  # since there are too few heads for the other
+                del extra["attention"]
+            dims = dims.model_copy(update=extra)
+        else:
+            axes = dict(self.axes)
+            others = 1
+            for key, size in axes.items():
+                others *= size if key not in ("dp_shard", "ep") else 1
+            axes.setdefault("dp_shard", max(1, ranks // others))
+            dims = ParallelDims.model_validate(axes | extra)
         dims.check(model, data)
         if self.offload and dims.size == 1:
             raise ValueError("--offload needs several ranks: it is of what fsdp shards")
@@ -215,7 +217,7 @@ class IslandSettings(BaseModel):
             raise ValueError("--compile does not go with --schedule zbv: its backward is split")
         if self.recompute != "none" and dims.pp > 1 and dims.schedule == "zbv":
             raise ValueError("--recompute does not go with --schedule zbv: its backward is split")
-        return dims, ""
+        return dims, why
 
     def refit(
         self,

@@ -73,6 +73,22 @@ def test_damage_is_refused_and_leaves_nothing(store: CheckpointStore, tmp_path: 
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.parametrize("damage", ["flip", "gone"])
+def test_one_that_is_damaged_is_passed_over(store: CheckpointStore, tmp_path: Path, damage: str):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)
+    for round_ in (1, 2):
+        copy.put(make(store, round_).path)
+    file = tmp_path / "copy" / "ckpt-00000002" / "outer.safetensors"
+    if damage == "flip":
+        file.write_bytes(bytes(len(file.read_bytes())))
+    else:
+        file.unlink()
+    other = CheckpointStore(tmp_path / "other")
+    found = copy.get_newest(other)
+    assert found is not None
+    assert (found.name, there(other.directory)) == ("ckpt-00000001", ["ckpt-00000001"])
+
+
 def test_a_place_that_refuses_is_named(store: CheckpointStore, tmp_path: Path):
     (tmp_path / "file").touch()
     for url in (str(tmp_path / "file" / "below"), "nosuch://bucket"):

@@ -71,6 +71,14 @@ def test_steps_grow_until_waiting_is_a_twentieth_and_no_further_than_allowed() -
     assert "coarser codec" in next(event for event in told(slow) if event.name == "inner_steps").why
 
 
+def test_each_fragment_of_a_round_is_waited_for() -> None:
+    one = chooser(inner_steps=20, most_steps=400, fragments=4, tau=2)
+    one.exchange.add(0.5)  # 3 steps' worth beyond τ, four times a round
+    assert one.steps([]) == 228
+    share = 4 * 0.3 / (4 * 0.3 + 228 / 10)
+    assert share == pytest.approx(0.05, abs=1e-3)
+
+
 def test_all_islands_take_the_most_that_anybody_asks_for() -> None:
     one = chooser(inner_steps=20, most_steps=200)
     one.exchange.add(0.2)

@@ -149,6 +149,15 @@ def test_auto_picks_by_memory_and_batch(
     dims.check(MODEL, DATA)
 
 
+def test_auto_goes_with_the_other_flags() -> None:
+    few = Model(d_model=56, n_layers=4, n_heads=7, n_kv_heads=7, d_ff=70)
+    two = Data(seq_len=128, batch_size=2)
+    dims, _ = IslandSettings(layout="auto", zero=1).dims(4, 1, 8 * GIB, 10**6, few, two)
+    assert (dims.cp, dims.attention, dims.zero) == (2, "ring", 1)
+    with pytest.raises(ValueError, match="--offload needs several ranks"):
+        IslandSettings(layout="auto", offload=True).dims(1, 1, 8 * GIB, 10**6, MODEL, DATA)
+
+
 def test_auto_gives_experts_their_own_axis() -> None:
     dims, _ = choose(4, 1, 10**6, 8 * GIB, MOE, DATA)
     assert (dims.dp_shard, dims.ep) == (4, 4)
@@ -185,6 +194,9 @@ def test_stages_of_a_v() -> None:
         (ParallelDims(dp_shard=4, tp=2), 2, 1),
         (ParallelDims(dp_shard=16), 0, 1),
         (None, 0, 4),  # two ranks, sharded
+        (ParallelDims(pp=2), 0, 2),  # four micro-batches without being asked
+        (ParallelDims(pp=2), 16, 2),
+        (ParallelDims(pp=2, dp_shard=2), 1, 1),
     ],
 )
 def test_what_is_left_of_a_micro_batch_when_memory_runs_out(

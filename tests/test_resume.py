@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from trainer_kit import tiny_manifest
 
 from node.trainer import resume
@@ -13,7 +15,7 @@ from node.trainer.layout import Layout
 from node.trainer.model import build, next_token_loss
 from node.trainer.optim import make_optimizer
 from node.trainer.parallel import Ranks
-from node.trainer.resume import FOLDER, Share, Standing, load, save
+from node.trainer.resume import FOLDER, Share, Standing, load, optimizer_steps, save
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
@@ -139,3 +141,55 @@ def test_damage_is_told(tmp_path: Path, damage: str):
     with pytest.raises(OperatorError, match="cannot resume") as caught:
         load(tmp_path, one.weights, one.optimizer)
     assert caught.value.code == "E404"
+
+
+def test_moments_that_were_there_have_to_be_there(tmp_path: Path):
+    one = One(steps=1)
+    del one.optimizer.state[one.model.norm.weight]
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    assert load(tmp_path, one.weights, one.optimizer).without == ("norm.weight",)
+    (tmp_path / FOLDER / "trainer.json").write_text(STANDING.model_dump_json())
+    with pytest.raises(OperatorError, match="cannot resume") as caught:
+        load(tmp_path, one.weights, one.optimizer)
+    assert "moments of norm.weight are missing" in caught.value.why
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "muon": lambda p: torch.optim.Muon([one for one in p if one.ndim == 2]),
+    "rmsprop": torch.optim.RMSprop,
+    "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "adafactor": torch.optim.Adafactor,  # its rows and columns are not kept: it begins anew
+}
+
+
+@pytest.mark.parametrize("one_disk", [True, False])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_script_may_have_any_optimizer_and_parameters_without_a_gradient(
+    tmp_path: Path, kind: str, one_disk: bool
+):
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2)])
+    optimizer = OPTIMIZERS[kind](list(model.parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model[1](model[0](torch.ones(2, 4))).square().mean().backward()
+        optimizer.step()
+
+    def taken() -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    step()
+    step()
+    weights = Weights.of(dict(model.named_parameters()), Layout.of_module(model), Ranks.alone(CPU))
+    standing = STANDING.model_copy(update={"optimizer_steps": optimizer_steps(optimizer)})
+    assert bool(standing.optimizer_steps) is (kind != "adafactor")
+    assert save(tmp_path, weights, optimizer, standing, one_disk=one_disk).finish() is None
+    step()
+    expected = taken()
+    optimizer.state.clear()
+    load(tmp_path, weights, optimizer, one_disk=one_disk)
+    step()
+    if standing.optimizer_steps:
+        assert torch.equal(taken(), expected)

@@ -23,6 +23,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self.tokens_per_step, self.joining = tokens_per_step, joining
         self.island: Joined | None = None
         self._seen = 0  # tokens, by the Trainer's own count
+        self._loss: float | None = None  # that it has logged since the last step
 
     def on_train_begin(
         self,
@@ -54,9 +55,20 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         assert self.island is not None
         tokens = self.tokens_per_step or int(state.num_input_tokens_seen) - self._seen
         self._seen = int(state.num_input_tokens_seen)
-        loss = state.log_history[-1].get("loss") if state.log_history else None
+        loss, self._loss = self._loss, None  # it stands for one step, not for all until the next
         if not self.island.step(tokens, loss):
             control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        """The Trainer tells the loss, after every so many steps (``logging_steps``)."""
+        self._loss = logs.get("loss", self._loss)
 
     def on_train_end(
         self,

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 import node
 from bootstrap.manifest import Manifest
@@ -32,7 +33,7 @@ from node.trainer.shared import SharedVectors
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
 
 
 def join(
@@ -64,11 +65,22 @@ def join(
     given = {key: value for key, value in settings.items() if value is not None}
     if peers:
         given["peers"] = (peers,) if isinstance(peers, str) else tuple(peers)
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:  # after a forward pass alone its parameters are gathered ones
+        module.reshard()
     parameters = named_parameters(model)
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
     first = next(iter(parameters.values()))
     ranks = Ranks.met(first.device)
+    if not ranks.all_true(ranks.broadcast(layout.digest.encode()) == layout.digest.encode()):
+        raise operator_error(
+            "E204",
+            "the ranks of this script have different parameters",
+            why="each of them has to have its part of every parameter, as with FSDP2 and DDP",
+            fix="give node.join the same model on every rank",
+        )
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
+    progress.sharded = sharded
     vectors = SharedVectors.create(layout.size) if ranks.leads else None
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:
@@ -90,12 +102,18 @@ def join(
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """What takes part, by the names that the bare model has, whatever it is wrapped in."""
-    parameters = {}
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise operator_error(
+            "E204",
+            "the model is wrapped in FullyShardedDataParallel",
+            why="its ranks have flat pieces of parameters, which say nothing of the whole",
+            fix="shard it with torch.distributed.fsdp.fully_shard (FSDP2)",
+        )
+    parameters: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        if parameter.requires_grad:
-            parameters[name] = parameter
+        bare = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        if parameter.requires_grad:  # the model itself may call something "module"
+            parameters[name if bare in parameters else bare] = parameter
     if not parameters:
         raise operator_error(
             "E204",

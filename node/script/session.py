@@ -11,13 +11,14 @@ import math
 import secrets
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
 from node.trainer.channel import (
@@ -64,13 +65,30 @@ class ScriptProgress(Progress):
     def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
         super().__init__(*given)
         self.evaluator = evaluator
+        self.sharded: Sequence[FSDPModule] = ()
         self._looked = False
 
     def begin(self, command: Begin) -> None:
         """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
         if command.resume:
             self._look(Path(command.resume))
+        self._reshard()
         super().begin(command)
+
+    def apply(self, command: Apply) -> None:
+        """See :meth:`Progress.apply`."""
+        self._reshard()
+        super().apply(command)
+
+    def shift(self, command: Shift) -> None:
+        """See :meth:`Progress.shift`."""
+        self._reshard()
+        super().shift(command)
+
+    def _reshard(self) -> None:
+        """Drop what forward passes have gathered, which hides what is written to the shards."""
+        for module in self.sharded:
+            module.reshard()
 
     def checkpoint(self, command: Checkpoint) -> None:
         """See :meth:`Progress.checkpoint`."""
@@ -100,6 +118,7 @@ class ScriptProgress(Progress):
         if self.evaluator is None:
             return None
         loss = float(self.evaluator())
+        self._reshard()
         return loss if math.isfinite(loss) else None
 
 

@@ -73,6 +73,16 @@ class ParallelDims(BaseModel):
             "tp": self.tp,
         }
 
+    def parts(self, rows: int, micro_batch: int) -> int:
+        """Into how many equal micro-batches a pipeline cuts ``rows``, a multiple of its ranks.
+
+        At least twice their number, so that most ranks have work most of the time, and more where
+        one is to have at most ``micro_batch`` rows.
+        """
+        choices = [n for n in range(self.pp, rows + 1, self.pp) if rows % n == 0]
+        fitting = [n for n in choices if n >= 2 * self.pp and rows // n <= micro_batch]
+        return min(fitting) if fitting else max(choices)
+
     def __str__(self) -> str:
         """As ``--layout`` takes it: ``fsdp=2,tp=2``, or ``single``."""
         names = {

@@ -124,7 +124,7 @@ class Engine:
         with self._logits_cut():
             for i, (inputs, targets, given) in enumerate(windows):
                 if self.pipeline is not None:
-                    parts = self.pipeline.parts(len(rows[0]), micro_batch)
+                    parts = self.dims.parts(len(rows[0]), micro_batch)
                     with self.autocast():
                         self.pipeline.step(inputs, targets, parts, loss, **given)
                     continue

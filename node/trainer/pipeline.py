@@ -63,17 +63,6 @@ class Pipeline:
         """The last stage, if it is here."""
         return self.stages.get(self.count - 1)
 
-    def parts(self, rows: int, micro_batch: int) -> int:
-        """Into how many equal micro-batches to cut ``rows``, a multiple of the number of ranks.
-
-        At least twice that number, so that most ranks have work most of the time, and more where
-        one is to have at most ``micro_batch`` rows.
-        """
-        pp = self.ranks.dims.pp
-        choices = [n for n in range(pp, rows + 1, pp) if rows % n == 0]
-        fitting = [n for n in choices if n >= 2 * pp and rows // n <= micro_batch]
-        return min(fitting) if fitting else max(choices)
-
     def step(self, inputs: Tensor, targets: Tensor, parts: int, loss: Loss, **given: Any) -> None:
         """Forward and backward of [B, T] tokens, cut in ``parts``.
 

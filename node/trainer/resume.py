@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -41,7 +41,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 FOLDER = "trainer"
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
-MOMENTS = ("exp_avg", "exp_avg_sq")
+COUNT = "step"  # of what an optimizer keeps for a parameter; in the checkpoint once for all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Standing(BaseModel):
     tokens: int = Field(ge=0)
     rewarm_from: int | None
     optimizer_steps: int = Field(ge=0)  # 0: there are no moments
+    without: tuple[str, ...] = ()  # parameters that have none, where the others have
 
 
 class Writing:
@@ -139,14 +140,19 @@ def save(
     if not weights.ranks.all_true(failure is None):  # else the others would wait for this one
         raise failure or OSError(f"not every rank can write to {directory}")
     state = folder / STATE if weights.ranks.leads else None
+    if standing.optimizer_steps:
+        without = (
+            n for n, p in weights.parts.items() if not _moments(optimizer.state.get(p[0], {}))
+        )
+        standing = standing.model_copy(update={"without": tuple(without)})
     if not one_disk:
         return Writing(_write_whole(folder, weights, optimizer, standing), state, standing)
     tensors: dict[str, Tensor] = {}
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
         if standing.optimizer_steps:
-            moments = optimizer.state[parts[0]]
-            tensors |= {f"{m}/{name}": moments[m] for m in MOMENTS if m in moments}
+            kept = optimizer.state.get(parts[0], {})
+            tensors |= {f"{m}/{name}": kept[m] for m in _moments(kept)}
     future = async_save(
         tensors,
         storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
@@ -162,7 +168,7 @@ def _write_whole(
     """Gather all tensors on rank 0 and begin to write them there; every rank must call it."""
     mine: dict[str, list[str]] = {}
     for name, parts in weights.parts.items() if standing.optimizer_steps else ():
-        mine[name] = [m for m in MOMENTS if m in optimizer.state[parts[0]]]
+        mine[name] = _moments(optimizer.state.get(parts[0], {}))
     moments = {name: found for part in weights.everywhere(mine) for name, found in part.items()}
     whole: dict[str, Tensor] = {}
     for name in weights.names:
@@ -213,18 +219,19 @@ def load(
         raise OperatorError(
             "E404", f"cannot resume from {directory}", problem, "start without --resume"
         )
-    standing, there = Standing.model_validate_json(text), set(keys)
+    standing = Standing.model_validate_json(text)
+    there = _by_parameter(keys) if standing.optimizer_steps else {}
     tensors: dict[str, Tensor] = {}
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
-        moments = [m for m in MOMENTS if f"{m}/{name}" in there] if standing.optimizer_steps else []
-        for parameter in parts if standing.optimizer_steps else ():
+        moments = there.get(name, [])
+        for parameter in parts if moments else ():
             count = torch.tensor(float(standing.optimizer_steps), device=local(parameter).device)
             zeros = {moment: torch.zeros_like(parameter) for moment in moments}
-            optimizer.state[parameter] = {"step": count, **zeros}
+            optimizer.state[parameter] = {COUNT: count, **zeros}
         tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in moments}
     if not one_disk:
-        _read_whole(folder, weights, optimizer, there if standing.optimizer_steps else set())
+        _read_whole(folder, weights, optimizer, there)
         return standing
     load_sharded(
         tensors,
@@ -241,12 +248,15 @@ def load(
 
 
 def _read_whole(
-    folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, there: set[str]
+    folder: Path,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    there: Mapping[str, list[str]],
 ) -> None:
     """Read tensor by tensor on rank 0 into the parts of all; every rank must call it."""
     for name, shape in weights.shapes.items():
         picks: dict[str, Pick] = {PARAMETER + name: itself}
-        picks |= {f"{m}/{name}": _moment(optimizer, m) for m in MOMENTS if f"{m}/{name}" in there}
+        picks |= {f"{m}/{name}": _moment(optimizer, m) for m in there.get(name, ())}
         whole = dict.fromkeys(picks, torch.empty(0))
         if weights.ranks.leads:
             whole = {key: torch.empty(shape) for key in picks}
@@ -269,23 +279,54 @@ def _contents(folder: Path) -> dict[str, torch.Size]:
 
 
 def _check(standing: Standing, found: Mapping[str, torch.Size], weights: Weights) -> None:
-    groups = [PARAMETER, f"{MOMENTS[0]}/"] if standing.optimizer_steps else [PARAMETER]
+    there = _by_parameter(found)
     for name, shape in weights.shapes.items():
-        for group in groups:
-            if found.get(group + name) != shape:
-                raise ValueError(f"{group}{name} is missing or has another shape")
+        moments = there.get(name, ())
+        if standing.optimizer_steps and not moments and name not in standing.without:
+            raise ValueError(f"the optimizer's moments of {name} are missing")
+        for key in (PARAMETER + name, *(f"{moment}/{name}" for moment in moments)):
+            if found.get(key) != shape:
+                raise ValueError(f"{key} is missing or has another shape")
+
+
+def _by_parameter(keys: Iterable[str]) -> dict[str, list[str]]:
+    """The moments in a checkpoint, by parameter."""
+    there: dict[str, list[str]] = {}
+    for key in keys:
+        moment, _, name = key.partition("/")
+        if not key.startswith(PARAMETER):
+            there.setdefault(name, []).append(moment)
+    return there
+
+
+def _moments(state: Mapping[str, object]) -> list[str]:
+    """What of an optimizer's state of one parameter is a tensor like it."""
+    return [key for key, value in state.items() if key != COUNT and isinstance(value, Tensor)]
 
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Steps that the optimizer's moments have seen; 0 when it has none."""
-    state = next(iter(optimizer.state.values()), None)
-    return int(state["step"]) if state else 0
+    """Steps that the optimizer's moments have seen; 0 when it has none that can be kept.
+
+    A script's optimizer may keep anything. What is no tensor of the parameter's shape (Adafactor's
+    rows and columns) is left out of checkpoints, and the whole optimizer begins anew.
+    """
+    steps = 0
+    for parameter, state in optimizer.state.items():
+        moments = _moments(state)
+        rest = [key for key in state if key != COUNT and key not in moments]
+        if any(state[m].shape != parameter.shape for m in moments) or any(
+            state[key] is not None for key in rest
+        ):
+            return 0
+        if moments:  # who does not count has seen one at least
+            steps = max(steps, int(state.get(COUNT, 1)))
+    return steps
 
 
 @torch.no_grad()
 def sanitise(optimizer: torch.optim.Optimizer) -> None:
     """Replace moments that are not finite by zero: a NaN in them would never leave again."""
     for state in optimizer.state.values():
-        for moment in MOMENTS:
-            if moment in state:  # Muon has one
+        for moment in _moments(state):
+            if state[moment].is_floating_point():
                 local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

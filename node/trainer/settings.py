@@ -50,7 +50,13 @@ class TrainerSettings(BaseModel):
         return self.dims or ParallelDims(dp_shard=self.ranks)
 
     @property
+    def at_once(self) -> int:
+        """Sequences that a rank computes at once."""
+        share = -(-self.manifest.data.batch_size // self.layout.data)
+        limit = min(self.micro_batch or share, share)
+        return share // self.layout.parts(share, limit) if self.layout.pp > 1 else limit
+
+    @property
     def halved(self) -> int:
         """A micro-batch of half of what a rank takes at once now, in sequences."""
-        share = -(-self.manifest.data.batch_size // self.layout.data)
-        return max(1, min(self.micro_batch or share, share) // 2)
+        return max(1, self.at_once // 2)

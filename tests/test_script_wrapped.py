@@ -1,0 +1,127 @@
+"""Models that a script has wrapped for several ranks, and what ``node.join`` makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import spawn
+from trainer_kit import Script, apply, begin
+
+from node.script.joining import join, named_parameters
+from node.script.session import Joined, ScriptProgress
+from node.trainer.layout import Layout
+from node.trainer.leader import Leader
+from node.trainer.parallel import Ranks
+from node.trainer.shared import SharedVectors
+from protocols.errors import OperatorError
+
+X = torch.ones(2, 4)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_what_a_script_has_gathered_does_not_hide_a_merge(evaluates: bool) -> None:
+    """FSDP2 keeps gathered parameters after a forward pass that no backward follows."""
+    model: Any = fully_shard(nn.Linear(4, 3))
+
+    @torch.no_grad()
+    def out() -> Tensor:
+        return model(X)  # type: ignore[no-any-return]
+
+    layout = Layout.of_module(model)
+    vectors = SharedVectors.create(layout.size)
+    base, sent = vectors.tensors()
+    script = Script(lambda report: [])
+    script.commands = [begin(target_steps=50)]
+    leader = Leader(script, vectors, 0.0, lambda: script.now)  # type: ignore[arg-type]
+    progress = ScriptProgress(
+        lambda: float(out().sum()),
+        named_parameters(model),
+        torch.optim.SGD(model.parameters()),
+        layout,
+        Ranks.alone(torch.device("cpu")),
+        leader,
+        0,
+    )
+    progress.sharded = [model]
+    joined = Joined(progress, None)
+    base.fill_(1.0)
+    out()
+    joined.begin("cpu", "float32")
+    assert torch.equal(out(), torch.full((2, 3), 5.0))
+    sent.fill_(0.0)  # θ is 1 now: what was learnt since the snapshot
+    base.fill_(2.0)
+    script.commands.append(apply(1, target_steps=50, evaluate=evaluates))
+    joined.step(tokens=8)
+    assert torch.equal(out(), torch.full((2, 3), 15.0))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore")  # of one rank there
+def test_the_first_fsdp_is_refused() -> None:
+    """Its flat pieces differ between ranks, and would be overwritten with those of rank 0."""
+    model = FullyShardedDataParallel(
+        nn.Linear(4, 3), use_orig_params=True, device_id=torch.device("cpu")
+    )
+    with pytest.raises(OperatorError, match="FullyShardedDataParallel") as caught:
+        named_parameters(model)
+    assert caught.value.code == "E204"
+
+
+@pytest.mark.usefixtures("group")
+def test_parameters_are_shards_also_after_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, nn.Parameter]] = []
+    model: Any = fully_shard(nn.Linear(4, 3))
+    with torch.no_grad():
+        model(X)
+
+    def take(model: nn.Module) -> dict[str, nn.Parameter]:
+        seen.append(named_parameters(model))
+        raise StopIteration
+
+    monkeypatch.setattr("node.script.joining.named_parameters", take)
+    with pytest.raises(StopIteration):
+        join(model, torch.optim.SGD(model.parameters()))
+    assert all(isinstance(parameter, DTensor) for parameter in seen[0].values())
+
+
+def test_a_model_may_call_a_part_of_its_own_module() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.submodule = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+            self.weight = nn.Parameter(torch.ones(3))
+
+    assert list(named_parameters(Head())) == [
+        "weight", "module.weight", "bias", "submodule.weight",
+    ]  # fmt: skip
+
+
+def _joins(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    model = nn.Linear(4, 3 + rank)  # a stage of a pipeline, say
+    with pytest.raises(OperatorError, match="different parameters") as caught:
+        join(model, torch.optim.SGD(model.parameters()))
+    assert caught.value.code == "E204"
+    dist.barrier()  # gloo ends a process whose peer has gone before
+    dist.destroy_process_group()
+
+
+def test_ranks_with_other_parameters_are_refused_on_all_of_them(tmp_path: Path) -> None:
+    spawn(_joins, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
