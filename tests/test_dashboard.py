@@ -138,6 +138,8 @@ async def test_the_page_needs_no_key_and_all_else_does(guarded: Browser) -> None
 async def test_it_is_read_only(client: Browser) -> None:
     for path in ("/", "/api/v1/dashboard", "/api/v1/stream"):
         assert (await client.post(path)).status == 405
+    # a stream has no end, whoever asks for its headers alone would hold a place in it
+    assert (await client.head("/api/v1/stream")).status == 405
 
 
 def daemon(tmp_path: Any, **settings: str) -> Daemon:
@@ -307,6 +309,22 @@ async def test_readers_that_left_are_forgotten(swarm: Imagined) -> None:
         async with asyncio.timeout(20):
             while app[dashboard.FEED].readers:  # noqa: ASYNC110 - a number, not an event
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_who_reads_no_more_gives_its_place_up(
+    swarm: Imagined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "STUCK_S", 0.2)
+    monkeypatch.setattr(dashboard.Feed, "update", lambda feed, cursor: (cursor, bytes(2**22)))
+    app = make_app(swarm.state, swarm.log, swarm.history)
+    async with TestServer(app) as server, asyncio.timeout(20):
+        _, writer = await asyncio.open_connection(server.host, server.port)  # reads 64 KB at most
+        writer.write(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for readers in (1, 0):
+            while app[dashboard.FEED].readers != readers:  # noqa: ASYNC110 - a number, not an event
+                await asyncio.sleep(0.01)
+        writer.close()
 
 
 async def test_the_stream_ends_with_the_node(swarm: Imagined) -> None:

@@ -16,7 +16,7 @@ from dashboard_kit import Imagined
 from node_process import nodes
 
 from node.monitor.api import ApiServer, make_app
-from node.monitor.events import JoinProgress, Rejected
+from node.monitor.events import JoinProgress, Rejected, RoundFailed
 from node.monitor.views import LinkView
 
 pytestmark = IN_A_BROWSER
@@ -72,7 +72,12 @@ async def test_updates_arrive_and_a_restart_of_the_node_is_survived(page: Page) 
         await page.until(f"{UPDATES} > 0")
         assert await page.evaluate("document.querySelector('#connection').dataset.state") == "live"
         assert "Round 19" in await page.evaluate(text("#loss .legend"))
+        told = text("#rounds .words")
+        assert await page.evaluate(told) == "Since this node started: 3 degraded, 17 committed."
+        swarm.log.emit(RoundFailed(round=20, reason="no majority"))
+        await page.until(f"{told}.includes('17 committed, 1 failed')")
         swarm.step()
+        await page.until(f"{told}.includes('18 committed, 1 failed')")
         await page.until(f"{text('#loss .legend')}.includes('Round 20')")
         await page.until(f"{text('#waits-title')}.includes('round 20')")
         port = url.rsplit(":", 1)[1].strip("/")
@@ -108,6 +113,23 @@ async def test_alarms_are_said_and_texts_of_peers_are_no_markup(page: Page) -> N
         swarm.state.providers.peers = views
         await page.until(f"{text('#alarms')} === ''")
     assert [error for error in page.errors if "ERR_" not in error] == []
+
+
+async def test_a_name_cannot_turn_the_text_around_it(page: Page) -> None:
+    swarm = Imagined(4, 20)
+    views, turned = swarm.peers, "isle\u202e-99"
+    swarm.state.providers.peers = lambda: [
+        replace(view, agrees=False, name=turned) if index == 2 else view
+        for index, view in enumerate(views())
+    ]
+    swarm.log.emit(Rejected(peer=swarm.ids[1], reason="malformed", detail=turned))
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{UPDATES} > 0")
+        whole = await page.evaluate("document.documentElement.outerHTML")
+        assert "split: isle-99 has" in await page.evaluate(text("#alarms"))
+        assert "isle-99" in await page.evaluate(text("#log"))
+        assert "\u202e" not in whole
 
 
 async def test_fragments_have_a_panel_where_there_are_some(page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from browser_kit import FILLED, IN_A_BROWSER, UPDATES, Page, served, text
@@ -162,3 +163,38 @@ def how_read(selector: str) -> str:
         " return !e ? 'off' : e.getAttribute('aria-live')"
         " ?? (e.role === 'alert' ? 'assertive' : 'polite'); })()"
     )
+
+
+HIDE = (
+    "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
+    " document.dispatchEvent(new Event('visibilitychange'))"
+)
+# a node that takes questions and never answers
+MUTE = (
+    "window.fetch = (path, {signal}) => new Promise((_, fail) =>"
+    " signal.addEventListener('abort', () => fail(signal.reason)))"
+)
+
+
+async def test_what_was_shown_while_nobody_looked_is_not_called_live(page: Page) -> None:
+    async with served(Imagined(3, 20)) as url:
+        await page.go(url)
+        await page.until(LIVE)
+        await page.evaluate(HIDE.format("true"))
+        assert not await page.evaluate(LIVE)
+        await page.evaluate(MUTE)
+        await page.evaluate(HIDE.format("false"))
+        await page.until(f"{text('#connection')} === 'connecting'")
+        assert not await page.evaluate(LIVE)
+
+
+async def test_a_tab_in_the_background_asks_for_no_updates(page: Page) -> None:
+    never = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
+    await page.send("Page.addScriptToEvaluateOnNewDocument", source=never)
+    async with served(Imagined(3, 20)) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        await asyncio.sleep(2.5)
+        assert await page.evaluate(UPDATES) == 0
+        await page.evaluate(HIDE.format("false"))
+        await page.until(LIVE)

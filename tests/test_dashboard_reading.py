@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from browser_kit import FILLED, IN_A_BROWSER, Page, served, text
 from dashboard_kit import Imagined
@@ -100,6 +102,20 @@ async def test_a_chart_is_read_with_arrow_keys_and_as_a_table(page: Page) -> Non
         await page.evaluate("document.querySelectorAll('.peers thead button')[1].click()")
         sort = "document.querySelectorAll('.peers thead th')[1].ariaSort"
         assert await page.evaluate(sort) == "ascending"
+
+
+async def test_sorted_by_clocks_those_that_are_not_known_come_last(page: Page) -> None:
+    swarm = Imagined(3, 10)
+    offsets, views = (None, 3.0, -0.5), swarm.peers
+    swarm.state.providers.peers = lambda: [
+        replace(view, clock_offset_s=offset) for view, offset in zip(views(), offsets, strict=True)
+    ]
+    clocks = "[...document.querySelectorAll('.peers .clock_offset_s')].map(e => e.textContent)"
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(FILLED)
+        await page.evaluate("document.querySelector('[data-key=clock_offset_s] button').click()")
+        assert [clock[1:5] for clock in await page.evaluate(clocks)] == ["0.50", "3.00", ""]
 
 
 async def test_names_roles_and_headings(page: Page) -> None:

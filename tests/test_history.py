@@ -172,6 +172,17 @@ def test_going_back_in_the_chain_takes_rows_back() -> None:
     assert columns["loss"] == [1, 1, 5]
 
 
+def test_rounds_that_are_gone_through_again_count_once(tmp_path: Path) -> None:
+    """As after a restart from a checkpoint: rounds since then come back by certificates."""
+    path = tmp_path / "history.jsonl"
+    kit = Kit(path)
+    kit.rounds(*range(10), islands={"a": island(2.0, 5), "b": island(2.0, 7)})
+    again = Kit(path)
+    again.rounds(8, 9, islands={"a": island(2.0, 5)})  # and on another branch without b
+    assert again.history.totals == {"a": 50, "b": 56}
+    assert Kit(path).history.totals == {"a": 50, "b": 56}
+
+
 def test_readers_get_what_is_new() -> None:
     kit = Kit()
     kit.rounds(0, 1)

@@ -47,7 +47,8 @@ def done(number, loss=3.0, **more):
     phases = {"compute": 1.0, "ready": 0.2, "match": 0.1, "exchange": 0.4, "certify": 0.05}
     values = {
         "round": number, "total_rounds": 50, "members": 3, "live": 3, "loss": loss,
-        "validation_loss": loss, "consensus": 1 / (number + 1), "agreeing": 3, "eta_s": 60.0,
+        "validation_loss": loss, "consensus": 1 / (number + 1),
+        "consensus_after": 0.25 / (number + 1), "agreeing": 3, "eta_s": 60.0,
         "phases": phases, "islands": islands, "sent_bytes": 1000, "raw_bytes": 8000,
     }  # fmt: skip
     return RoundDone(**(values | more))
@@ -157,7 +158,7 @@ async def test_a_replay_ends_where_the_log_does(log):
     [last] = await pictures(ReplaySource(log, 0))
     state = last["state"]
     assert state["run"]["label"] == "tiny-docs-8c41"
-    assert state["rounds"] == {"committed": 11, "outcomes": {"committed": 12, "failed": 1}}
+    assert state["rounds"] == {"committed": 12, "outcomes": {"committed": 12, "failed": 1}}
     assert [peer["round"] for peer in state["peers"]] == [12, 12, 12]
     assert last["history"]["columns"]["round"] == list(range(12))
     assert last["problem"] == "the log ends here"
@@ -181,7 +182,7 @@ def test_without_a_terminal_it_says_what_to_use(log, capsys, tmp_path):
 
 def test_once_prints_one_picture(log, capsys):
     assert outermost.run(["monitor", "--replay", str(log), "--once"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"]["rounds"]["committed"] == 11
+    assert json.loads(capsys.readouterr().out)["state"]["rounds"]["committed"] == 12
 
 
 # --- a node -------------------------------------------------------------------------------------
@@ -278,8 +279,9 @@ async def test_the_screen_shows_all_panels(log, size):
     app = Monitor(ReplaySource(log, 0))
     async with app.run_test(size=size) as pilot:
         await shown(app, pilot)
-        assert "tiny-docs-8c41  round 11/50" in text_of(app, "header")
-        assert "3 agree bit for bit" in text_of(app, "header")
+        assert "tiny-docs-8c41  round 12/50" in text_of(app, "header")
+        assert "3 agree bit for bit  0.083 -> 0.021 apart" in text_of(app, "header")
+        assert "rounds: 1 failed" in text_of(app, "header")
         assert "loss" in text_of(app, "loss")
         assert "consensus" in text_of(app, "consensus")
         assert "without 1" in text_of(app, "rounds")

@@ -160,6 +160,21 @@ def test_status_shows_who_is_in_trouble_before_all_others(kit):
     assert next(i for i, line in enumerate(lines) if line.startswith("ALARM")) < first
 
 
+def test_the_time_left_passes_between_rounds(kit):
+    """No further than to the next one: where that is late, so is the end."""
+
+    def left():
+        return kit.state.brief()["training"]["eta_s"]
+
+    assert left() is None
+    kit.log.emit(RoundDone(round=4, total_rounds=7, eta_s=7200.0))  # two of an hour each
+    assert left() == 7200.0
+    kit.now += 1500
+    assert left() == 5700.0
+    kit.now += 86_400
+    assert left() == 3600.0
+
+
 def test_status_tells_how_far_joining_has_come(kit):
     kit.state.status = "joining"
     kit.log.emit(JoinProgress(step=4, name="discover", text="5 islands"))

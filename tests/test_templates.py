@@ -11,6 +11,7 @@ import promql_parser
 import pytest
 import yaml
 from api_kit import Kit
+from promql_kit import labels
 
 from node import outermost
 from node.config import resolve
@@ -316,6 +317,33 @@ def test_expressions_are_valid_and_read_what_is_exported(title, expression, expo
             assert label in exported[name], f"{name} has no label {label}"
             for one in value.split("|") if sign == "=~" else [value]:
                 assert one in exported[name][label], f"{name} never has {label}={one}"
+
+
+@pytest.mark.parametrize(("title", "expression"), list(expressions()))
+def test_both_sides_of_an_operator_can_meet(title, expression, exported):
+    labels(promql_parser.parse(expression), exported)
+
+
+@pytest.mark.parametrize(
+    ("expression", "meet"),
+    [
+        ('swarm_rounds_total{outcome="failed"} > swarm_rounds_total{outcome="committed"}', False),
+        ('rate(swarm_rounds_total{outcome="failed"}[1h]) > ignoring(outcome) swarm_round', True),
+        ("swarm_round and swarm_rounds_total", False),
+        ("swarm_round and sum without (outcome) (swarm_rounds_total) == 0", True),
+        ("swarm_round and on(instance) (swarm_rounds_total == 0)", True),
+        ("sum by (kind) (swarm_sent_bytes_total) / swarm_received_bytes_total", True),
+        ("sum(swarm_sent_bytes_total) / swarm_received_bytes_total", False),
+        ("time() - swarm_round > 3", True),
+    ],
+)
+def test_what_meets(expression, meet, exported):
+    parsed = promql_parser.parse(expression)
+    if meet:
+        labels(parsed, exported)
+    else:
+        with pytest.raises(AssertionError, match="on one side"):
+            labels(parsed, exported)
 
 
 def test_every_label_of_a_legend_is_there(exported):

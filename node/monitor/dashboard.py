@@ -39,6 +39,7 @@ from node.setting_values import is_loopback
 INTERVAL_S = 1.0  # between two updates
 RETRY_MS = 2000  # what a reader is told to wait before it comes back
 MAX_READERS = 64  # of one listener
+STUCK_S = 30.0  # that one may take for one event
 SHOWN_ROUNDS = 16
 SHOWN_EVENTS = 80
 POINTS = 360
@@ -168,7 +169,7 @@ def add_dashboard(app: web.Application, state: NodeState, log: EventLog, history
     app.router.add_get("/api/v1/dashboard", _picture)
     app.router.add_get("/api/v1/history", _history)
     app.router.add_get("/api/v1/links", _links)
-    app.router.add_get("/api/v1/stream", _stream)
+    app.router.add_get("/api/v1/stream", _stream, allow_head=False)  # it would have no end
 
 
 def is_open(path: str) -> bool:
@@ -242,11 +243,15 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         await response.write(f"retry: {RETRY_MS}\n\n".encode())
         while not feed.closing.is_set():
             cursor, event = feed.update(cursor)
-            await response.write(event)  # waits for a slow reader, who then gets fewer
+            async with asyncio.timeout(STUCK_S):
+                await response.write(event)  # waits for a slow reader, who then gets fewer
             try:
                 await asyncio.wait_for(feed.closing.wait(), INTERVAL_S)
             except TimeoutError:
                 continue
+    except TimeoutError:  # it reads no more, and others may want its place
+        if request.transport is not None:
+            request.transport.abort()
     except ConnectionError:  # the reader has gone
         return response
     finally:

@@ -57,6 +57,10 @@ class EventLog:
         """Call ``subscriber`` with each further record, in the emitter's own call."""
         self._subscribers.append(subscriber)
 
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Call it no more."""
+        self._subscribers.remove(subscriber)
+
     def emit(self, event: Event) -> Record:
         """Number, write and pass on one event."""
         self._seq += 1

@@ -33,6 +33,7 @@ MAX_ROWS = 16_384
 MAX_ISLANDS = 64  # with a loss curve of their own
 MAX_TOTALS = 1024  # islands whose merged tokens are added up
 MAX_POINTS = 2000  # of one answer
+MAX_UNDONE = 256  # newest rounds whose tokens are taken back where they are gone through again
 MAX_PARTS = 64  # rounds of other fragments that count to one of fragment 0
 OUTCOMES = ("committed", "degraded", "skipped")
 PHASES = ("compute", "ready", "match", "exchange", "certify", "apply")
@@ -80,6 +81,7 @@ class History:
         self.run = ""
         self.islands: list[str] = []  # whose losses are kept, in the order of their columns
         self.totals: dict[str, int] = {}  # merged tokens by island, as far as this node knows
+        self._counted: deque[tuple[float, dict[str, int]]] = deque(maxlen=MAX_UNDONE)
         self.added = 0  # rows since the start of this process: a cursor for readers
         self.lost = 0  # rows that could not be written
         self._max_rows = max_rows - max_rows % 4
@@ -154,6 +156,9 @@ class History:
         row = np.array([np.nan if value is None else float(value) for value in values])
         while self._size and self._rows[self._size - 1, _ROUND] >= row[_ROUND]:
             self._size -= 1  # the node went back in the chain: those rounds are no more
+        while self._counted and self._counted[-1][0] >= row[_ROUND]:
+            for peer, tokens in self._counted.pop()[1].items():
+                self.totals[peer] -= tokens
         if self._size == self._max_rows:
             self._thin()
         if self._size == len(self._rows):
@@ -161,11 +166,14 @@ class History:
             self._losses = np.concatenate([self._losses, np.full_like(self._losses, np.nan)])
         self._rows[self._size] = row
         self._losses[self._size] = np.nan
+        counted: dict[str, int] = {}
         for peer, (loss, tokens) in islands.items():
             if peer in self.totals or len(self.totals) < MAX_TOTALS:
-                self.totals[peer] = self.totals.get(peer, 0) + int(tokens)
+                counted[peer] = int(tokens)
+                self.totals[peer] = self.totals.get(peer, 0) + counted[peer]
             if loss is not None and (column := self._column(peer)) is not None:
                 self._losses[self._size, column] = loss
+        self._counted.append((float(row[_ROUND]), counted))
         self._size += 1
         self.added += 1
 

@@ -192,7 +192,7 @@ class NodeState:
         now = self._clock()
         views = self.peers()
         reasons = self.unhealthy()
-        last = self._last_whole()
+        when, last = self._last_whole()
         return {
             "schema": SCHEMA,
             "time": now,
@@ -206,7 +206,7 @@ class NodeState:
             },
             "run": None if self.run is None else _run(self.run) | {"parameters": self.parameters},
             "join": [table(self.join[step]) for step in sorted(self.join)],
-            "training": self._training(last),
+            "training": self._training() | {"eta_s": _left(last, now - when)},
             "rounds": {
                 "committed": self.round,
                 "outcomes": dict(self.outcomes),
@@ -249,10 +249,10 @@ class NodeState:
         """As :meth:`alarms`, of the peers now."""
         return self.alarms(self.peers())
 
-    def _last_whole(self) -> RoundDone | None:
-        """The newest round, in fragments that of fragment 0: what is said of all comes with it."""
-        done = [done for _, done in self.rounds]
-        return next((one for one in reversed(done) if not one.fragment), done[-1] if done else None)
+    def _last_whole(self) -> tuple[float, RoundDone | None]:
+        """The newest round and its time, in fragments that of fragment 0: it tells of all."""
+        newest = self.rounds[-1] if self.rounds else (self._moved, None)
+        return next((one for one in reversed(self.rounds) if not one[1].fragment), newest)
 
     def _round_done(self, when: float, done: RoundDone) -> None:
         self.rounds.append((when, done))
@@ -270,14 +270,13 @@ class NodeState:
         for phase, seconds in done.phases.items():
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
 
-    def _training(self, last: RoundDone | None) -> dict[str, Any]:
+    def _training(self) -> dict[str, Any]:
         step = table(self.step) if self.step is not None else None
         return {
             "step": step,
             "tokens": self.tokens,
             "out_of_memory": self.out_of_memory,
             "validation_loss": self.validation_loss,
-            "eta_s": last.eta_s if last is not None else None,
         }
 
     def _network(self, last: RoundDone | None) -> dict[str, Any]:
@@ -299,6 +298,14 @@ class NodeState:
 
 def _run(run: RunView) -> dict[str, Any]:
     return {"id": run.id, "label": run.label, "total_rounds": run.total_rounds}
+
+
+def _left(last: RoundDone | None, since: float) -> float | None:
+    """Seconds until the run is over, ``since`` its last round; one that is late takes its time."""
+    if last is None or last.eta_s is None:
+        return None
+    rounds = max(1, last.total_rounds - last.round - 1)
+    return max(0.0, last.eta_s - min(max(0.0, since), last.eta_s / rounds))
 
 
 def _consensus(last: RoundDone | None) -> dict[str, Any] | None:

@@ -66,8 +66,10 @@ class Monitor(App[int]):
         self.paused = False
         self._sorted = 0
         self._view = 0  # of VIEWS, in the table
-        self._picture: Picture | None = None
-        self._newest = 0
+        self._picture: Picture | None = None  # on the screen
+        self._newer: Picture | None = None
+        self._newest = 0  # event that was told, of the process
+        self._instance = ""
 
     def compose(self) -> ComposeResult:
         """The panels, from top to bottom."""
@@ -92,10 +94,11 @@ class Monitor(App[int]):
         try:
             async with aclosing(self.source.pictures()) as pictures:
                 async for picture in pictures:
-                    self._picture = picture
+                    self._newer = picture
                     if not self.is_running:  # it is being closed: there is nothing to draw on
                         return
                     if not self.paused:
+                        self._picture = picture
                         self.draw(picture)
         except OperatorError as error:
             self._fail(error)
@@ -103,14 +106,13 @@ class Monitor(App[int]):
     def action_pause(self) -> None:
         """Hold the picture, and let it go on."""
         self.paused = not self.paused
-        if self._picture is not None:
-            self.draw(self._picture)
+        self._picture = self._picture if self.paused else self._newer
+        self._again()
 
     def action_sort(self) -> None:
         """Sort the islands by the next column."""
         self._sorted = (self._sorted + 1) % len(self.SORTS)
-        if self._picture is not None:
-            self.draw(self._picture)
+        self._again()
 
     def action_view(self) -> None:
         """Show another table: islands, links between them, fragments."""
@@ -118,13 +120,15 @@ class Monitor(App[int]):
         table = self.query_one("#peers", DataTable)
         table.clear(columns=True)
         table.add_columns(*self.VIEWS[self._view][1])
-        if self._picture is not None:
-            self.draw(self._picture)
+        self._again()
 
     def on_resize(self) -> None:
         """Charts are as wide as there is room."""
+        self.call_after_refresh(self._again)
+
+    def _again(self) -> None:
         if self._picture is not None:
-            self.call_after_refresh(self.draw, self._picture)
+            self.draw(self._picture)
 
     def draw(self, picture: Picture) -> None:
         """Put a picture on all panels; one of a node of another version may end the monitor."""
@@ -165,7 +169,7 @@ class Monitor(App[int]):
         self._put("rounds", rounds)
         self._put("node", drawing.node(state))
         self._fill_table(picture)
-        self._tell(picture["events"])
+        self._tell(state["instance"], picture["events"])
         self.shown += 1
 
     def _fill_table(self, picture: Picture) -> None:
@@ -194,7 +198,9 @@ class Monitor(App[int]):
     def _room(self, name: str) -> int:
         return max(10, self.query_one(f"#{name}", Static).content_size.width)
 
-    def _tell(self, events: list[dict[str, Any]]) -> None:
+    def _tell(self, instance: str, events: list[dict[str, Any]]) -> None:
+        if instance != self._instance:  # the node was started anew, and numbers from 1
+            self._instance, self._newest = instance, 0
         log = self.query_one("#events", RichLog)
         for values in events:
             if values["seq"] <= self._newest:

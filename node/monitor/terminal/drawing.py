@@ -40,8 +40,16 @@ def header(picture: Mapping[str, Any], title: str) -> Text:
     consensus = state["consensus"]
     if consensus is not None and consensus["agreeing"] is not None:
         text.append(f"  {consensus['agreeing']} agree bit for bit")
+    if consensus is not None and consensus["before"] is not None:
+        text.append(f"  {consensus['before']:.3f}")
+        if consensus["after"] is not None:
+            text.append(f" -> {consensus['after']:.3f}")
+        text.append(" apart")
     text.append(f"  val {number(training['validation_loss'])}")
     text.append(f"\n{clean(title)}  {state['status']}", "dim")
+    wrong = [f"{n} {how}" for how, n in rounds["outcomes"].items() if n and how != "committed"]
+    if wrong:
+        text.append(f"  rounds: {', '.join(wrong)}", "yellow")
     if joins := joining(state):
         text.append(f"  {joins}", "cyan")
     if problem := picture.get("problem"):

@@ -19,12 +19,15 @@ from node.errors import operator_error
 from node.monitor.dashboard import Feed
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
+    AlarmEnded,
+    AlarmRaised,
     PeerJoined,
     PeerLeft,
     PeerSuspected,
     Record,
     RoundDone,
     Started,
+    table,
 )
 from node.monitor.history import History
 from node.monitor.reading import read_record
@@ -94,7 +97,8 @@ class ReplaySource:
                 yield replay.picture()
                 await asyncio.sleep(self._interval_s)
                 shown = record.time
-            shown = record.time if shown is None else shown
+            if shown is None or record.time < shown:  # it begins, or the clock was set back
+                shown = record.time
             replay.take(record)
         yield replay.picture() | {"problem": "the log ends here"}
 
@@ -105,17 +109,27 @@ class Replay:
     def __init__(self) -> None:
         self.now = 0.0
         self.log = EventLog(clock=lambda: self.now)
-        self.state = NodeState(NodeView(peer=""), log=self.log, clock=lambda: self.now)
         self.history = History()
         self.log.subscribe(self.history)
+        self._seq = 0
+        self._begin(NodeView(peer=""), None)
+
+    def _begin(self, node: NodeView, run: RunView | None) -> None:
+        """A process that knows of nobody yet; what was before it stays in the history."""
+        self.state = NodeState(node, log=self.log, run=run, clock=lambda: self.now)
+        self.state.providers.peers = lambda: list(self._peers.values())
         self._peers: dict[str, PeerView] = {}
         self._joined: dict[str, PeerJoined] = {}
-        self.state.providers.peers = lambda: list(self._peers.values())
+        self._alarms: dict[str, AlarmRaised] = {}  # that stood then, the newest of each kind
         self._feed = Feed(self.state, self.log, self.history, clock=lambda: self.now)
 
     def take(self, record: Record) -> None:
         """Let it happen again."""
         self.now = record.time
+        if record.seq <= self._seq:  # each process numbers its events from 1
+            self.log.unsubscribe(self.state)
+            self._begin(self.state.node, self.state.run)
+        self._seq = record.seq
         match record.event:
             case Started() as started:
                 self.state.node = NodeView(
@@ -126,6 +140,8 @@ class Replay:
                     started=record.time,
                     join_address=started.join_address,
                 )
+                if self.state.run is not None and self.state.run.label != started.run:
+                    self.history.begin(started.run)
                 self.state.run = RunView(id="", label=started.run, total_rounds=0, manifest={})
             case RoundDone() as done:
                 self.state.status = "active"
@@ -151,9 +167,17 @@ class Replay:
             case PeerSuspected(peer=peer) | PeerLeft(peer=peer) as gone if peer in self._peers:
                 status = "suspect" if isinstance(gone, PeerSuspected) else "left"
                 self._peers[peer] = replace(self._peers[peer], status=status)
+            case AlarmRaised(alarm=kind) as alarm:
+                self._alarms[kind] = alarm
+            case AlarmEnded(alarm=kind):
+                self._alarms.pop(kind, None)
             case _:
                 pass
         self.log.emit(record.event)
+        if isinstance(event := record.event, RoundDone):
+            stood = [one.round for _, one in self.state.fragments.values()]
+            if len(stood) == event.fragments:
+                self.state.round = min(stood) + 1  # rounds that all fragments have come through
 
     def _view(self, peer: str) -> PeerView:
         """What is known of a peer by now."""
@@ -166,8 +190,15 @@ class Replay:
         )
 
     def picture(self) -> Picture:
-        """How it stood then."""
-        return self._feed.picture(POINTS)
+        """How it stood then; alarms of what no log has, as others' states, as they were said."""
+        picture = self._feed.picture(POINTS)
+        alarms = picture["state"]["alarms"]
+        seen = {alarm["kind"] for alarm in alarms}
+        alarms += [
+            {**table(told), "kind": kind} for kind, told in self._alarms.items() if kind not in seen
+        ]
+        alarms.sort(key=lambda alarm: alarm["level"])
+        return picture
 
 
 def read_log(path: Path) -> Iterator[Record]:

@@ -112,7 +112,7 @@ export class Panels {
     if (state.consensus?.agreeing === null) this.stats.set("agree", "State agrees", DASH, "each island has its own: they meet in pairs", "");
     else this.stats.set("agree", "State agrees", live.length ? percent(same / live.length) : DASH, differ ? `✕ ${differ} at this round differ` : same === live.length ? "bit for bit, all live islands" : `${live.length - same} at another round`, differ ? "bad" : "");
     const c = state.consensus;
-    this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge` : "takes two islands");
+    this.stats.set("consensus", "Consensus", known(c?.before) ? small(c.before) : DASH, known(c?.before) ? `from the mean, ${small(c.after)} after the merge${known(c.contraction) ? `, ${percent(c.contraction)} of it` : ""}` : "takes two islands");
     const step = state.training.step;
     this.stats.set("use", "Computing", percent(last("utilisation")), step ? `${count(step.tokens_per_second)} tokens/s here` : "this node trains nothing");
   }

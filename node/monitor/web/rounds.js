@@ -1,6 +1,6 @@
 // The newest rounds as bars, and for one of them who was ready when, and who was dropped.
 
-import { el, empty, fill, fixed, known, percent, say, seconds } from "./text.js";
+import { count, el, empty, fill, fixed, known, percent, say, seconds } from "./text.js";
 
 const SHOWN = 14;
 const PHASES = [
@@ -16,6 +16,12 @@ const SYMBOL = { committed: "✓", degraded: "▲", skipped: "○" };
 const key = (round) => `${round.round}.${round.fragment}`;
 const name = (round) => round.round.toLocaleString("en") + (round.fragments > 1 ? ` · ${round.fragment + 1}/${round.fragments}` : "");
 
+/** How rounds ended since the node started, attempts that came to nothing included. */
+function outcomes(found) {
+  const told = Object.entries(found).filter(([, times]) => times);
+  return told.length ? `Since this node started: ${told.map(([how, times]) => `${count(times)} ${how}`).join(", ")}.` : "";
+}
+
 const total = (round) => PHASES.reduce((sum, [name]) => sum + (round.phases[name] ?? 0), 0);
 
 export class Rounds {
@@ -23,14 +29,16 @@ export class Rounds {
     this.body = document.querySelector("#rounds .body");
     this.detail = document.querySelector("#waits .body");
     this.title = document.querySelector("#waits-title");
+    this.told = el("p", { class: "words" });
     this.chosen = null; // null: the newest
   }
 
   draw(store) {
     this.store = store;
+    say(this.told, outcomes(store.state.rounds.outcomes));
     const newest = store.rounds.slice(-SHOWN).reverse();
     if (!newest.length) {
-      fill(this.body, empty("No round is committed yet."));
+      fill(this.body, empty("No round is committed yet."), this.told);
       fill(this.detail, empty("Shown with the first round."));
       return;
     }
@@ -50,6 +58,7 @@ export class Rounds {
         el("thead", {}, el("tr", {}, ...["Round", "From snapshot to merge", "Total", "Merged", "Computing"].map((name) => el("th", { scope: "col" }, name)))),
         el("tbody", {}, ...newest.map((round) => this.row(round, longest))),
       ),
+      this.told,
     );
     if (focused) this.body.querySelector(`[data-round="${focused}"]`)?.focus();
     this.explain(newest.find((round) => key(round) === this.chosen) ?? newest[0]);

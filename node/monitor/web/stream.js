@@ -85,6 +85,7 @@ export class Stream {
     this.on = on;
     this.failures = 0;
     this.stopped = false;
+    this.hidden = document.hidden; // a tab opened in the background
     this.listening = new AbortController();
     const { signal } = this.listening;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.wake()), { signal });
@@ -101,6 +102,7 @@ export class Stream {
 
   pause() {
     this.hidden = true; // nobody looks: the node need not talk
+    this.on.state("wait", "paused"); // what is shown then is no longer live
     this.control?.abort();
   }
 
@@ -113,6 +115,7 @@ export class Stream {
     while (!this.stopped) {
       if (this.hidden) {
         await new Promise((done) => (this.resume = done));
+        if (!this.hidden && !this.stopped) this.on.state("wait", "connecting");
         continue;
       }
       try {

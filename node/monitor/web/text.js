@@ -2,6 +2,8 @@
 
 export const DASH = "–";
 const MAX_NAMES = 4096; // of peers, those who are gone included
+// turn what follows them round (Unicode, UAX 9): in a peer's name they would rewrite a sentence
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 /** An element: el("td", {class: "num", title: "x"}, "text", child). Text is never markup. */
 export function el(tag, properties = {}, ...children) {
@@ -9,15 +11,21 @@ export function el(tag, properties = {}, ...children) {
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else node.setAttribute(name, value === true ? "" : value);
+    else node.setAttribute(name, value === true ? "" : straight(value));
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  node.append(...children.filter((child) => child !== null && child !== undefined).map(straight));
   return node;
+}
+
+/** Text without what would turn it round; anything else as it is. */
+function straight(value) {
+  return typeof value === "string" ? value.replace(TURNING, "") : value;
 }
 
 /** Change an element's text only where it differs: nothing flickers, nothing is read out twice. */
 export function say(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const shown = straight(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
 
 /** Replace the children of a panel's body. */

@@ -1,0 +1,69 @@
+"""How often a trainer whose ranks die is started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bootstrap.manifest import Data, Manifest
+from node.conductor import MAX_RESTARTS, Conductor
+from node.rank_ends import TrainerDied
+from node.trainer.dims import ParallelDims
+from node.trainer.settings import TrainerSettings
+from protocols.errors import OperatorError
+
+DIMS = ParallelDims(dp_shard=2)
+
+
+class Ranks:
+    """An island whose ranks are played."""
+
+    directory = Path()
+
+    def __init__(self) -> None:
+        data = Data(batch_size=128)
+        self.settings = TrainerSettings(
+            manifest=Manifest(data=data), tokens="tokens", ranks=DIMS.size, dims=DIMS
+        )
+        self.tried: list[int] = []
+
+    async def restart(self, **changes: Any) -> None:
+        self.settings = self.settings.model_copy(update=changes)
+        self.tried.append(self.settings.at_once)
+
+
+def conductor(ranks: Ranks) -> Any:
+    made: Any = object.__new__(Conductor)
+    nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
+    made.island, made.events, made._files, made._turns = ranks, nothing, nothing, nothing
+    made.swarm = made._guesses = None
+    made._restarts = 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("code", "training", "tried"),
+    [
+        ("E401", True, [32, 16, 8, 4, 2, 1, 1, 1, 1]),  # down to one sequence, then as the others
+        ("E401", False, [32, 16, 8]),  # no room for the model: less at once does not help
+        ("E405", True, [64] * MAX_RESTARTS),
+    ],
+)
+async def test_tries_with_less_at_once_are_not_counted(
+    code: str, training: bool, tried: list[int]
+) -> None:
+    ranks = Ranks()
+    driver = conductor(ranks)
+
+    async def die_again_and_again() -> None:
+        while True:
+            driver._begun = training
+            await driver._on_death(TrainerDied(1, 77, "", code, "rank 1 ended", Path(), ""))
+
+    with pytest.raises(OperatorError, match="rank 1 ended") as caught:
+        await die_again_and_again()
+    assert caught.value.code == code
+    assert ranks.tried == tried
