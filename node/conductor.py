@@ -333,15 +333,16 @@ class Conductor:
         )
 
     async def _on_death(self, died: TrainerDied) -> None:
-        self._restarts += 1
+        settings, changes = self.island.settings, {}
+        if died.code == "E401":
+            changes["micro_batch"] = settings.halved
+        # a try with less at once is none of those that are counted: it cannot be halved for ever
+        self._restarts += not (changes and self._begun and settings.halved < settings.at_once)
         fatal = self._restarts > MAX_RESTARTS or died.code not in SURVIVED
         problem = problem_of(died, self.island.directory)
         self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:
             raise problem
-        changes = {}
-        if died.code == "E401":
-            changes["micro_batch"] = self.island.settings.halved
         await self._start_again(**changes)
 
     async def _start_again(self, **changes: int) -> None:

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +85,7 @@ class Entrance:
     events: EventLog
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     outbound: Outbound
+    _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt for ``config.wait_s`` seconds while it may go otherwise next time."""
@@ -128,9 +130,22 @@ class Entrance:
             PeerAddress(reached.address.host, reached.address.port, reached.peer)
             for reached in dialled.reached
         )
-        self._progress(2, "checks", f"protocol, clock {self.clocks.offset:+.2f} s, invitation ok")
-        await self._check_reach(greetings, dialled.reached, run)
+        self._greeted = partial(self._check_reach, greetings, dialled.reached, run)
         return greetings
+
+    async def pass_checks(self) -> None:
+        """Tell that all was compared and this machine has what the run needs; be reachable.
+
+        Only after peers were greeted. Raises E302 (:meth:`_check_reach`).
+        """
+        if self._greeted is None:
+            return
+        check_reach, self._greeted = self._greeted, None
+        passed = ["protocol", "config", f"clock {self.clocks.offset:+.2f} s"]
+        passed += ["invitation"] * bool(self.config.invitation)
+        passed += ["disk"] * (self.config.role == "island")
+        self._progress(2, "checks", f"{', '.join(passed)} ok")
+        await check_reach()
 
     async def _check_reach(
         self, greetings: list[Greeting], reached: list[Reached], run: bytes

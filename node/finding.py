@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,23 +35,30 @@ ASK_AGAIN_S = 5.0  # a seed without a run asks its own peers so often
 
 @dataclass
 class Finder:
-    """Finds the run of one node; ``offer`` is to let peers fetch a run before it has begun."""
+    """Finds the run of one node.
+
+    ``offer`` is to let peers fetch a run before it has begun; ``ready`` raises OperatorError where
+    this machine cannot take part in a run.
+    """
 
     node: Node
     entrance: Entrance
     offer: Callable[[Run], None]
+    ready: Callable[[Manifest], Awaitable[None]]
     _made: Run | None = None
+    _admitted: Run | None = None
 
     async def find(self, signed: SignedManifest | None) -> Run:
         """The run, with the peers met on the way; ``signed``: the one of the checkpoint.
 
-        Raises OperatorError E101 to E103, E2xx, E301, E404, E501, E502 and E601.
+        Raises OperatorError E101 to E103, E2xx, E301, E302, E402, E404, E501, E502 and E601.
         """
         config, node = self.node.config, self.node
         if signed is not None:
             self._check_same(signed.manifest)
             run = await self._go_on(signed)
             self.offer(run)
+            await self._admit(run)
             return run
         # who joined before and made no checkpoint yet finds back by the peers it met
         has_peers = bool(config.peers) or (config.resume and bool(node.cache.load()))
@@ -69,7 +76,15 @@ class Finder:
             found = await self.entrance.create(node.daemon.manifest)
         self.offer(found)
         self._keep(found)
+        await self._admit(found)
         return found
+
+    async def _admit(self, run: Run) -> None:
+        """Before anybody counts on this node: can it take part, and be called?"""
+        if run is not self._admitted:
+            await self.ready(run.manifest)
+            await self.entrance.pass_checks()
+            self._admitted = run
 
     def _keep(self, run: Run) -> None:
         (self.node.home.root / SHARD).write_bytes(run.shard)
@@ -137,10 +152,12 @@ class Finder:
             return await self.entrance.take(greetings, own)
         if own is None:
             if self.node.config.role == "seed":
+                await self.entrance.pass_checks()  # whoever brings a run has to get through
                 return None
             return await self.entrance.take(greetings, own)  # says why there is nothing to take
         run = self._made = self._made or await self.entrance.create(own)
         self.offer(run)
+        await self._admit(run)
         self.node.daemon.run_id = run.signed.run_id  # a seed that takes it greets back
         try:
             run.greetings = await self.entrance.claim(run.signed.run_id, greetings)

@@ -93,6 +93,7 @@ class Lookout:
         return [place for peer in alive if (place := book.dialled_at(peer)) is not None]
 
     def moved(self, dht: Dht) -> None:
-        """This node is called at another address: the others are told with the next heartbeat."""
+        """This node is called at another address: the others are told at once."""
         self.swarm.presence.note(addresses=tuple(self.node.place.addresses()[:8]))
+        self.swarm.presence.tell()
         dht.keep_announced()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from node.trainer.channel import StepDone
 
 SAME_SPEED = 0.9  # islands this close to the fastest take as many inner steps as it does
+MEMORY = 20.0  # inner steps after which what was measured counts a third
+OUTAGE = 20.0  # times the mean: a step that took longer tells of an outage, not of a speed
 ALONE = 8.0  # times the median speed: what one island alone claims counts for no more
 
 
@@ -58,7 +60,11 @@ class Usual:
 
 @dataclass
 class Pace:
-    """How fast this island trains, and how it spends its time."""
+    """How fast this island trains, and how it spends its time.
+
+    Speeds are steps over seconds and not a mean of single steps' speeds: on a machine that is
+    taken away now and then most steps are quick, and the few that are not are where the time goes.
+    """
 
     steps_per_second: float = 0.0
     tokens_per_second: float = 0.0
@@ -68,6 +74,10 @@ class Pace:
     tokens: int = 0
     busy_s: float = 0.0  # in inner steps, since the last round
     halved: int = 0  # times the micro-batch was halved, since the ranks' start
+    _timed: int = 0
+    _steps: float = 0.0  # these three of late
+    _tokens: float = 0.0
+    _seconds: float = 0.0
 
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
@@ -78,6 +88,17 @@ class Pace:
             self.loss = done.loss
         self.grad_norm = done.grad_norm
         if done.seconds > 0:
-            rate = 0.1 if self.steps_per_second else 1.0
-            self.steps_per_second += rate * (1 / done.seconds - self.steps_per_second)
-            self.tokens_per_second += rate * (done.tokens / done.seconds - self.tokens_per_second)
+            self._time(done.seconds, done.tokens)
+
+    def _time(self, seconds: float, tokens: int) -> None:
+        self._timed += 1
+        if self._timed == 2:  # the first one compiled: it only stood in
+            self._steps = self._tokens = self._seconds = 0.0
+        if self._steps:
+            seconds = min(seconds, OUTAGE * self._seconds / self._steps)
+        kept = 1 - 1 / MEMORY
+        self._steps = kept * self._steps + 1
+        self._tokens = kept * self._tokens + tokens
+        self._seconds = kept * self._seconds + seconds
+        self.steps_per_second = self._steps / self._seconds
+        self.tokens_per_second = self._tokens / self._seconds

@@ -45,6 +45,7 @@ from protocols.messages import Announce
 
 if TYPE_CHECKING:
     from node.runtime import Node
+    from node.trainer.layout import Outline
 
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
@@ -62,6 +63,7 @@ class Participation:
         self.conductor: Conductor | None = None
         self.finishing = False
         self._news = asyncio.Event()  # somebody announced something
+        self._layout: Outline  # of the run that was found
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
         self.fetcher: Fetcher
@@ -87,15 +89,11 @@ class Participation:
             if (self.config.resume)
             else None
         )
-        finder = Finder(self.node, self.entrance, self._offer)
+        finder = Finder(self.node, self.entrance, self._offer, partial(self._ready, store))
         while True:
             run = await finder.find(restored.signed if restored else None)
-            manifest = run.manifest
-            check_runs(manifest)
-            layout = await layout_of(self.node, manifest)
+            manifest, layout = run.manifest, self._layout
             if self.config.role == "island":
-                # what this machine lacks is told before the state is fetched
-                store.preflight(4 * floats_saved(manifest) * layout.size)
                 tokens = await tokens_of(self.node, self.entrance, run)
                 await self._tell_hosts(run, tokens)
             script = self.node.daemon.script
@@ -169,6 +167,13 @@ class Participation:
         self._serve(run)
         await self._start(stack, run)
 
+    async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
+        """What this machine lacks for a run is told before it enters. Raises E204, E402."""
+        check_runs(manifest)
+        self._layout = await layout_of(self.node, manifest)
+        if self.config.role == "island":
+            store.preflight(4 * floats_saved(manifest) * self._layout.size)
+
     @property
     def _copy(self) -> CheckpointCopy | None:
         url, keep = self.config.checkpoint_copy, self.config.keep_checkpoints
@@ -210,7 +215,7 @@ class Participation:
         if self.fetcher.joined_under_way:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
             self.events.emit(
-                JoinProgress(step=6, name=name, text=f"{verb} after round {self.reporter.round}")
+                JoinProgress(step=6, name=name, text=f"{verb} at round {self.reporter.round + 1}")
             )
         spawn(self.swarm.run())
         tell_links(self.node.transport)

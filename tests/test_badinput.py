@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,18 @@ def test_something_else_answers(refused, answer):
     with answering(answer) as address:
         text, _ = refused("E101", *START, "--peers", address)
     assert "not Atoll" in text
+
+
+def test_somebody_listens_and_says_nothing(refused):
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the system takes connections for it
+        text, _ = refused("E101", *START, "--peers", f"127.0.0.1:{mute.getsockname()[1]}")
+    assert "no answer in time" in text
+
+
+def test_no_common_version_of_tls(refused):
+    with answering(bytes.fromhex("15030300020246")) as address:  # alert, fatal: protocol_version
+        text, _ = refused("E101", *START, "--peers", address)
+    assert "the TLS handshake failed" in text
 
 
 def test_no_peer_of_several(refused):

@@ -43,6 +43,9 @@ class Peers:
         welcome = SimpleNamespace(run=self.run.run_id)
         return [SimpleNamespace(peer=identity(2).peer_id, welcome=welcome)]
 
+    async def pass_checks(self) -> None:
+        """Nothing is left to be checked."""
+
     async def take(self, greetings: list[Any], own: Manifest | None) -> Run:
         assert own is None
         return Run(self.run, TEXT, created=False, greetings=greetings)
@@ -64,7 +67,11 @@ def finder(
         daemon=SimpleNamespace(manifest=own),
         events=SimpleNamespace(emit=lambda event: None),
     )
-    return Finder(node, Peers(run, there=there), offered.append)  # type: ignore[arg-type]
+
+    async def ready(manifest: Manifest) -> None:
+        """This machine lacks nothing."""
+
+    return Finder(node, Peers(run, there=there), offered.append, ready)  # type: ignore[arg-type]
 
 
 async def test_what_is_whole_is_taken_without_any_peer(tmp_path: Path) -> None:

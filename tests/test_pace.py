@@ -39,3 +39,29 @@ def test_a_pace_counts_steps_and_tokens() -> None:
         pace.add(StepDone(0, step, 2.5, 1.0, 0.1, 512, 0.25))
     assert (pace.step, pace.tokens, pace.busy_s) == (3, 1536, 0.75)
     assert pace.steps_per_second == pytest.approx(4.0)
+
+
+def paced(*seconds: float) -> Pace:
+    pace = Pace()
+    for step, taken in enumerate(seconds, 1):
+        pace.add(StepDone(0, step, 2.5, 1.0, 0.1, 512, taken))
+    return pace
+
+
+def test_a_pace_is_that_of_the_time_and_not_that_of_most_steps() -> None:
+    """A trainer that is stopped for 0.3 s after each 0.1 s: 24 steps of 10 ms take a second."""
+    turn = [0.01] * 9 + [0.31]
+    for steps in range(60, 80):
+        pace = paced(*(turn * 8)[:steps])
+        assert pace.steps_per_second == pytest.approx(25.0, rel=0.35)
+        assert pace.tokens_per_second == pytest.approx(512 * pace.steps_per_second)
+
+
+def test_the_first_step_does_not_count_where_there_are_others() -> None:
+    assert paced(30.0).steps_per_second == pytest.approx(1 / 30)
+    assert paced(30.0, 0.1).steps_per_second == pytest.approx(10.0)
+
+
+def test_an_outage_is_soon_forgotten_and_a_slower_pace_soon_learnt() -> None:
+    assert paced(*[0.1] * 50, 3600.0, *[0.1] * 60).steps_per_second > 8.0
+    assert paced(*[0.1] * 50, *[10.0] * 60).steps_per_second < 0.12

@@ -34,7 +34,7 @@ RUN = settings(
 )
 WITH_OTHERS = {
     "inner_steps": 8,
-    "total_rounds": 12,
+    "total_rounds": 40,
     "min_grace_s": 30,
     "eval_every": 0,
     "data__batch_size": 4,

@@ -96,7 +96,7 @@ def test_two_hidden_islands_and_a_relay_that_dies(
     for hidden in (home, flat):
         await_merged(open_, hidden)
     await_merged(home, flat)
-    assert carried(open_) > 0
+    open_.awaits(lambda: carried(open_) > 0, "what one of them has for the other")
     assert_same_bits(open_, home, flat)
     for machine in (home, flat, open_):
         machine.stop(signal.SIGTERM)
