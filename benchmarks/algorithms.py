@@ -8,7 +8,8 @@ study can be stopped and started again, and run in pieces::
     python -m benchmarks.algorithms --json FILE --docs docs/algorithms.md --plot docs/images/…
 
 Data parallelism, against which all is measured, DiLoCo and DiLoCo with Muon inside have learning
-rates of their own (``FAMILIES``). "bytes" is what an island sends a parameter over the whole run,
+rates of their own (``FAMILIES``). A row whose settings are not the study's any more is
+made again. "bytes" is what an island sends a parameter over the whole run,
 of tensors: what announcements, votes and certificates take does not grow with the model, and would
 drown in the parameters of one that is worth training.
 """
@@ -136,9 +137,8 @@ Row = dict[str, Any]
 
 def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
     """Rows that are not there yet, the most telling first."""
-    for family, (changes, rates) in FAMILIES.items():
-        for lr in rates:
-            yield _tuning(family, lr), _scenario(4, 0, changes | {"inner_lr": lr})
+    for family in FAMILIES:
+        yield from _tunings(family)
     first = list(MAIN)
     for count, seeds, names in (
         (4, SEEDS[:1], first[:10]),
@@ -179,13 +179,19 @@ def family_of(changes: dict[str, Any]) -> str:
 
 def best_rate(rows: dict[str, Row], family: str) -> float | None:
     """The family's learning rate; None while it is being tuned."""
-    losses = {lr: rows.get(_tuning(family, lr)) for lr in FAMILIES[family][1]}
-    known = {lr: row.get("loss", math.inf) for lr, row in losses.items() if row is not None}
-    return min(known, key=known.__getitem__) if len(known) == len(losses) else None
+    known: dict[float, float] = {}
+    for lr, (key, scenario) in zip(FAMILIES[family][1], _tunings(family), strict=True):
+        row = rows.get(key)
+        if row is None or not is_of(row, scenario):
+            return None
+        known[lr] = row.get("loss", math.inf)
+    return min(known, key=known.__getitem__)
 
 
-def _tuning(family: str, lr: float) -> str:
-    return f"tune {family} {lr:g}/4/0"
+def _tunings(family: str) -> Iterator[tuple[str, Scenario]]:
+    changes, rates = FAMILIES[family]
+    for lr in rates:
+        yield f"tune {family} {lr:g}/4/0", _scenario(4, 0, changes | {"inner_lr": lr})
 
 
 def _scenario(islands: int, seed: int, changes: dict[str, Any]) -> Scenario:
@@ -202,16 +208,18 @@ def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> Non
     while True:
         rows = read(path)
         mine = itertools.islice(wanted(rows), part, None, parts)
-        row = next(((key, one) for key, one in mine if key not in rows), None)
+        row = next(
+            (one for one in mine if not (one[0] in rows and is_of(rows[one[0]], one[1]))), None
+        )
         if row is None:
             return
         key, scenario = row
-        plain = scenario.model_dump(mode="json")
-        same = (row for row in rows.values() if row.get("scenario") == plain)
+        same = (row for row in rows.values() if is_of(row, scenario))
         try:
             found = next(same, None) or simulate(scenario).to_json()
         except ExceptionGroup as error:  # a mode that diverges is a result
-            found = {"failed": repr(error.exceptions[0])[:300]}
+            why = repr(error.exceptions[0])[:300]
+            found = {"scenario": scenario.model_dump(mode="json"), "failed": why}
         with Path(tempfile.gettempdir(), f"atoll-{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             rows = read(path) | {key: found}
@@ -219,6 +227,11 @@ def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> Non
         print(f"{key:45} {found.get('loss')} {found.get('bytes_per_parameter')}", flush=True)
         if time.monotonic() > end:
             return
+
+
+def is_of(row: Row, scenario: Scenario) -> bool:
+    """Whether a row was made with these settings."""
+    return Scenario.model_validate(row["scenario"]) == scenario
 
 
 def read(path: Path) -> dict[str, Row]:

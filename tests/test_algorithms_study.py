@@ -76,10 +76,25 @@ def test_rows_are_added_one_by_one_and_not_made_twice(
     assert json.loads(file.read_text())["keys"]["churn_loss_pct"] is None
 
 
+def test_a_row_with_settings_of_before_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(algorithms, "MODEL", {"model": "bytes", "hidden": 8, "batch": 4})
+    monkeypatch.setattr(algorithms, "TRAINING", {})
+    monkeypatch.setattr(algorithms, "INNER_STEPS", 1)
+    key = "tune gradients 0.008/4/0"
+    file = tmp_path / "rows.json"
+    for rounds in (1, 2):
+        monkeypatch.setattr(algorithms, "ROUNDS", rounds)
+        algorithms.run_for(1e-9, file)
+        assert {name: one["scenario"]["rounds"] for name, one in algorithms.read(file).items()} == {
+            key: rounds
+        }
+
+
 TUNED: dict[str, dict[str, object]] = {
-    f"tune {family} {lr:g}/4/0": row(2.0 + index / 10, 1.0)
-    for family, (_, rates) in algorithms.FAMILIES.items()
-    for index, lr in enumerate(rates)
+    key: row(2.0 + index / 10, 1.0) | {"scenario": scenario.model_dump(mode="json")}
+    for index, (key, scenario) in enumerate(algorithms.wanted({}))
 }
 
 
@@ -96,8 +111,17 @@ def test_a_rate_is_the_best_one_measured_for_its_family() -> None:
     few = {key: value for key, value in TUNED.items() if " 0.004/" not in key}
     assert algorithms.best_rate(few, "AdamW") is None  # some are not known yet
     assert "DiLoCo, int4/4/0" not in dict(algorithms.wanted(few))
-    rows = TUNED | {"tune Muon 0.004/4/0": row(1.0, 1.0)}
+    first = "tune Muon 0.004/4/0"
+    rows = TUNED | {first: TUNED[first] | {"loss": 1.0}}
     wanted = dict(algorithms.wanted(rows))
     assert wanted[f"{BASE}/4/0"].inner_lr == 0.008
     assert wanted["Muon inside, int4/4/0"].inner_lr == 0.004
     assert wanted["data parallel, PowerSGD/4/0"].inner_lr == 0.008
+
+
+def test_the_rows_that_are_kept_were_made_with_the_settings_of_the_study() -> None:
+    rows = algorithms.read(Path(algorithms.__file__).parent / "results" / "algorithms.json")
+    asked = dict(algorithms.wanted(rows))
+    for key, one in rows.items():
+        assert key in asked, f"{key} is no row of the study"
+        assert algorithms.is_of(one, asked[key]), f"{key} was made with other settings"
