@@ -24,6 +24,7 @@ results for one part, can cause two; no member can make another one accept what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gossip import certificate as cert
@@ -78,6 +79,7 @@ class Agreement:
     place: Place
     shape: Shape
     roster: tuple[PeerId, ...]  # in office: decides in epoch 0
+    abstains: Callable[[], bool] = lambda: False  # votes for nothing, for now
     promised: Ballot = NONE
     plan: Plan | None = None
     basis: bytes = b""  # of the plan
@@ -221,7 +223,7 @@ class Agreement:
         self._promise(ballot, plan.roster)
         self.plan, self.basis = plan, cert.basis_of(plan.codec, plan.contributors)
         self._complete = 0
-        return [Adopted(plan), *self._vote_if_complete()]
+        return [Adopted(plan), *self.vote_if_complete()]
 
     def on_held(self, result: PartResult) -> list[Event]:
         """The bytes of this part are held, decode, and match its digest."""
@@ -230,7 +232,38 @@ class Agreement:
         key = key_of(result)
         if key not in self.held or fixes(self.plan, result):
             self.held[key] = result
-        return self._vote_if_complete()
+        return self.vote_if_complete()
+
+    def vote_if_complete(self) -> list[Event]:
+        """Vote as soon as every part of the plan is held, unless I abstain."""
+        plan = self.plan
+        if plan is None or plan.draft or self._ballot() < self.promised or self.abstains():
+            return []
+        if self.voted is not None and self.voted[0] == self._ballot():
+            return []
+        while self._complete < len(plan.parts):
+            if self._result_for(plan.parts[self._complete]) is None:
+                return []
+            self._complete += 1
+        results = [result for part in plan.parts if (result := self._result_for(part)) is not None]
+        outcome = cert.outcome_of(plan, results, self.place.work)
+        self.voted = (self._ballot(), outcome)
+        self._voted_hash = cert.outcome_hash(outcome)
+        vote = cert.sign_vote(
+            self.identity,
+            self.place.run,
+            self.place.fragment,
+            self.place.round,
+            self.place.previous,
+            self._ballot(),
+            self._voted_hash,
+        )
+        slot = (self._ballot(), vote.outcome)
+        self._votes.setdefault(slot, {})[self.me] = vote.signature
+        events: list[Event] = [CastVote(vote)]
+        for known in list(self._votes):
+            events += self._count(known)
+        return events
 
     def on_vote(self, vote: Vote) -> list[Event]:
         """Count somebody's vote.
@@ -345,36 +378,6 @@ class Agreement:
             return fixed
         mine = self.held.get(key_of(fixed))
         return fixed if mine is not None and mine.digest == fixed.digest else None
-
-    def _vote_if_complete(self) -> list[Event]:
-        plan = self.plan
-        if plan is None or plan.draft or self._ballot() < self.promised:
-            return []
-        if self.voted is not None and self.voted[0] == self._ballot():
-            return []
-        while self._complete < len(plan.parts):
-            if self._result_for(plan.parts[self._complete]) is None:
-                return []
-            self._complete += 1
-        results = [result for part in plan.parts if (result := self._result_for(part)) is not None]
-        outcome = cert.outcome_of(plan, results, self.place.work)
-        self.voted = (self._ballot(), outcome)
-        self._voted_hash = cert.outcome_hash(outcome)
-        vote = cert.sign_vote(
-            self.identity,
-            self.place.run,
-            self.place.fragment,
-            self.place.round,
-            self.place.previous,
-            self._ballot(),
-            self._voted_hash,
-        )
-        slot = (self._ballot(), vote.outcome)
-        self._votes.setdefault(slot, {})[self.me] = vote.signature
-        events: list[Event] = [CastVote(vote)]
-        for known in list(self._votes):
-            events += self._count(known)
-        return events
 
     def _forget_vote(self, slot: tuple[Ballot, bytes], voter: PeerId) -> None:
         del self._votes[slot][voter]

@@ -19,6 +19,7 @@ from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate
 
 MOST_ASKED = 8  # peers at a time
+BETWEEN_S = 10.0  # from a download in vain to the next one: two calls that time out
 
 Advance = Callable[[Certificate, dict[tuple[int, int], torch.Tensor]], Awaitable[None]]
 
@@ -54,7 +55,8 @@ class Following:
     approach: Approach
     link: Callable[[], float]  # what our downlink carries, bytes a second; 0: unknown
     under_way: bool = False
-    leaving: bool = False  # this side of a fork: whoever opens rounds on it may make it the heavier
+    _leaves_for: tuple[int, bytes, int] | None = None  # round, head, work: proven; of a fork
+    _left_at: float = 0.0  # when something was last done about it
     _said: Ending | None = None  # why only a download helps
     _in_vain: bool = False  # has it been left for a state that nobody delivered
     _replay: CatchUp = field(init=False)
@@ -92,7 +94,6 @@ class Following:
         Tell what is given how far that is.
         """
         self.approach.begins(self.missing(), self.wiring.now())
-        self.leaving = self._said is Ending.FORKED and not self._in_vain
         try:
             yield self.approach
         except BaseException:  # also cancellation: it has ended all the same
@@ -100,11 +101,24 @@ class Following:
             self._in_vain = self.leaving or self._in_vain
             raise
         finally:
-            self.leaving = False
+            self._left_at = self.wiring.now()
         self.approach.ends(self.wiring.now(), arrived=True)
         self._in_vain = False
         self._news = True
         self._go_on()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this node goes over to the other side of a fork: it decides nothing on its own.
+
+        Else a round that is decided meanwhile makes this side the heavier one, the others turn
+        round, and so on without end. Of two sides one at most is left: each goes by a place that
+        the other has come to.
+        """
+        if self._leaves_for is None or self._in_vain:
+            return False
+        tries = self.approach.downloading or self.wiring.now() < self._left_at + BETWEEN_S
+        return tries and is_further(self.place()[0], *self._leaves_for)
 
     def missing(self) -> int:
         """Rounds from here to the furthest of those who are ahead."""
@@ -169,6 +183,9 @@ class Following:
                 if claim.round <= here.round:
                     endings.add(Ending.FORKED)
                 found = [e for e in (Ending.FORKED, Ending.GONE, Ending.FAR) if e in endings]
+                if found[0] is Ending.FORKED:
+                    self._leaves_for = (claim.round, claim.head, claim.work)
+                    self._left_at = self.wiring.now()
                 self._report(found[0], tuple(self._ahead()))
                 return
 

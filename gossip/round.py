@@ -70,7 +70,7 @@ class Round:
     ladder: Ladder = field(default_factory=Ladder)  # what is known of the rounds before
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
-    leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: nothing is begun
+    leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: decides nothing
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
@@ -80,6 +80,7 @@ class Round:
     _due_since: float | None = None  # since when a leader ought to have acted
     _stood_at: float | None = None
     _lost_since: float | None = None
+    _stands_back: bool = False  # for that other side
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
     _finished: bool = False
@@ -87,7 +88,9 @@ class Round:
 
     def __post_init__(self) -> None:
         self._usual_patience = self.membership.stillness_s(self.roster, self.rules.patience_s)
-        self.agreement = Agreement(self.identity, self.place, self.rules.shape, self.roster)
+        self.agreement = Agreement(
+            self.identity, self.place, self.rules.shape, self.roster, self.leaving
+        )
         self.company = Company(
             self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
         )
@@ -242,9 +245,12 @@ class Round:
             return []
         if self.me not in self.roster:
             return []
-        if self.leaving() and self.agreement.plan is None and self.agreement.promised == NONE:
-            self._lost_since = self.opening.quorum_since = None
+        if self.leaving():
+            self._lost_since, self.opening.quorum_since, self._stands_back = None, None, True
             return []
+        if self._stands_back:  # in vain: what has come meanwhile is voted for
+            self._stands_back = False
+            return self._carry_out(self.agreement.vote_if_complete(), now)
         self.company.judge(now, self._patience())
         if not self.company.majority_alive(now):
             return [] if self._awaits_votes(now) else self._reform(now)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from blake3 import blake3
@@ -37,6 +38,11 @@ from protocols.tasks import Tasks
 from protocols.virtual_time import inline
 
 RUN = b"r" * 32
+
+
+def seed_of(peer: PeerId, fragment: int, round_: int) -> int:
+    """Of a member's progress in a round; ``hash`` would give another one in each process."""
+    return crc32(f"{peer} {fragment} {round_}".encode())
 
 
 class ToyReplica:
@@ -282,7 +288,7 @@ class SimulatedSwarm:
             await asyncio.sleep(think)
             if replica.place.round != round_:
                 continue
-            replica.train(hash((chain.me, chain.fragment, round_)) % 2**31)
+            replica.train(seed_of(chain.me, chain.fragment, round_))
             tokens = self.tokens.get(chain.me, 1000)
             chain.update(
                 ready=True,

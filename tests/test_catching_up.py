@@ -169,14 +169,15 @@ def test_who_keeps_up_is_not_waited_for() -> None:
         ("int4", 1e5),  # and here as long as several rounds
     ],
 )
-@pytest.mark.parametrize("tenth", range(0, 12, 2))
+@pytest.mark.parametrize("tenth", range(12))
 def test_two_halves_that_meet_at_any_moment_are_one_swarm_again(
     codec: str, upload: float, tenth: int
 ) -> None:
-    """Each may commit a round while it downloads the other's state, and so be the heavier one."""
+    """Who leaves a side decides nothing on it: else each is the heavier one in turn, for ever."""
 
     async def story() -> None:
-        async with scene(codec=codec, think=(1.0, 1.1), uploads=[upload], min_grace_s=1.0) as swarm:
+        options = {"think": (1.0, 1.1), "min_grace_s": 1.0, "seed": tenth}
+        async with scene(codec=codec, uploads=[upload], **options) as swarm:
             joining = [swarm.join(one, upload) for one in NEWCOMERS[:3]]
             await until(lambda: swarm.are_members(*joining), 60.0)
             members, before = [*swarm.founders, *joining], swarm.downloads
@@ -192,6 +193,6 @@ def test_two_halves_that_meet_at_any_moment_are_one_swarm_again(
                 return len(heads) == 1 and all(n > o for n, o in zip(since, counted, strict=True))
 
             await until(together, 45.0)
-            assert swarm.downloads - before < 16
+            assert swarm.downloads - before < 5
 
     played(story)

@@ -8,10 +8,11 @@ import random
 import pytest
 import torch
 from exchange_kit import until
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 
 from gossip.grouping import Grouping
 from protocols import virtual_time
+from protocols.identity import PeerId
 
 REGION = Grouping("region")
 
@@ -34,9 +35,9 @@ def weighted_mean(swarm: SimulatedSwarm, member: Member, number: int) -> torch.T
     return total / weight.clamp_(min=1.0)
 
 
-def progress(swarm: SimulatedSwarm, peer: str, number: int) -> torch.Tensor:
+def progress(swarm: SimulatedSwarm, peer: PeerId, number: int) -> torch.Tensor:
     """What a member had learnt in a round, as :meth:`ToyReplica.train` makes it."""
-    generator = torch.Generator().manual_seed(hash((peer, 0, number)) % 2**31)
+    generator = torch.Generator().manual_seed(seed_of(peer, 0, number))
     return torch.randn(swarm.size, generator=generator)
 
 

@@ -135,6 +135,23 @@ def under_way(world: World) -> tuple[Peer, list[Peer]]:
     return leader, [peer for peer in peers if peer is not leader]
 
 
+def test_who_leaves_this_side_of_a_fork_decides_nothing_until_it_stays_after_all() -> None:
+    world = World(3, seed=1)
+    leader, others = under_way(world)
+    leaves, peers = True, [leader, *others]
+    for peer in peers:
+        assert peer.round is not None
+        assert peer.round.agreement.voted is None
+        peer.round.leaving = peer.round.agreement.abstains = lambda: leaves
+    before = [(len(p.chain), p.round.agreement.promised) for p in peers if p.round]
+    world.run(world.now + 20.0)
+    assert [(len(p.chain), p.round.agreement.promised) for p in peers if p.round] == before
+    leaves = False
+    world.run(world.now + 1.0)
+    assert all(len(peer.chain) > before[0][0] for peer in peers)
+    agree(world)
+
+
 def test_who_finds_most_of_the_others_at_fault_blames_nobody() -> None:
     world = World(4, seed=1)
     leader, others = under_way(world)
