@@ -97,8 +97,8 @@ class Following:
         try:
             yield self.approach
         except BaseException:  # also cancellation: it has ended all the same
-            self.approach.ends(self.wiring.now(), arrived=False)
             self._in_vain = self.leaving or self._in_vain
+            self.approach.ends(self.wiring.now(), arrived=False)
             raise
         finally:
             self._left_at = self.wiring.now()

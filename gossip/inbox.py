@@ -79,24 +79,24 @@ class Inbox:
     # --- slices ------------------------------------------------------------------------------
 
     async def on_slice(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
-        """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
+        """Take a contributor's slice. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header)
         await self._merging(header).take(sender, header, incoming)
         return b""
 
     async def slice_reached(self, sender: PeerId, header: Transfer) -> bytes:
-        """How much of the sender's slice is here. Raises RemoteRefused ``late``."""
+        """How much of the sender's slice is here. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header, ANSWER_S)
         return self._merging(header).reached(sender, header).encode()
 
     async def on_sum(self, sender: PeerId, header: Transfer, incoming: Incoming) -> bytes:
-        """Take the sum of a group from its relay. Raises RemoteRefused ``late``."""
+        """Take the sum of a group from its relay. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header)
         await self.owning.take_sum(sender, header, incoming)
         return b""
 
     async def sum_reached(self, sender: PeerId, header: Transfer) -> bytes:
-        """How much of a group's sum is here. Raises RemoteRefused ``late``."""
+        """How much of a group's sum is here. Raises RemoteRefused ``early`` or ``late``."""
         await self._asked_for(header, ANSWER_S)
         return self.owning.sum_reached(sender, header).encode()
 
@@ -107,7 +107,10 @@ class Inbox:
         return b""
 
     async def _asked_for(self, header: Transfer, wait: float = PLAN_WAIT_S) -> None:
-        """Wait for the plan in which I merge or relay this part. Raises RemoteRefused ``late``."""
+        """Wait for the plan in which I merge or relay this part.
+
+        Raises RemoteRefused: ``early`` where it has not come, ``late`` where it is past.
+        """
         me = self.wiring.identity.peer_id
         await self.planned.until((header.start, header.stop, me, header.basis), wait)
 
@@ -152,7 +155,10 @@ class Inbox:
         return b""
 
     async def merged_reached(self, sender: PeerId, header: Transfer) -> bytes:
-        """How much of a part is here that the sender merged. Raises RemoteRefused ``late``."""
+        """How much of a part is here that its sender merged.
+
+        Raises RemoteRefused ``early`` or ``late``.
+        """
         inflow = self._inflow(await self._part_from(sender, header, ANSWER_S))
         return dataclasses.replace(header, done=inflow.elements).encode()
 

@@ -330,9 +330,8 @@ class OuterReplica:
         """The numbers of this round's outer step, which follow from the certificate alone."""
         merged = {included.contributor for part in outcome.parts for included in part.included}
         share = min(1.0, len(merged) / max(1, self._contributing(outcome)))
-        rates = self._rates_of(outcome.round)
-        if "turns" in self.vectors:  # of about as many arrivals as a round has elsewhere
-            rates = self._rates_of(int(self.vectors["turns"].item()))
+        turns = self.vectors.get("turns")  # of about as many arrivals as a round has elsewhere
+        rates = self._rates_of(outcome.round if turns is None else int(turns.item()))
         weights = [outcome.contributors[number].weight for number in merged]
         return replace(rates, share=share, weight=statistics.fmean(weights or [0.0]))
 

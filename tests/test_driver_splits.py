@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from simulated_swarm import Member, simulated_swarm
+from exchange_kit import until
+from simulated_swarm import Member, lengths, simulated_swarm
 
+from node.errors import OperatorError, operator_error
 from protocols import virtual_time
+from protocols.identity import PeerId
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -61,6 +65,40 @@ def test_two_halves_both_go_on_and_the_lighter_one_finds_out() -> None:
             await asyncio.sleep(10.0)
             assert all("FORKED" in m.behind for m in light)
             assert not any(m.behind for m in heavy)
+
+    virtual_time.run(main())
+
+
+def test_a_side_that_cannot_be_left_goes_on() -> None:
+    async def main() -> None:
+        async with simulated_swarm(4) as swarm:
+            await asyncio.sleep(4.0)
+            members = list(swarm.members.values())
+            heavy, light = members[:2], members[2:]
+            for member in light:
+                swarm.tokens[member.peer] = 500
+            failed: list[PeerId] = []
+
+            async def download(member: Member, fragment: int) -> None:
+                following = member.swarm.chains[fragment].following
+                if following.approach.downloading:
+                    return
+                with suppress(OperatorError), following.downloading():
+                    await asyncio.sleep(20.0)
+                    failed.append(member.peer)
+                    raise operator_error("E206")
+
+            swarm.on_behind = download
+            swarm.network.partition({m.peer for m in heavy}, {m.peer for m in light})
+            await asyncio.sleep(15.0)
+            swarm.network.heal()
+            await until(lambda: all(m.swarm.chains[0].following.leaving for m in light), 5.0)
+            before = [lengths(light), lengths(heavy)]
+            await asyncio.sleep(10.0)
+            assert lengths(light) == before[0]  # it decides nothing of its own meanwhile
+            assert min(lengths(heavy)) > max(before[1]) + 5
+            await until(lambda: set(failed) == {m.peer for m in light}, 15.0)
+            await until(lambda: min(lengths(light)) > max(before[0]) + 5, 20.0)
 
     virtual_time.run(main())
 
