@@ -24,8 +24,9 @@ void as soon as a whole window has seen much less (routers let the first kilobyt
 speed), or as many have been seen as tell the speed by themselves.
 
 A window in which all that was sent went to one of several peers may tell the speed of its link and
-not of the node's, so one that is much slower than usual is not counted: who helps a slow peer to
-catch up is not to be slow to all others after it.
+not of the node's, so one that is much slower than usual is put aside: who helps a slow peer to
+catch up is not to be slow to all others after it. It counts as soon as the next peer, or several at
+once, are as slow with no quick window in between: then it is the node's own link.
 """
 
 from __future__ import annotations
@@ -152,7 +153,9 @@ class Pacer:
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
     _shown: int = 0  # windows that had been seen by then
-    _alone: bool = False  # this window is to one of several peers, for some of its time
+    _to: set[str] = field(default_factory=set)  # this window was to these alone, for some time
+    _slow_to: set[str] = field(default_factory=set)  # since the last quick window
+    _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # as slow
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _left: int = SEARCHED  # windows of this phase
     _probe: float = PROBE
@@ -169,23 +172,21 @@ class Pacer:
         wanting: bool,
         under_way: bool = False,
         *,
-        alone: bool = False,
+        alone: str = "",
     ) -> None:
         """``arrived`` bytes of all that was ever sent have arrived by ``now``.
 
         ``wanting``: there is more to send; ``under_way``: not all that was sent has arrived;
-        ``alone``: it is all for one of several peers.
+        ``alone``: it is all for this one of several peers.
         """
-        self._alone = wanting and (self._alone or alone)
+        self._to = self._to | {alone} - {""} if wanting else set()
         found = self._windows.note(now, arrived, wanting)
         if found is not None:
             self._burst.lasts()
             self._held = 0
-            slow_peer = self._alone and self.speed is not None and found < HELD * self.speed
-            self._alone = False
-            if found >= LEAST and not slow_peer:
-                self.windows += 1
-                self._judge(found)
+            to, self._to = self._to, set()
+            if found >= LEAST:
+                self._weigh(found, to)
         short = self._burst.note(now, arrived, wanting, under_way)
         if short is not None and self.speed is not None:
             self._consider(short, self.speed)
@@ -205,6 +206,22 @@ class Pacer:
             if self._held >= CRUISED:
                 self._probe = BOLDEST
                 self._enter(Phase.PROBE, 1)
+
+    def _weigh(self, found: float, to: set[str]) -> None:
+        """Count a window, unless it may be slow only since the one that it was ``to`` is."""
+        if self.speed is None or found >= HELD * self.speed:
+            self._slow_to.clear()
+            self._aside.clear()
+        elif to and len(self._slow_to | to) == 1:
+            self._slow_to = to
+            self._aside.append(found)
+            return
+        else:
+            self._slow_to |= to
+        for one in (*self._aside, found):
+            self.windows += 1
+            self._judge(one)
+        self._aside.clear()
 
     def _judge(self, found: float) -> None:
         self._seen.append(found)

@@ -251,7 +251,8 @@ class Reactor:
         before, under_way = self.pacer.rate, sum(self._loads.values())
         if len(wanting) > 1:
             self._several_at = now
-        alone = len(wanting) == 1 and now < self._several_at + _SEVERAL_S
+        several = len(wanting) != 1 or now >= self._several_at + _SEVERAL_S
+        alone = "" if several else min(wanting)
         arrived = self._given - under_way
         self.pacer.note(now, arrived, bool(wanting), under_way > 0, alone=alone)
         self.incoming.note(now, self._taken, coming)

@@ -32,7 +32,7 @@ class Wire:
     arrived: float = 0.0
     queues: list[float] = field(default_factory=list)  # seconds of the link, from step to step
     tokens: float = 0.0
-    alone: bool = False  # all is for one of several peers
+    alone: str = ""  # all is for this one of several peers
     _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=40))
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -290,19 +290,41 @@ def test_a_limit_that_changes() -> None:
 def test_who_helps_a_slow_peer_is_not_slow_to_the_others_after_it(alone: bool) -> None:
     wire = Wire(lambda now: 1e6 if now < 10.0 or now >= 40.0 else 5e4)
     wire.play(10.0)
-    wire.alone = alone
+    wire.alone = "slow" if alone else ""
     wire.play(30.0)  # only one is sent to, whose link is twenty times slower
     assert wire.pacer.speed is not None
     if not alone:
         assert wire.pacer.speed < 1e5  # where there is nobody else that is the node's own link
         return
-    wire.alone = False
+    wire.alone = ""
     assert wire.pacer.speed > 8e5
     assert wire.play(1.0) > 0.8
 
 
+def test_one_after_the_other_that_are_all_slow_tell_of_the_own_link() -> None:
+    wire = Wire(lambda now: 1e6 if now < 10.0 else 5e4)
+    wire.play(10.0)
+    for peer in ("a", "b", "c"):
+        wire.alone = peer
+        wire.play(4.0)
+    assert wire.pacer.speed is not None
+    assert wire.pacer.speed < 1e5
+
+
+def test_a_slow_peer_between_quick_ones_stays_the_slow_one() -> None:
+    speeds = {"slow": 5e4}
+    wire = Wire(lambda now: speeds.get(wire.alone, 1e6))
+    wire.play(10.0)
+    for peer in ("slow", "quick", "slow", "other", "slow") * 3:
+        wire.alone = peer
+        wire.play(3.0)
+    wire.alone = ""
+    assert wire.pacer.speed is not None
+    assert wire.pacer.speed > 8e5
+
+
 def test_the_speed_of_the_only_one_that_is_sent_to_is_learnt_and_followed_upwards() -> None:
-    wire = Wire(lambda now: 1e5 if now < 10.0 else 4e5, alone=True)
+    wire = Wire(lambda now: 1e5 if now < 10.0 else 4e5, alone="one")
     wire.play(10.0)
     assert wire.pacer.speed == pytest.approx(1e5, rel=0.15)
     wire.play(15.0)
