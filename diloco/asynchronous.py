@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 MOST_COUNTED = 2.0  # times the usual weight: nobody's claim makes it a leader
-NO_BOUND = -1  # of staleness: fully asynchronous
 
 
 @torch.no_grad()
@@ -78,15 +77,6 @@ def local_steps(inner_steps: int, speed: float, fastest: float) -> int:
     if not (0 < speed < math.inf and 0 < fastest < math.inf):
         raise ValueError(f"no steps follow from speeds of {speed} and {fastest}")
     return max(1, int(inner_steps * min(1.0, speed / fastest)))
-
-
-def may_start(mine: int, slowest: int, bound: int) -> bool:
-    """Whether an island that has finished ``mine`` rounds may begin another one.
-
-    ``slowest`` is what the slowest one has finished. Bound 0 is bulk-synchronous, s > 0
-    stale-synchronous, :data:`NO_BOUND` asynchronous.
-    """
-    return bound == NO_BOUND or mine - slowest <= bound
 
 
 def rates(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:

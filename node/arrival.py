@@ -83,7 +83,7 @@ class Arrival:
 
     transport: Transport
     run: bytes
-    creator: PeerId
+    founders: tuple[PeerId, ...]  # who decided the first round: the run's creator
     ask: Sequence[PeerId]  # who can tell who stands where, right now
     wall: Callable[[], float]
     learned: Callable[[Announce], None]  # told of every announcement on the way
@@ -209,7 +209,7 @@ class Arrival:
         raise failure or Stale("nobody stands there")
 
     async def _standing(self, target: Target, fragment: int) -> OuterState:
-        """The place in the chain, verified from the creator on.
+        """The place in the chain, verified from the founders on.
 
         Raises RemoteProtocolError where a source answers and none can prove it, TransportError
         where none answers.
@@ -218,8 +218,8 @@ class Arrival:
             place = Place(self.run, fragment, 0, genesis(self.run), target.state, 0)
             if (target.head, target.work) != (place.previous, place.work):
                 raise Stale("a first round that builds on something")
-            lineage = Lineage(self.run, (self.creator,), fragment)
-            return OuterState(place, (self.creator,), None, lineage)
+            lineage = Lineage(self.run, self.founders, fragment)
+            return OuterState(place, self.founders, None, lineage)
         claim = (target.round, target.head, target.work)
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
@@ -229,7 +229,7 @@ class Arrival:
                     self.transport,
                     peer,
                     self.run,
-                    (self.creator,),
+                    self.founders,
                     claim,
                     self.offload,
                     fragment=fragment,
@@ -255,4 +255,4 @@ class OwnArrival(Arrival):
         return [announce for announce in await super().look() if announce.role == "island"]
 
     async def _standing(self, target: Target, fragment: int) -> OuterState:
-        return own_standing(self.run, self.creator, target.round)
+        return own_standing(self.run, self.founders[0], target.round)

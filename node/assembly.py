@@ -6,51 +6,42 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from diloco.optimizers import named
 from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.exchange import Wiring
-from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.promises import Record
 from gossip.roamer import Roamer
-from gossip.rules import FRIENDS, STRANGERS, Rules
 from gossip.standing import first_announcement
 from node import __version__, clock
 from node.conductor import Conductor
-from node.eager_state import EagerReplica
 from node.entrance import Run
 from node.errors import operator_error
 from node.gossip_reports import GossipReports
-from node.gradient_state import GradientReplica
 from node.hardware import Hardware, training
 from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island import Island
-from node.lowrank_state import LowRankReplica, plan_of
-from node.mixing import mix_of
-from node.modes import ONLY_MERGE_S, clients_of, once
 from node.monitor.events import Notice
 from node.own_state import OwnReplica
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.reporting import Reporter
 from node.roaming import make_roamer
+from node.run_rules import replicas_of, rules_of
 from node.saving import Restored
 from node.script.attached import Attached
-from node.sparse_state import SparseReplica
 from node.trainer.channel import Applied
-from node.trainer.layout import Layout, Outline
+from node.trainer.layout import Outline
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
@@ -65,22 +56,6 @@ MAX_KEPT = 256  # rounds
 MIN_WAIT_S = 1.0  # the trainer waits at least so long for a merge before it trains on
 
 
-# what a mode keeps, or merges, in another way than parameters as a whole
-REPLICAS: dict[str, type[OuterReplica]] = {
-    "eager": EagerReplica,
-    "allreduce": GradientReplica,
-    "sparta": SparseReplica,
-}
-
-
-def kind_of(manifest: Manifest, layout: Outline) -> Callable[..., OuterReplica]:
-    """What keeps the outer state of a run."""
-    if named(manifest.outer.optimizer).factors:
-        assert isinstance(layout, Layout)  # scripts take steps of their own
-        return partial(LowRankReplica, plan=plan_of(layout.entries, manifest.outer.rank))
-    return REPLICAS.get(manifest.mode, OuterReplica)
-
-
 def make_replicas(
     node: Node, run: Run, layout: Outline, vectors: SharedVectors
 ) -> tuple[OuterReplica, ...]:
@@ -89,24 +64,15 @@ def make_replicas(
     if manifest.mode in GOSSIP:
         codec = RangeCodec(manifest.rounds.codec, layout.cuts[0].dense)
         return (OwnReplica(manifest, node.identity.peer_id, vectors, codec, node.offload),)
-    kind = kind_of(manifest, layout)
-    replicas: list[OuterReplica] = []
-    for fragment, cut in enumerate(layout.cuts):
-        here = slice(cut.start, cut.stop)
-        replica = kind(
-            manifest,
-            node.identity.peer_id,
-            vectors,
-            RangeCodec(manifest.rounds.allowed_codecs[0], cut.dense),
-            node.offload,
-            (run.signed.creator,),
-            fragment,
-            here,
-        )
-        if node.config.role == "island":
-            replica.residual = replica.new_residual()
-        replicas.append(replica)
-    return tuple(replicas)
+    return replicas_of(
+        manifest,
+        node.identity.peer_id,
+        layout,
+        vectors,
+        node.offload,
+        (run.signed.creator,),
+        trains=node.config.role == "island",
+    )
 
 
 async def until_doubled(presence: Presence) -> None:
@@ -168,7 +134,7 @@ def make_swarm(
             Chain(
                 replace(wiring, codec=replica.codec),
                 replica,
-                _rules(manifest, replica),
+                rules_of(manifest, replica),
                 presence,
                 hooks,
                 keep_rounds=max(
@@ -187,36 +153,6 @@ def make_swarm(
         if replica.certificate is not None:
             chain.ledger.add(replica.certificate, {})
     return swarm
-
-
-def _rules(manifest: Manifest, replica: OuterReplica) -> Rules:
-    rules = manifest.rounds
-    overlapped = rules.overlap_steps / rules.inner_steps
-    if rules.fragments > 1:  # they share the link
-        overlapped = min(
-            (rules.tau or rules.inner_steps // 4) / rules.inner_steps, 1 / rules.fragments
-        )
-    return Rules(
-        size=replica.size,
-        codecs=rules.allowed_codecs,
-        encoded_bytes=replica.codec.size_as,
-        exposed=rules.exposed,
-        overlapped=overlapped,
-        quorum=rules.quorum,
-        grace_fraction=rules.grace_fraction,
-        min_grace_s=rules.min_grace_s,
-        mix=mix_of(manifest.merge),
-        sharing=rules.fragments,
-        grouping=Grouping(rules.groups, rules.max_group),
-        staleness=rules.staleness,
-        clients=clients_of(manifest),
-        servers=rules.owners == "servers",
-        state_bytes=sum(4 * len(vector) for vector in replica.state),
-        switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
-        believed=STRANGERS if manifest.merge.trust == "open" else FRIENDS,
-        calls=once(manifest),
-        least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
-    )
 
 
 def make_conductor(

@@ -218,7 +218,7 @@ class Fetcher:
         return kind(
             self.node.transport,
             self.run.signed.run_id,
-            self.run.signed.creator,
+            (self.run.signed.creator,),
             ask,
             lambda: clock.wall() + self.node.clocks.offset,
             self.learned,

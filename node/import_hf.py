@@ -87,6 +87,8 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
     if config.get("hidden_act", "silu") != "silu":
         return None
     end = config.get("eos_token_id")
+    if isinstance(end, list) and end:  # Llama 3: of a text, of a message, of a turn
+        end = end[0]
     experts: dict[str, Any] = {}
     try:
         if kind == "mixtral":

@@ -96,7 +96,7 @@ class Scene:
 
         wiring = member.swarm.wiring
         arrival = Arrival(
-            wiring.transport, RUN, self.founders[0].peer,
+            wiring.transport, RUN, (self.founders[0].peer,),
             member.swarm.membership.alive(member.swarm.now()),
             lambda: 1_000_000.0 + asyncio.get_running_loop().time(), lambda announce: None, greet,
             lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,

@@ -25,11 +25,11 @@ from gossip.chain import Chain
 from gossip.lineage import Lineage
 from gossip.membership import Patience
 from gossip.validity import Place
-from node.assembly import REPLICAS, _rules
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.lowrank_state import LowRankReplica
 from node.replica import OuterReplica, OuterState
+from node.run_rules import REPLICAS, rules_of
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
@@ -260,7 +260,7 @@ async def mode_swarm(
             common=torch.randn(SIZE, generator=torch.Generator().manual_seed(1000)),
         )  # fmt: skip
         walker = await swarm._new(roster[0], 0)
-        swarm.rules, swarm.codec = _rules(manifest, walker.replica), walker.replica.codec
+        swarm.rules, swarm.codec = rules_of(manifest, walker.replica), walker.replica.codec
         started: list[Awaitable[Member]] = [swarm.first(identity) for identity in identities]
         for one in started:
             await one

@@ -63,13 +63,6 @@ def test_the_slow_take_fewer_steps_and_nobody_needs_longer_than_the_fastest(
         assert found / speed <= inner_steps / fastest * 1.001
 
 
-def test_one_bound_spans_from_lock_step_to_none() -> None:
-    rounds = [3, 4, 9]
-    assert [asynchronous.may_start(one, 3, 0) for one in rounds] == [True, False, False]
-    assert [asynchronous.may_start(one, 3, 2) for one in rounds] == [True, True, False]
-    assert all(asynchronous.may_start(one, 3, asynchronous.NO_BOUND) for one in rounds)
-
-
 def test_weights_favour_tokens_and_large_batches() -> None:
     assert asynchronous.rates([100, 200, 0], [10, 20, 0]) == [1000.0, 2000.0, 0.0]
     # twice the tokens in as many steps: four times the weight

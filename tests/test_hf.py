@@ -64,11 +64,12 @@ def test_export_and_import_give_the_same_logits(plain, tmp_path):
     assert torch.equal(back, vector)
 
 
-def test_a_llama_of_others_becomes_one_of_ours_with_the_same_logits(tmp_path):
+@pytest.mark.parametrize("ends", [7, [7, 9]], ids=["one end", "as in Llama 3"])
+def test_a_llama_of_others_becomes_one_of_ours_with_the_same_logits(tmp_path, ends):
     config = transformers.LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-        rope_theta=5000.0, rms_norm_eps=1e-6, eos_token_id=7,
+        rope_theta=5000.0, rms_norm_eps=1e-6, eos_token_id=ends,
     )  # fmt: skip
     torch.manual_seed(0)
     theirs = transformers.LlamaForCausalLM(config).eval()

@@ -16,10 +16,10 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
 from diloco.optimizers import RULES, Rates, Rule, named
 from gossip.certificate import genesis
-from node.assembly import kind_of
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
 from node.replica import OuterReplica
+from node.run_rules import kind_of
 from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec

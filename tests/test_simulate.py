@@ -17,6 +17,7 @@ from node.simulate.modes import MODES
 from node.simulate.scenario import MODES as NAMES
 from node.simulate.scenario import Scenario, load
 from node.simulate.world import Result, decide, simulate
+from node.trainer.pieces import OVERDUE
 from protocols.errors import OperatorError
 
 SMALL: dict[str, Any] = {
@@ -27,6 +28,7 @@ SMALL: dict[str, Any] = {
     "batch": 16,
     "inner_lr": 1e-2,
 }
+CHURNING = ("diloco", "eager", "async", "server", "fedavg", "sparta", "btm", "gossip", "push-sum")
 CODECS = {"gossip": "int8", "push-sum": "bf16", "sparta": "bf16", "allreduce": "fp32"}
 
 
@@ -127,6 +129,9 @@ def test_tokens_are_equal_whoever_makes_a_round(mode: str, changes: dict[str, An
         ("server", {"bound": 0}),
         ("server", {"bound": 2}),
         ("fedavg", {}),
+        ("eager", {}),
+        ("btm", {}),
+        ("sparta", {"share": 0.25}),
         ("gossip", {}),
         ("gossip", {"pairs": "average"}),
         ("push-sum", {}),
@@ -137,8 +142,11 @@ def test_one_of_four_that_is_four_times_slower_contributes_all_it_learns(
 ) -> None:
     one = {"islands": 4, "stragglers": 1, "rounds": 8, "dynamic_steps": dynamic}
     result = run(mode, **one, **changes)
-    # all but what was under way when the run ended: a round's steps at most
-    assert result.notes["unmerged_steps"] <= SMALL["inner_steps"]
+    # all but what was under way when the run ended: a round's steps at most; and where the others'
+    # beat is too quick for it, it is due with the work of two rounds
+    beaten = not dynamic and mode in ("diloco", "fedavg")
+    ahead = not dynamic and mode == "server"  # it has sent, and trains on
+    assert result.notes["unmerged_steps"] <= (1 + OVERDUE * beaten + ahead) * SMALL["inner_steps"]
     assert result.loss < result.points[0].loss - 0.2
 
 
@@ -146,13 +154,10 @@ def test_one_of_four_that_is_four_times_slower_contributes_all_it_learns(
     ("mode", "changes", "left"),
     [
         ("streaming", {"fragments": 2}, 8),  # what the last snapshots do not have
-        ("eager", {}, 0),
         ("allreduce", {}, 0),
         ("onebit-adam", {}, 0),
         ("powersgd", {}, 0),
         ("powersgd", {"alternate": True}, 0),
-        ("sparta", {"share": 0.25}, 8),  # two walks of four steps: each element has had its turn
-        ("btm", {}, 0),
     ],
 )
 def test_lock_step_waits_for_the_slowest_and_has_all_of_its_work(
@@ -184,7 +189,7 @@ def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
     assert open_.loss < mean.loss - 0.5
 
 
-@pytest.mark.parametrize("mode", ["diloco", "gossip"])
+@pytest.mark.parametrize("mode", CHURNING)
 def test_islands_that_are_replaced_do_not_stop_it(mode: str) -> None:
     result = run(mode, islands=4, rounds=8, churn=1.5)
     assert result.notes["replaced"] >= 2
@@ -211,7 +216,10 @@ def test_a_fragment_may_be_late_by_its_delay_only_up_to_a_quarter() -> None:
         ({"mode": "btm", "codec": "int1"}, "never sent"),
         ({"mode": "allreduce", "codec": "top12"}, "second moments"),
         ({"mode": "allreduce", "codec": "int1", "feedback": 0.0}, "error feedback"),
-        ({"mode": "fedavg", "rule": "open"}, "mode diloco alone"),
+        ({"mode": "streaming", "rule": "open"}, "certified rounds alone"),
+        ({"mode": "fedavg", "codec": "int2"}, "nobody could send later"),
+        ({"mode": "async", "owners": 2}, "every island owns a part"),
+        ({"outer_lr": 1e30}, "less than or equal to 10"),
         ({"mode": "streaming", "churn": 0.5}, "stable group"),
         ({"mode": "streaming", "inner_steps": 2, "delay": 0}, "4 fragments do not fit"),
         ({"model": "llama", "hidden": 50}, "multiple of 8"),
@@ -240,7 +248,6 @@ def told(caught: BaseException) -> OperatorError:
     [
         ("diloco", {"inner_lr": 1e30}),
         ("diloco", {"attack": 1e30, "attackers": 1, "rule": "mean"}),
-        ("diloco", {"outer_lr": 1e30}),
         ("gossip", {"inner_lr": 1e30}),
         ("allreduce", {"inner_lr": 1e30}),
         ("server", {"inner_lr": 1e30}),
@@ -259,7 +266,7 @@ def test_a_rank_without_gain_is_refused() -> None:
 
 
 def test_a_swarm_that_stands_still_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.simulate.swarm.PATIENCE", -1e6)
+    monkeypatch.setattr("node.simulate.rounds.PATIENCE", -1e6)
     with pytest.raises((OperatorError, ExceptionGroup)) as caught:
         run("diloco")
     assert "0 of 4 rounds were committed" in told(caught.value).why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,13 @@ def owners(certificate: Certificate) -> set[PeerId]:
     return {part.owner for part in certificate.outcome.parts}
 
 
+def contributors(certificate: Certificate) -> set[PeerId]:
+    """Whose work is in it."""
+    outcome = certificate.outcome
+    numbers = {one.contributor for part in outcome.parts for one in part.included}
+    return {outcome.contributors[number].peer for number in numbers}
+
+
 def test_a_server_merges_what_islands_learn(
     tmp_path: Path, watch: Watch, record_property: Record
 ) -> None:
@@ -109,6 +117,45 @@ def test_a_server_merges_what_islands_learn(
             island.await_round(goal, 60)
         agree([*swarm, server])
         assert not server.events("step")
+        record_property("losses", falls(first))
+
+
+def test_two_servers_share_the_vector_and_who_is_slow_misses_no_more_than_the_bound(
+    tmp_path: Path, watch: Watch, record_property: Record
+) -> None:
+    """Stale-synchronous, 4x slower: waited for after two rounds. Of two servers one is killed."""
+    run = {"mode": "server", "staleness": 2, "dynamic_steps": "false", "inner_steps": 20}
+    with islands(tmp_path) as made:
+        first = made.new(*settings(**run, **SMALL, total_rounds=5000))
+        address = first.await_up()
+        seen = watch(first)
+        servers = [made.new("--role", "server", "--peers", address) for _ in range(2)]
+        slow = made.new("--peers", address)
+        both = {server.peer for server in servers}
+
+        def merged_by(who: set[PeerId]) -> bool:
+            return bool(seen.rounds()) and owners(seen.rounds()[-1]) == who
+
+        def slow_came(since: int) -> list[int]:
+            new = list(enumerate(seen.rounds()))[since:]
+            return [n for n, one in new if slow.peer in contributors(one)]
+
+        until(lambda: merged_by(both) and slow_came(0), 150, "both merge", first.tail)
+        with slowed(slow, 4):
+            began = len(seen.rounds())
+            until(lambda: len(slow_came(began)) >= 5, 120, "five of the slow", slow.tail)
+        came = slow_came(began)
+        missed = [later - earlier - 1 for earlier, later in itertools.pairwise(came)]
+        record_property("rounds that the slow one missed in between", missed)
+        assert max(missed) <= 2
+        assert sum(missed) > 0, "nobody waits for it before the bound"
+        victim, other = servers
+        victim.kill()
+        until(lambda: merged_by({other.peer}), 60, "the other server merges all", first.tail)
+        victim.start("--role", "server", "--peers", made.addresses(without=victim))
+        until(lambda: merged_by(both), 120, "both merge again", first.tail)
+        agree([first, slow, *servers])
+        assert not any(server.events("step") for server in servers)
         record_property("losses", falls(first))
 
 

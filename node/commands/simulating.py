@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,11 @@ def _with_progress(one: Scenario) -> Result:
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task(f"{one.islands} islands, {one.mode}", total=1.0)
-        return run(one, lambda share: bar.update(task, completed=share))
+        logging.disable(logging.WARNING)  # what downloads say of islands that are replaced
+        try:
+            return run(one, lambda share: bar.update(task, completed=share))
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 def _summary(result: Result) -> str:

@@ -28,15 +28,12 @@ from node.trainer.channel import (
     Checkpoint,
     Ended,
     Leaving,
-    Pace,
     Ready,
     Shift,
     StepDone,
     Stop,
-    Stopped,
-    Terms,
 )
-from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Leader, Step, TakeSnapshot
+from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Leader, Step
 from node.trainer.progress import Progress
 from node.trainer.rank import rank_lost
 from node.trainer.resume import Work
@@ -301,31 +298,12 @@ class Joined:
     def _carry_out(self, until: type[Action], decide: Decide | None) -> None:
         while True:
             action = self._agree(decide)
-            match action:
-                case TakeSnapshot(fragment):
-                    self._progress.take_snapshot(fragment)
-                case Apply():
-                    self._progress.apply(action)
-                case Shift():
-                    self._progress.shift(action)
-                case Begin():
-                    self._progress.begin(action)
-                case Pace(target_steps):
-                    self._progress.target_steps = target_steps
-                case Terms():
-                    self._progress.overlap = action.overlap_steps
-                    if self._progress.leader is not None:
-                        self._progress.leader.wait_s = action.wait_s
-                case Checkpoint():
-                    self._progress.checkpoint(action)
-                case Stop():
-                    self._progress.finish_writing()
-                    self._progress.report(Stopped(self._progress.step, self._progress.tokens))
-                    self._over = True
-                    return
-                case Ended():
-                    self._over = True
-                    raise OperatorError(action.code, action.what, action.why, action.fix)
+            if isinstance(action, Ended):
+                self._over = True
+                raise OperatorError(action.code, action.what, action.why, action.fix)
+            if self._progress.carry_out(action):
+                self._over = True
+                return
             if isinstance(action, until):
                 return
 

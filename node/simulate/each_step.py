@@ -1,4 +1,4 @@
-"""Modes that meet after every inner step: data parallelism, coarse forms of it, and SPARTA."""
+"""Modes that meet after every inner step: data parallelism, and coarse forms of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bootstrap.validation import bad_config
-from diloco import federated, feedback, lowrank, optimizers, sparta
+from diloco import feedback, lowrank, optimizers
 from node.simulate.learner import new_model, parameters, rate_factor
 from node.simulate.streams import Sender
 from node.simulate.world import Node, World
@@ -175,46 +175,6 @@ async def onebit_adam(world: World) -> None:
             await _stepped(node)
 
     await _all(world, island)
-
-
-async def sparse_averaging(world: World) -> None:
-    """SPARTA: a few random coordinates of the parameters are averaged in every step."""
-
-    async def island(node: Node) -> None:
-        one, how = world.scenario, codec(world.scenario.codec)
-        walk = sparta.steps_a_walk(len(world.start), one.share)
-        for step in range(one.rounds * one.inner_steps):
-            await node.train(1)
-            at = sparta.coordinates(len(world.start), one.share, step, one.seed)
-            local = node.learner.params()
-            moved = world.start[at] - local[at]
-            mean = await _mean(node, str(step), node.outgoing(moved), how)
-            node.learner.load(sparta.average(local, at, world.start[at] - mean))
-            if (step + 1) % walk == 0:  # all that was learnt before this walk has had its turn
-                node.merged = max(0, node.steps - walk)
-
-    await _all(world, island)
-    merged = torch.stack([node.learner.params() for node in world.nodes.values()]).mean(0)
-    world.views = lambda: [merged]
-
-
-async def branches(world: World) -> None:
-    """Branch-Train-Merge: nobody meets until the end."""
-
-    def merged() -> list[Tensor]:
-        nodes = list(world.nodes.values())
-        tokens = [float(node.steps) or 1.0 for node in nodes]
-        return [federated.merged_branches([node.learner.params() for node in nodes], tokens)]
-
-    async def island(node: Node) -> None:
-        for _ in range(world.scenario.rounds):
-            await node.train(world.scenario.inner_steps)
-        delta = node.outgoing(world.start - node.learner.params())
-        mean = await _mean(node, "end", delta, codec(world.scenario.codec))
-        node.learner.load(world.start - mean)
-        node.merged = node.steps
-
-    await _all(world, island, merged)
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

@@ -137,12 +137,15 @@ class Learner:
             raise diverged("the training loss of an island")
         return found
 
-    def step(self, share: float) -> None:
-        """One step with the gradient that is there, when ``share`` of the run (0 to 1) is done."""
+    def step(self, share: float, factor: float = 1.0) -> None:
+        """One step with the gradient that is there, when ``share`` of the run (0 to 1) is done.
+
+        ``factor`` is of the learning rate.
+        """
         if self.scenario.model == "llama":
             nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.scenario.inner_lr * rate_factor(self.scenario, share)
+            group["lr"] = factor * self.scenario.inner_lr * rate_factor(self.scenario, share)
         self.optimizer.step()
 
     def train(self, steps: int, share: float) -> float:

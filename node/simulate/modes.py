@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from node.simulate import each_step, owners, pairs, streams, swarm
+from node.simulate import each_step, pairs, rounds, streams
 from node.simulate.world import World
 
 MODES: dict[str, Callable[[World], Awaitable[None]]] = {
-    "diloco": swarm.diloco,
+    "diloco": rounds.certified,
     "streaming": streams.streaming,
-    "eager": streams.eagerly,
+    "eager": rounds.certified,
     "gossip": pairs.pairs,
     "push-sum": pairs.pairs,
-    "async": owners.asynchronously,
-    "server": owners.server,
-    "fedavg": owners.fedavg,
-    "sparta": each_step.sparse_averaging,
+    "async": rounds.certified,
+    "server": rounds.certified,
+    "fedavg": rounds.certified,
+    "sparta": rounds.certified,
     "allreduce": each_step.allreduce,
     "powersgd": each_step.powersgd,
     "onebit-adam": each_step.onebit_adam,
-    "btm": each_step.branches,
+    "btm": rounds.certified,
 }

@@ -107,7 +107,7 @@ class Pairs:
         one = self.world.scenario
         base = (donor.base if donor else self.world.start).clone()
         own = Own(base, self.codec, self.rule, self.rates, donor)
-        present = Present(node, self.codec, lambda: own.place, joining=donor is not None)
+        present = Present(node, self.codec, lambda: [own.place], joining=donor is not None)
 
         def more(distance: float, progress: float) -> int:
             if not one.control:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,18 +27,20 @@ class Present:
 
     node: Node
     codec: RangeCodec
-    place: Callable[[], Place]
+    places: Callable[[], Sequence[Place]]  # of each fragment
     joining: bool  # others have yet to let it take part
+    run: bytes = RUN
+    role: str = "island"
     wiring: Wiring = field(init=False)
     presence: Presence = field(init=False)
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     def __post_init__(self) -> None:
-        node, loop, place = self.node, asyncio.get_running_loop(), self.place()
+        node, loop = self.node, asyncio.get_running_loop()
         self.wiring = Wiring(
             node.transport,
             node.identity,
-            RUN,
+            self.run,
             self.codec,
             Tasks(self._group).spawn,
             inline,
@@ -46,8 +48,9 @@ class Present:
         )
         announce = first_announcement(
             node.me,
-            place,
+            self.places()[0],
             version="0",
+            role=self.role,
             status="joining" if self.joining else "active",
             upload=node.world.scenario.bandwidth,
             download=node.world.scenario.bandwidth,
@@ -56,7 +59,7 @@ class Present:
             self.wiring,
             Membership(node.me, Patience()),
             announce,
-            lambda: [self.place()],
+            self.places,
             wall=lambda: EPOCH_S + loop.time(),
         )
 

@@ -30,6 +30,8 @@ Mode = Literal[
     "btm",
 ]
 MODES: tuple[str, ...] = get_args(Mode)
+# simulated by a plain mean of all islands, without rounds that some may miss
+STABLE = ("streaming", "allreduce", "powersgd", "onebit-adam")
 START_LR = 8e-3  # of what a "llama" starts from
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 MAX_SERVERS = 256
@@ -75,8 +77,8 @@ class Scenario(BaseModel):
     schedule: Literal["constant", "cosine"] = "constant"  # of the inner learning rate
     warmup: float = Field(default=0.04, ge=0, lt=1)  # share of the run, of "cosine"
     outer: Literal["nesterov", "sgd", "heavyball", "adam", "yogi", "sparseloco"] = "nesterov"
-    outer_lr: float | None = None
-    outer_momentum: float | None = None
+    outer_lr: float | None = Field(default=None, gt=0, le=10)
+    outer_momentum: float | None = Field(default=None, ge=0, lt=1)
     warmup_rounds: int = Field(default=10, ge=0)
     rule: Literal["mean", "clip", "median", "geometric-median", "centered-clip", "open"] = "clip"
     fragments: int = Field(default=4, ge=1)
@@ -91,7 +93,7 @@ class Scenario(BaseModel):
     bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
     dynamic_steps: bool = True  # fewer inner steps for slower islands
     align: bool = False  # turn stale work towards the momentum
-    # of async and server; 0: every island, or one server
+    # servers of modes server and fedavg; 0: one
     owners: int = Field(default=0, ge=0, le=MAX_SERVERS)
     sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
     share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
@@ -111,6 +113,11 @@ class Scenario(BaseModel):
     def coarse(self) -> bool:
         """Whether what the codec loses has to be sent later."""
         return self.codec in COARSE
+
+    @property
+    def at_will(self) -> bool:
+        """Whether islands bring their work when they have it, and nobody is waited for."""
+        return self.mode == "async" or (self.mode == "server" and self.bound != 0)
 
     @property
     def noloco(self) -> tuple[float, float]:
@@ -150,8 +157,7 @@ class Scenario(BaseModel):
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
             )
-        delayed = self.mode == "async" or (self.mode == "server" and self.bound != 0)
-        if delayed and self.outer in ("heavyball", "adam", "yogi"):
+        if self.at_will and self.outer in ("heavyball", "adam", "yogi"):
             raise ValueError(
                 f"outer {self.outer} with mode {self.mode}, where work is taken as it comes: that "
                 "is by delayed Nesterov; leave outer at nesterov, or take sgd"
@@ -169,10 +175,20 @@ class Scenario(BaseModel):
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
             )
-        if self.rule not in ("clip", "mean") and self.mode != "diloco":
+        if self.rule not in ("clip", "mean") and self.mode in (*STABLE, "gossip", "push-sum"):
             raise ValueError(
                 f"rule {self.rule} with mode {self.mode}: rules other than the mean are simulated "
-                "with mode diloco alone"
+                "with modes of certified rounds alone; use diloco"
+            )
+        if self.coarse and self.mode in ("server", "fedavg"):
+            raise ValueError(
+                f"codec {self.codec} with mode {self.mode}: nobody could send later what a server "
+                "loses where it encodes the sum; use int4 or a finer one"
+            )
+        if self.owners and self.mode not in ("server", "fedavg"):
+            raise ValueError(
+                f"owners {self.owners} with mode {self.mode}, where every island owns a part; "
+                "use mode server"
             )
         if self.mode in ("gossip", "push-sum") and self.codec in (*COARSE, "int4"):
             raise ValueError(
@@ -182,9 +198,9 @@ class Scenario(BaseModel):
         if self.mode == "gossip" and self.pairs == "noloco":
             beta, alpha = self.noloco
             mixing.check_noloco(alpha, beta, beta)
-        if self.churn and self.mode not in ("diloco", "gossip"):
+        if self.churn and self.mode in STABLE:
             raise ValueError(
-                f"churn with mode {self.mode}, which needs a stable group; use diloco or gossip"
+                f"churn with mode {self.mode}, which is simulated for a stable group; use diloco"
             )
         if self.churn and self.islands < 2:
             raise ValueError("churn of one island: who comes has nobody to get the state from")

@@ -1,4 +1,4 @@
-"""Modes of a stable group that meets at fixed steps: streaming DiLoCo, and eager updates."""
+"""Streaming DiLoCo in a stable group that meets at fixed steps, with equal parts as fragments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import itertools
 import torch
 from torch import Tensor
 
-from diloco import eager, feedback, optimizers, outer
+from diloco import feedback, optimizers, outer
 from diloco.fragments import Schedule, blend
 from gossip.collective import Mean
 from node.simulate.scenario import Scenario
 from node.simulate.world import Node, World
 from protocols.codecs import codec
-
-LOOK_EVERY = 5  # inner steps between two looks at whether a mean has come
 
 
 class OuterSteps:
@@ -30,20 +28,11 @@ class OuterSteps:
         lr, momentum = rates(self.scenario, self.state.count)
         self.rule.update(self.state, merged, params, lr=lr, momentum=momentum)
 
-    def ahead(self, merged: Tensor, params: Tensor) -> Tensor:
-        """What a step would make of ``params`` [n]; nothing is changed."""
-        lr, momentum = rates(self.scenario, self.state.count)
-        vectors = {name: vector.clone() for name, vector in self.state.vectors.items()}
-        state = optimizers.State(self.state.count, vectors)
-        self.rule.update(state, merged, params := params.clone(), lr=lr, momentum=momentum)
-        return params
-
 
 def rates(scenario: Scenario, round_: int) -> tuple[float, float]:
     """(η, μ) of a round: only Nesterov is warmed up, as the others' papers know no warm-up."""
     rule = optimizers.named(scenario.outer)
-    usual = min(rule.lr, eager.LR) if scenario.mode == "eager" else rule.lr
-    lr = usual if scenario.outer_lr is None else scenario.outer_lr
+    lr = rule.lr if scenario.outer_lr is None else scenario.outer_lr
     momentum = rule.momentum if scenario.outer_momentum is None else scenario.outer_momentum
     if scenario.outer != "nesterov":
         return lr, momentum
@@ -51,7 +40,7 @@ def rates(scenario: Scenario, round_: int) -> tuple[float, float]:
         round_,
         lr=lr,
         momentum=momentum,
-        lr_start=lr if scenario.mode == "eager" else 1.0,
+        lr_start=1.0,
         momentum_start=min(0.5, momentum),
         warmup_rounds=scenario.warmup_rounds,
     )
@@ -138,49 +127,3 @@ async def _stream(node: Node, base: Tensor, one: Scenario) -> None:
                 node.merged = min(reached)
             if due:
                 node.learner.load(local)
-
-
-async def eagerly(world: World) -> None:
-    """Eager updates: each goes on from a guess of what the mean will make of the parameters."""
-    base = world.start.clone()  # of the first island; all have the same
-    world.views = lambda: [base]
-    async with asyncio.TaskGroup() as group:
-        for index, me in enumerate(world.members):
-            group.create_task(_eager(world.nodes[me], base if index == 0 else base.clone()))
-
-
-async def _eager(node: Node, base: Tensor) -> None:
-    one, members = node.world.scenario, node.world.members
-    steps, sender = OuterSteps(one, base), Sender(one, len(base))
-    own, others, shift = torch.zeros_like(base), torch.zeros_like(base), torch.zeros_like(base)
-    share = 1.0 / len(members)
-    node.learner.load(base)
-    flight: asyncio.Task[Mean] | None = None
-    sent_at = 0
-    async with asyncio.TaskGroup() as group:
-        for round_ in range(one.rounds):
-            for left in range(one.inner_steps, 0, -LOOK_EVERY):
-                await node.train(min(LOOK_EVERY, left))
-                last = left <= LOOK_EVERY  # no round begins before the one before has ended
-                if flight is None or not (last or flight.done()):
-                    continue
-                mean = sender.merged(await flight, share)
-                learnt = node.learner.params() - base - shift
-                flight, others = None, eager.others(mean, own, share)
-                node.merged = sent_at
-                steps.take(mean, base)
-                shift = torch.zeros_like(base)
-                node.learner.load(base + learnt)
-            delta = node.outgoing(base + shift - node.learner.params())
-            vector = sender.vector(delta)
-            flight = group.create_task(
-                node.collective.mean(
-                    members, str(round_), vector, sender.codec, [share] * len(members)
-                )
-            )
-            own, sent_at = delta, node.steps
-            shift = steps.ahead(eager.expected(delta, share, others), base) - base
-            node.learner.load(base + shift)
-        if flight is not None:
-            steps.take(sender.merged(await flight, share), base)
-            node.merged = sent_at

@@ -31,7 +31,7 @@ import select
 import socket
 import struct
 import time
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from protocols.bounds import MAX_FRAGMENTS
 from protocols.errors import AtollError, Malformed
@@ -303,6 +303,22 @@ class Unframer:
             frames.append(bytes(self._buffer[_LENGTH.size : end]))
             del self._buffer[:end]
         return frames
+
+
+class Link(Protocol):
+    """The trainer's end of what it and the daemon say to each other."""
+
+    def send(self, report: Report) -> None:
+        """Raises :class:`ChannelClosedError`."""
+        ...
+
+    def receive(self, timeout: float) -> Command | None:
+        """The next command, or None after ``timeout`` seconds without one."""
+        ...
+
+    def close(self) -> None:
+        """Be gone, as the other side sees it."""
+        ...
 
 
 class Channel:

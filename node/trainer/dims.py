@@ -191,8 +191,9 @@ def choose(
     """A layout for ``ranks`` devices of ``memory`` bytes on ``hosts`` hosts, and why, in one line.
 
     Whole copies while they fit, for they talk least; else shards, within a host where that is
-    enough. Where a step has fewer sequences than there are ranks, or even shards do not fit,
-    ranks share matrices (tp), sequences (cp) or layers (pp). Raises ValueError if nothing fits.
+    enough. Where a step has fewer sequences than there are ranks, ranks share matrices (tp) or
+    sequences (cp). Never layers (pp): a pipeline keeps busy only with a sequence for each rank, and
+    then shards take as little room. Raises ValueError if nothing fits.
     """
     need, room = parameters * BYTES_A_PARAMETER, memory * USABLE
     facts = f"{_gib(need)} of weights and moments, {_gib(memory)} a device"
@@ -201,7 +202,7 @@ def choose(
     tried: list[str] = []
     for data_ranks in (n for n in range(ranks, 0, -1) if ranks % n == 0):
         rest = ranks // data_ranks
-        for axis in ("tp", "cp", "pp") if rest > 1 else ("tp",):
+        for axis in ("tp", "cp") if rest > 1 else ("tp",):
             inner = ParallelDims(**{axis: rest})
             if axis == "cp" and model.n_kv_heads % rest:
                 inner = ParallelDims(cp=rest, attention="ring")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from node.trainer.channel import COMMANDS, Channel, Command
+from node.trainer.channel import COMMANDS, Command, Link
 from node.trainer.shared import SharedVectors
 from protocols.wire import Message
 
@@ -45,7 +45,7 @@ ACTIONS = (*COMMANDS, Step, TakeSnapshot, Idle)
 class Leader:
     """Rank 0's link to the daemon, and what it decides for all ranks."""
 
-    channel: Channel
+    channel: Link
     vectors: SharedVectors
     wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic
@@ -54,19 +54,27 @@ class Leader:
 
     def decide(self, trainer: Progress) -> Action:
         """What to do at this step boundary: a command first, then a snapshot, then a step."""
+        left = self.left_s(trainer)
+        trainer.look_after_writing()
+        longest = WRITING_POLL_S if trainer.writing else LONGEST_WAIT_S
+        since = self.clock()
+        command = self.channel.receive(min(left, longest))
+        if left > 0:
+            self._waited_s += self.clock() - since
+        return self.choose(trainer, command, left)
+
+    def left_s(self, trainer: Progress) -> float:
+        """Seconds for which there is nothing to do but to wait for a command."""
         if not trainer.waiting:
             self.wait_until = None
         elif self.wait_until is None:
             self.wait_until = self.clock() + self.wait_s
-        left = 0.0 if self.wait_until is None else self.wait_until - self.clock()
         if not trainer.begun or trainer.resting:
-            left = LONGEST_WAIT_S
-        trainer.look_after_writing()
-        longest = WRITING_POLL_S if trainer.writing else LONGEST_WAIT_S
-        since = self.clock()
-        command = self.channel.receive(min(max(left, 0.0), longest))
-        if left > 0:
-            self._waited_s += self.clock() - since
+            return LONGEST_WAIT_S
+        return 0.0 if self.wait_until is None else max(0.0, self.wait_until - self.clock())
+
+    def choose(self, trainer: Progress, command: Command | None, left: float) -> Action:
+        """What to do after the ``command`` that came, if one did in the ``left`` seconds."""
         if command is not None:
             return command
         if left > 0:

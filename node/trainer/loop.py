@@ -27,22 +27,12 @@ from node.data.cached_file import cache_folder
 from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error
 from node.schedule import learning_rate
-from node.trainer.channel import (
-    Apply,
-    Begin,
-    Checkpoint,
-    Pace,
-    Ready,
-    Shift,
-    StepDone,
-    Stop,
-    Stopped,
-)
+from node.trainer.channel import Ready, StepDone
 from node.trainer.computing import Computing
 from node.trainer.data import Batches, TrainingData, open_tokens
 from node.trainer.engine import Engine
 from node.trainer.evaluate import shard_tokens
-from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step, TakeSnapshot
+from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.optim import (
     clip_gradients,
     make_optimizer,
@@ -110,25 +100,11 @@ class Trainer(Progress):
             )
         )
         while True:
-            match self._agree():
-                case Step():
-                    self.inner_step()
-                case TakeSnapshot(fragment):
-                    self.take_snapshot(fragment)
-                case Apply() as command:
-                    self.apply(command)
-                case Shift() as command:
-                    self.shift(command)
-                case Begin() as command:
-                    self.begin(command)
-                case Pace(target_steps):
-                    self.target_steps = target_steps
-                case Checkpoint() as command:
-                    self.checkpoint(command)
-                case Stop():
-                    self.finish_writing()
-                    self.report(Stopped(self.step, self.tokens))
-                    return
+            action = self._agree()
+            if isinstance(action, Step):
+                self.inner_step()
+            elif self.carry_out(action):
+                return
 
     def _agree(self) -> Action:
         """Rank 0's decision, on every rank."""

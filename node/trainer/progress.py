@@ -21,15 +21,19 @@ from node.trainer.channel import (
     Begin,
     Checkpoint,
     Evaluated,
+    Pace,
     Report,
     Saved,
     Shift,
     Shifted,
     Snapshot,
     Staged,
+    Stop,
+    Stopped,
+    Terms,
 )
 from node.trainer.layout import Layout
-from node.trainer.leader import Leader
+from node.trainer.leader import Action, Leader, TakeSnapshot
 from node.trainer.parallel import Ranks
 from node.trainer.pieces import Piece, due, due_at_will
 from node.trainer.resume import (
@@ -130,6 +134,31 @@ class Progress:
     def evaluate(self) -> float | None:
         """Loss on the shared validation shard with θ as it is; None without one."""
         return None
+
+    def carry_out(self, action: Action) -> bool:
+        """Do what rank 0 has decided, but for an inner step; whether the daemon says stop."""
+        match action:
+            case TakeSnapshot(fragment):
+                self.take_snapshot(fragment)
+            case Apply():
+                self.apply(action)
+            case Shift():
+                self.shift(action)
+            case Begin():
+                self.begin(action)
+            case Pace(target_steps):
+                self.target_steps = target_steps
+            case Terms():
+                self.overlap = action.overlap_steps
+                if self.leader is not None:
+                    self.leader.wait_s = action.wait_s
+            case Checkpoint():
+                self.checkpoint(action)
+            case Stop():
+                self.finish_writing()
+                self.report(Stopped(self.step, self.tokens))
+                return True
+        return False
 
     def count(self, done: Work, *, finite: bool) -> None:
         """An inner step was taken; ``finite``: its loss and gradient were."""

@@ -1,0 +1,94 @@
+"""What a run's manifest says of its rounds: their rules, and what keeps the outer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bootstrap.manifest import Manifest
+from diloco.optimizers import named
+from gossip.grouping import Grouping
+from gossip.rules import FRIENDS, STRANGERS, Rules
+from node.eager_state import EagerReplica
+from node.gradient_state import GradientReplica
+from node.lowrank_state import LowRankReplica, plan_of
+from node.mixing import mix_of
+from node.modes import ONLY_MERGE_S, clients_of, once
+from node.replica import Offload, OuterReplica
+from node.sparse_state import SparseReplica
+from node.trainer.layout import Layout, Outline
+from node.trainer.shared import SharedVectors
+from protocols.codecs import RangeCodec
+from protocols.identity import PeerId
+
+# what a mode keeps, or merges, in another way than parameters as a whole
+REPLICAS: dict[str, type[OuterReplica]] = {
+    "eager": EagerReplica,
+    "allreduce": GradientReplica,
+    "sparta": SparseReplica,
+}
+
+
+def kind_of(manifest: Manifest, layout: Outline) -> Callable[..., OuterReplica]:
+    """What keeps the outer state of a run."""
+    if named(manifest.outer.optimizer).factors:
+        assert isinstance(layout, Layout)  # scripts take steps of their own
+        return partial(LowRankReplica, plan=plan_of(layout.entries, manifest.outer.rank))
+    return REPLICAS.get(manifest.mode, OuterReplica)
+
+
+def replicas_of(
+    manifest: Manifest,
+    me: PeerId,
+    layout: Outline,
+    vectors: SharedVectors,
+    offload: Offload,
+    founders: tuple[PeerId, ...],
+    *,
+    trains: bool,
+) -> tuple[OuterReplica, ...]:
+    """The outer state of every fragment, each a part of the vectors; there is nothing in it yet.
+
+    Who does not train never has anything to send, nor to keep for the next time.
+    """
+    kind = kind_of(manifest, layout)
+    replicas: list[OuterReplica] = []
+    for fragment, cut in enumerate(layout.cuts):
+        codec = RangeCodec(manifest.rounds.allowed_codecs[0], cut.dense)
+        here = slice(cut.start, cut.stop)
+        replica = kind(manifest, me, vectors, codec, offload, founders, fragment, here)
+        if trains:
+            replica.residual = replica.new_residual()
+        replicas.append(replica)
+    return tuple(replicas)
+
+
+def rules_of(manifest: Manifest, replica: OuterReplica) -> Rules:
+    """How rounds of a fragment go: who is waited for, how long, and what is done with the work."""
+    rules = manifest.rounds
+    overlapped = rules.overlap_steps / rules.inner_steps
+    if rules.fragments > 1:  # they share the link
+        overlapped = min(
+            (rules.tau or rules.inner_steps // 4) / rules.inner_steps, 1 / rules.fragments
+        )
+    return Rules(
+        size=replica.size,
+        codecs=rules.allowed_codecs,
+        encoded_bytes=replica.codec.size_as,
+        exposed=rules.exposed,
+        overlapped=overlapped,
+        quorum=rules.quorum,
+        grace_fraction=rules.grace_fraction,
+        min_grace_s=rules.min_grace_s,
+        mix=mix_of(manifest.merge),
+        sharing=rules.fragments,
+        grouping=Grouping(rules.groups, rules.max_group),
+        staleness=rules.staleness,
+        clients=clients_of(manifest),
+        servers=rules.owners == "servers",
+        state_bytes=sum(4 * len(vector) for vector in replica.state),
+        switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
+        believed=STRANGERS if manifest.merge.trust == "open" else FRIENDS,
+        calls=once(manifest),
+        least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
+    )
