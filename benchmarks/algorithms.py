@@ -94,7 +94,6 @@ MAIN: dict[str, dict[str, Any]] = {
     "DiLoCo, int1": DILOCO | {"codec": "int1"},
     "DiLoCo, H 60, int2": DILOCO | every(60) | {"codec": "int2"},
     "SparseLoCo, top3": SPARSE | {"codec": "top3"},
-    "data parallel, Muon": DP | {"inner": "muon"},
     "DiLoCo, fp32": DILOCO | {"codec": "fp32"},
     "plain pairs, bf16": {"mode": "gossip", "pairs": "average", "codec": "bf16"},
     "NoLoCo pairs, bf16": NOLOCO | {"codec": "bf16"},
@@ -112,7 +111,7 @@ MAIN: dict[str, dict[str, Any]] = {
     "eager, int4": NESTEROV | {"mode": "eager", "codec": "int4"},
     "server, lock-step, int4": NESTEROV | {"mode": "server", "bound": 0, "codec": "int4"},
     "SPARTA, 0.5 %, bf16": {"mode": "sparta", "codec": "bf16"},
-    "data parallel, PowerSGD": {"mode": "powersgd"},
+    "data parallel, PowerSGD": {"mode": "powersgd", "codec": "bf16"},
     "data parallel, 1-bit Adam": {"mode": "onebit-adam"},
 }
 STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}

@@ -28,7 +28,20 @@ SMALL: dict[str, Any] = {
     "batch": 16,
     "inner_lr": 1e-2,
 }
-CHURNING = ("diloco", "eager", "async", "server", "fedavg", "sparta", "btm", "gossip", "push-sum")
+CHURNING = (
+    "diloco",
+    "allreduce",
+    "powersgd",
+    "onebit-adam",
+    "eager",
+    "async",
+    "server",
+    "fedavg",
+    "sparta",
+    "btm",
+    "gossip",
+    "push-sum",
+)
 CODECS = {"gossip": "int8", "push-sum": "bf16", "sparta": "bf16", "allreduce": "fp32"}
 
 
@@ -157,7 +170,6 @@ def test_one_of_four_that_is_four_times_slower_contributes_all_it_learns(
         ("allreduce", {}, 0),
         ("onebit-adam", {}, 0),
         ("powersgd", {}, 0),
-        ("powersgd", {"alternate": True}, 0),
     ],
 )
 def test_lock_step_waits_for_the_slowest_and_has_all_of_its_work(
@@ -171,15 +183,6 @@ def test_lock_step_waits_for_the_slowest_and_has_all_of_its_work(
     slowest = steps * Scenario().step_s * Scenario().straggler_factor
     assert slowest <= result.points[-1].time < 2 * slowest
     assert result.loss < result.points[0].loss - 0.2
-
-
-def test_one_factor_a_step_learns_as_both_do_with_half_of_the_bytes() -> None:
-    one = {"rounds": 16, "rank": 2, "codec": "fp32"}
-    both, turns = (run("powersgd", alternate=alternate, **one) for alternate in (False, True))
-    assert turns.points[-1].bytes < 0.7 * both.points[-1].bytes
-    assert turns.points[-1].time < both.points[-1].time
-    assert turns.loss == pytest.approx(both.loss, abs=0.15)
-    assert turns.loss < turns.points[0].loss - 1.0
 
 
 def test_a_liar_ruins_the_mean_and_not_the_open_merge() -> None:
@@ -224,6 +227,8 @@ def test_a_fragment_may_be_late_by_its_delay_only_up_to_a_quarter() -> None:
         ({"mode": "streaming", "inner_steps": 2, "delay": 0}, "4 fragments do not fit"),
         ({"model": "llama", "hidden": 50}, "multiple of 8"),
         ({"mode": "gossip", "codec": "int8", "churn": 1.0, "islands": 1}, "churn of one island"),
+        ({"mode": "allreduce", "inner": "muon", "codec": "fp32"}, "AdamW takes the step"),
+        ({"mode": "powersgd", "codec": "int2"}, "int4 or a finer one"),
         ({"seed": 10**15}, "seed"),
         ({"step_s": 1e-12}, "step_s"),
     ],
@@ -249,7 +254,6 @@ def told(caught: BaseException) -> OperatorError:
         ("diloco", {"inner_lr": 1e30}),
         ("diloco", {"attack": 1e30, "attackers": 1, "rule": "mean"}),
         ("gossip", {"inner_lr": 1e30}),
-        ("allreduce", {"inner_lr": 1e30}),
         ("server", {"inner_lr": 1e30}),
     ],
 )
@@ -260,9 +264,9 @@ def test_a_run_that_diverges_says_so(mode: str, changes: dict[str, Any]) -> None
 
 
 def test_a_rank_without_gain_is_refused() -> None:
-    for alternate in (False, True):
-        with pytest.raises(OperatorError, match="rank 1000 is too large"):
-            run("powersgd", rank=1000, alternate=alternate)
+    with pytest.raises((OperatorError, ExceptionGroup)) as caught:
+        run("powersgd", rank=200)
+    assert "rank 200 is too large" in told(caught.value).what
 
 
 def test_a_swarm_that_stands_still_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ EVALUATED = {"bytes": 8192, "llama": 65_536}
 AT_ONCE = 8192  # of them
 TEXT_BYTES = 400_000  # of each island, where there is so much
 COMMON = (4, 5)  # places of the texts to start from and to validate with
+BETAS = {"bytes": (0.9, 0.999), "llama": (0.9, 0.95)}  # of AdamW,
+DECAY = {"bytes": 0.01, "llama": 0.1}  # and what it decays by
 CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
 MAX_WIDE = 8  # d_ff comes in multiples of it
 
@@ -142,11 +144,15 @@ class Learner:
 
         ``factor`` is of the learning rate.
         """
-        if self.scenario.model == "llama":
-            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = factor * self.scenario.inner_lr * rate_factor(self.scenario, share)
         self.optimizer.step()
+
+    def clip(self) -> None:
+        """Shorten the gradient that is there, as a node does before it uses or sends it."""
+        if self.scenario.model == "llama":
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
 
     def train(self, steps: int, share: float) -> float:
         """So many inner steps, from ``share`` of the run on; the mean loss on the way."""
@@ -155,16 +161,6 @@ class Learner:
             total += self.gradient()
             self.step(share + step / (one.rounds * one.inner_steps))
         return total / max(1, steps)
-
-    def flat_gradient(self) -> Tensor:
-        """float32 [n]."""
-        return torch.cat([p.grad.flatten() for p in parameters(self.model) if p.grad is not None])
-
-    def set_gradient(self, vector: Tensor) -> None:
-        """The inverse of :meth:`flat_gradient`."""
-        own = parameters(self.model)
-        for one, part in zip(own, torch.split(vector, [p.numel() for p in own]), strict=True):
-            one.grad = part.view_as(one).clone()
 
 
 def rate_factor(scenario: Scenario, share: float) -> float:
@@ -212,9 +208,7 @@ def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None 
 
 def _optimizer(model: nn.Module, scenario: Scenario) -> torch.optim.Optimizer:
     own = list(model.parameters())
-    decay = 0.01 if scenario.model == "bytes" else 0.1
-    betas = (0.9, 0.999) if scenario.model == "bytes" else (0.9, 0.95)
-
+    decay, betas = DECAY[scenario.model], BETAS[scenario.model]
     if scenario.inner == "adamw":
         return torch.optim.AdamW(
             own, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from node.simulate import each_step, pairs, rounds, streams
+from node.simulate import pairs, rounds, streams
 from node.simulate.world import World
 
 MODES: dict[str, Callable[[World], Awaitable[None]]] = {
@@ -17,8 +17,8 @@ MODES: dict[str, Callable[[World], Awaitable[None]]] = {
     "server": rounds.certified,
     "fedavg": rounds.certified,
     "sparta": rounds.certified,
-    "allreduce": each_step.allreduce,
-    "powersgd": each_step.powersgd,
-    "onebit-adam": each_step.onebit_adam,
+    "allreduce": rounds.certified,
+    "powersgd": rounds.certified,
+    "onebit-adam": rounds.certified,
     "btm": rounds.certified,
 }

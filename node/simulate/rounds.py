@@ -34,7 +34,7 @@ from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.replica import OuterReplica
 from node.run_rules import replicas_of, rules_of
-from node.simulate.learner import new_model
+from node.simulate.learner import BETAS, DECAY, new_model
 from node.simulate.presence import EPOCH_S, Present
 from node.simulate.scenario import Scenario
 from node.simulate.trainer import Simulated, Trainer
@@ -50,12 +50,25 @@ PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the ru
 MANY = 1_000_000  # rounds; where islands meet at will the run is over by its inner steps
 KEPT = 64  # rounds, for those who missed some
 GRACE_S = 10.0  # for what is on its way when the last inner step is taken
+# the outer optimizers of modes that merge gradients
+GRADIENTS: dict[str, dict[str, Any]] = {
+    "allreduce": {"optimizer": "adamw"},
+    "powersgd": {"optimizer": "powersgd"},
+    "onebit-adam": {"optimizer": "onebit-adam"},
+}
+ONEBIT: dict[str, Any] = {
+    "inner_steps": 1,
+    "dynamic_steps": False,
+    "codec": "auto",
+    "codecs": ("bf16", "int1"),
+    "feedback": 1.0,
+}
 WAIT_S = 1.0  # for a round's outcome where islands meet at will; then inner steps go on
 
 
 def manifest_of(one: Scenario, rounds: int) -> Manifest:
     """The run that a scenario is of, with so many ``rounds``. Raises OperatorError E204."""
-    whole = one.rounds * one.inner_steps
+    whole, by_gradients = one.rounds * one.inner_steps, one.mode in GRADIENTS
     of_mode: dict[str, dict[str, Any]] = {
         "diloco": {"quorum": one.quorum},
         "async": {"staleness": one.bound},
@@ -63,6 +76,10 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "fedavg": {"clients": one.sample, "owners": "servers"},
         "sparta": {"inner_steps": 1, "share": one.share},
         "btm": {"inner_steps": whole},
+        # of whole steps, and as exact as the wire's defaults
+        "allreduce": {"inner_steps": 1, "dynamic_steps": False},
+        "powersgd": {"inner_steps": 1, "dynamic_steps": False, "feedback": 1.0},
+        "onebit-adam": ONEBIT,
     }
     table: dict[str, Any] = {
         "inner_steps": one.inner_steps,
@@ -77,16 +94,33 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
     tables = {
         "name": "simulation",
         "seed": one.seed,
-        "mode": one.mode,
+        "mode": "allreduce" if by_gradients else one.mode,
         "rounds": table | of_mode.get(one.mode, {}),
         "outer": _outer(one),
         "merge": merge,
+        "inner": _inner(one) if by_gradients else {},
     }
     return check(Manifest, tables, "the scenario")
 
 
+def _inner(one: Scenario) -> dict[str, Any]:
+    """The AdamW that steps by merged gradients, with the numbers of the inner one elsewhere."""
+    whole, constant = one.rounds * one.inner_steps, one.schedule == "constant"
+    return {
+        "lr": one.inner_lr,
+        "betas": BETAS[one.model],
+        "weight_decay": DECAY[one.model],
+        "schedule": one.schedule,
+        "warmup_steps": 0 if constant else round(one.warmup * whole),
+        "total_steps": whole,
+        "min_lr_ratio": 0.0,
+    }
+
+
 def _outer(one: Scenario) -> dict[str, Any]:
     """What a scenario sets of the outer optimizer; the rest is the mode's."""
+    if one.mode in GRADIENTS:
+        return GRADIENTS[one.mode] | ({"rank": one.rank} if one.mode == "powersgd" else {})
     if one.mode in ("sparta", "btm"):  # they have none
         return {}
     nesterov, found = one.outer == "nesterov", dict[str, Any]()
@@ -131,7 +165,8 @@ class Members:
         one = world.scenario
         self.world, self.group = world, group
         whole = one.rounds * one.inner_steps
-        counted = {"sparta": whole, "btm": 1}.get(one.mode, world.rounds)
+        each_step = one.mode in GRADIENTS or one.mode == "sparta"
+        counted = 1 if one.mode == "btm" else whole if each_step else world.rounds
         self.manifest = manifest_of(one, MANY if one.at_will else counted)
         self.layout = Layout.of_module(new_model(one), self.manifest.rounds.fragments)
         self.founders = tuple(sorted([*world.members, *(one.me for one in world.servers)]))
@@ -145,9 +180,13 @@ class Members:
         island = Simulated(node, manifest, layout, wait_s, over) if trains else None
         vectors = island.vectors if island is not None else SharedVectors.create(layout.size)
         vectors.tensors()[0].copy_(self.world.start)
-        replicas = replicas_of(
-            manifest, node.me, layout, vectors, inline, self.founders, trains=trains
-        )
+        try:
+            replicas = replicas_of(
+                manifest, node.me, layout, vectors, inline, self.founders, trains=trains
+            )
+        except ValueError as error:
+            what = f"rank {manifest.outer.rank} is too large"
+            raise bad_config(what, str(error), "take a smaller one: --set rank=4") from error
         lineages: list[Lineage | None] = [None] * len(replicas)
         for number, replica in enumerate(replicas):
             if joins:

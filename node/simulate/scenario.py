@@ -31,7 +31,7 @@ Mode = Literal[
 ]
 MODES: tuple[str, ...] = get_args(Mode)
 # simulated by a plain mean of all islands, without rounds that some may miss
-STABLE = ("streaming", "allreduce", "powersgd", "onebit-adam")
+STABLE = ("streaming",)
 START_LR = 8e-3  # of what a "llama" starts from
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 MAX_SERVERS = 256
@@ -97,8 +97,7 @@ class Scenario(BaseModel):
     owners: int = Field(default=0, ge=0, le=MAX_SERVERS)
     sample: float = Field(default=0.5, gt=0, le=1)  # of the clients, for fedavg
     share: float = Field(default=0.005, gt=0, le=1)  # of the coordinates a step, for sparta
-    rank: int = Field(default=4, ge=1)  # of powersgd
-    alternate: bool = False  # powersgd with one factor a step, as under `node start`, and not both
+    rank: int = Field(default=4, ge=1, le=256)  # of powersgd
     # "bytes": the model of diloco/loop.py; "llama": the one that `node start` trains, over bytes
     model: Literal["bytes", "llama"] = "bytes"
     hidden: int = Field(default=384, ge=8, le=8192)  # width of the model
@@ -166,6 +165,16 @@ class Scenario(BaseModel):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: what it loses is never sent; use int4 "
                 "or a finer one"
+            )
+        if self.inner != "adamw" and self.mode in ("allreduce", "powersgd", "onebit-adam"):
+            raise ValueError(
+                f"inner {self.inner} with mode {self.mode}, where AdamW takes the step, element by "
+                "element; leave inner at adamw"
+            )
+        if self.coarse and self.mode == "powersgd":
+            raise ValueError(
+                f"codec {self.codec} with mode powersgd: what factors lose is kept and sent later, "
+                "what a coarse codec loses of factors is not; use int4 or a finer one"
             )
         if self.mode == "allreduce":
             optimizers.check(

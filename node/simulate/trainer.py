@@ -129,7 +129,9 @@ class Trainer(Progress):
         if self.rewarm_from is not None:
             factor = reentry_factor(self.step - self.rewarm_from)
         node.loss = self.learner.gradient()
-        if not self.gradients:
+        if self.gradients:
+            self.learner.clip()
+        else:
             self.learner.step(node.world.share, factor)
         await node.rest(1)
         self.in_hand = self.gradients
