@@ -131,6 +131,8 @@ def test_two_servers_share_the_vector_and_who_is_slow_misses_no_more_than_the_bo
         seen = watch(first)
         servers = [made.new("--role", "server", "--peers", address) for _ in range(2)]
         slow = made.new("--peers", address)
+        for node in (*servers, slow):
+            node.await_up()
         both = {server.peer for server in servers}
 
         def merged_by(who: set[PeerId]) -> bool:
