@@ -85,7 +85,7 @@ MAIN: dict[str, dict[str, Any]] = {
     "DiLoCo, int8": DILOCO | {"codec": "int8"},
     "asynchronous, int4": NESTEROV | {"mode": "async", "codec": "int4"},
     "streaming, int4": NESTEROV
-    | {"mode": "streaming", "codec": "int4", "fragments": 4, "delay": 2},
+    | {"mode": "streaming", "codec": "int4", "fragments": 2, "delay": 2},
     "SparseLoCo, top12": SPARSE | {"codec": "top12"},
     "NoLoCo pairs of the paper, int8": {"mode": "gossip", "codec": "int8"},
     "SparseLoCo, Muon inside, top3": SPARSE | {"codec": "top3", "inner": "muon"},

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bootstrap.manifest import Model
 from diloco import loop
 from node.simulate.scenario import HEADS, KEY_HEADS, Scenario, diverged
+from node.trainer.layout import Layout
 from node.trainer.model import build
 from node.trainer.muon import Muon
 
@@ -52,10 +53,23 @@ def shards(count: int) -> tuple[Tensor, ...]:
     return tuple(text[place * size : (place + 1) * size] for place in (*own[:count], *COMMON))
 
 
+class Layers(nn.Module):
+    """A model whose parts are its layers, by the names that fragments are dealt out by."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, context: Tensor) -> Tensor:
+        """Bytes [batch, T] to logits."""
+        logits: Tensor = self.layers(context)
+        return logits
+
+
 def new_model(scenario: Scenario) -> nn.Module:
     """Bytes [batch, T] to logits; equal for equal seeds."""
     if scenario.model == "bytes":
-        return loop.new_model(scenario.seed, scenario.hidden)
+        return Layers(loop.new_model(scenario.seed, scenario.hidden))
     sizes = Model(
         vocab_size=256,
         d_model=scenario.hidden,
@@ -68,27 +82,9 @@ def new_model(scenario: Scenario) -> nn.Module:
     return build(sizes, scenario.seed)
 
 
-def parameters(model: nn.Module) -> list[nn.Parameter]:
-    """In the order of the flat vector: those of two dims first, as in node/trainer/layout.py."""
-    return sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
-
-
-def dense(model: nn.Module) -> int:
-    """Elements of the flat vector that belong to matrices; they come first."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
-
-
-def flat(model: nn.Module) -> Tensor:
-    """θ, float32 [n], a copy."""
-    return torch.cat([p.detach().flatten() for p in parameters(model)])
-
-
-@torch.no_grad()
-def load(model: nn.Module, vector: Tensor) -> None:
-    """θ ← vector."""
-    own = parameters(model)
-    for one, part in zip(own, torch.split(vector, [p.numel() for p in own]), strict=True):
-        one.copy_(part.view_as(one))
+def layout_of(scenario: Scenario, model: nn.Module | None = None) -> Layout:
+    """Where the parameters stand in the flat vector, as on the wire."""
+    return Layout.of_module(model or new_model(scenario), scenario.pieces)
 
 
 def batch_of(
@@ -113,17 +109,18 @@ class Learner:
     def __init__(self, scenario: Scenario, number: int, shard: int) -> None:
         self.scenario = scenario
         self.model = new_model(scenario)
+        self.layout = layout_of(scenario, self.model)
         self.optimizer = _optimizer(self.model, scenario)
         self.text = shards(scenario.islands)[shard]
         self.random = torch.Generator().manual_seed(scenario.seed * 100_003 + number)
 
     def params(self) -> Tensor:
         """θ, float32 [n], a copy."""
-        return flat(self.model)
+        return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
 
     def load(self, vector: Tensor) -> None:
         """θ ← vector."""
-        load(self.model, vector)
+        self.layout.load_from(vector, self.model)
 
     def gradient(self) -> float:
         """Put the gradient of one batch into the parameters; its loss in nats a byte.
@@ -177,7 +174,10 @@ def rate_factor(scenario: Scenario, share: float) -> float:
 
 def initial(scenario: Scenario) -> Tensor:
     """What all islands start from, float32 [n]."""
-    return _started(scenario.start()).clone()
+    common, model = scenario.start(), new_model(scenario)
+    layout_of(common, model).load_from(_started(common), model)
+    layout = layout_of(scenario, model)
+    return layout.flatten_into(model, torch.empty(layout.size))
 
 
 @functools.cache
@@ -193,7 +193,7 @@ def _started(scenario: Scenario) -> Tensor:
 def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None = None) -> float:
     """Of parameters [n], in nats a byte, at the same places of the held-out text every time."""
     model = model or new_model(scenario)
-    load(model, vector)
+    layout_of(scenario, model).load_from(vector, model)
     each = 1 if scenario.model == "bytes" else scenario.context
     count = EVALUATED[scenario.model] // each
     random = torch.Generator().manual_seed(0)

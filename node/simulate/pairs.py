@@ -26,7 +26,7 @@ from gossip.validity import Place
 from gossip.wandering import Habits
 from node.blending import Blend
 from node.own_state import Exchanging
-from node.simulate.learner import dense, new_model
+from node.simulate.learner import layout_of
 from node.simulate.presence import RUN, Present
 from node.simulate.world import Node, World
 from protocols.codecs import RangeCodec
@@ -96,7 +96,7 @@ class Pairs:
         if self.rule == "noloco":
             self.rates = one.noloco
         # norms and biases travel in bf16, as on the wire
-        self.codec = RangeCodec(one.codec, dense=dense(new_model(one)))
+        self.codec = RangeCodec(one.codec, dense=layout_of(one).dense)
         self.running: list[Islander] = []
         self.ended = asyncio.Event()
         self.met: Counter[str] = Counter()  # exchanges, by how they ended

@@ -34,20 +34,19 @@ from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.replica import OuterReplica
 from node.run_rules import replicas_of, rules_of
-from node.simulate.learner import BETAS, DECAY, new_model
+from node.simulate.learner import BETAS, DECAY, layout_of
 from node.simulate.presence import EPOCH_S, Present
 from node.simulate.scenario import Scenario
 from node.simulate.trainer import Simulated, Trainer
 from node.simulate.world import Node, World
 from node.trainer.channel import Applied
-from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 from protocols.virtual_time import inline
 
 PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the run fails
-MANY = 1_000_000  # rounds; where islands meet at will the run is over by its inner steps
+MANY = 1_000_000  # rounds, where the run is over by its inner steps
 KEPT = 64  # rounds, for those who missed some
 GRACE_S = 10.0  # for what is on its way when the last inner step is taken
 # the outer optimizers of modes that merge gradients
@@ -74,6 +73,7 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "async": {"staleness": one.bound},
         "server": {"staleness": one.bound},
         "fedavg": {"clients": one.sample, "owners": "servers"},
+        "streaming": {"tau": one.delay, "alpha": one.alpha},
         "sparta": {"inner_steps": 1, "share": one.share},
         "btm": {"inner_steps": whole},
         # of whole steps, and as exact as the wire's defaults
@@ -89,6 +89,7 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "dynamic_steps": one.dynamic_steps,
         "eval_every": 0,
         "align": one.align,
+        "fragments": one.pieces,
     }
     merge = {"open": {"trust": "open"}, "clip": {}}.get(one.rule, {"rule": one.rule})
     tables = {
@@ -98,6 +99,7 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "rounds": table | of_mode.get(one.mode, {}),
         "outer": _outer(one),
         "merge": merge,
+        "model": {"n_layers": one.parts},
         "inner": _inner(one) if by_gradients else {},
     }
     return check(Manifest, tables, "the scenario")
@@ -167,8 +169,8 @@ class Members:
         whole = one.rounds * one.inner_steps
         each_step = one.mode in GRADIENTS or one.mode == "sparta"
         counted = 1 if one.mode == "btm" else whole if each_step else world.rounds
-        self.manifest = manifest_of(one, MANY if one.at_will else counted)
-        self.layout = Layout.of_module(new_model(one), self.manifest.rounds.fragments)
+        self.manifest = manifest_of(one, MANY if one.by_steps else counted)
+        self.layout = layout_of(one)
         self.founders = tuple(sorted([*world.members, *(one.me for one in world.servers)]))
         self.running: dict[PeerId, Member] = {}
 
@@ -258,7 +260,7 @@ class Members:
 
     def _is_over(self, node: Node) -> bool:
         """Whether an island is to take no more inner steps."""
-        if self.world.scenario.at_will:
+        if self.world.scenario.by_steps:
             return self.world.done
         place = self.running[node.me].replicas[0].place
         return is_over(self.manifest, place.round, place.work)
@@ -295,8 +297,8 @@ class Members:
             )  # fmt: skip
 
     async def over(self) -> None:
-        """Wait until the run's rounds are done, or where islands meet at will its inner steps."""
-        if not self.world.scenario.at_will:
+        """Wait until the run's rounds are done, or its inner steps where these are what counts."""
+        if not self.world.scenario.by_steps:
             await self._until(self._at_rest)
             return
         await self._until(lambda: self.world.done)
@@ -367,7 +369,7 @@ async def certified(world: World) -> None:
 def _still(world: World, members: Members, seconds: float) -> OperatorError:
     done = members.furthest.replicas[0].place.round
     of = f"{done} of {members.manifest.rounds.total_rounds} rounds were"
-    if world.scenario.at_will:
+    if world.scenario.by_steps:
         of = f"{world.total_steps} of {world.budget} inner steps were taken, {done} rounds"
     return bad_config(
         "the simulated swarm does not come to its end",

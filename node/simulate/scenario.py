@@ -30,8 +30,9 @@ Mode = Literal[
     "btm",
 ]
 MODES: tuple[str, ...] = get_args(Mode)
-# simulated by a plain mean of all islands, without rounds that some may miss
-STABLE = ("streaming",)
+IN_FRAGMENTS = ("streaming", "async", "server", "fedavg")  # modes that may be
+STREAMED = 2  # fragments of mode streaming, where nothing else is said
+PARTS = 3  # that the "bytes" model is of, as many as have parameters
 START_LR = 8e-3  # of what a "llama" starts from
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 MAX_SERVERS = 256
@@ -81,9 +82,9 @@ class Scenario(BaseModel):
     outer_momentum: float | None = Field(default=None, ge=0, lt=1)
     warmup_rounds: int = Field(default=10, ge=0)
     rule: Literal["mean", "clip", "median", "geometric-median", "centered-clip", "open"] = "clip"
-    fragments: int = Field(default=4, ge=1)
-    delay: int = Field(default=2, ge=0)  # τ
-    alpha: float = Field(default=0.5, ge=0, le=1)
+    fragments: int = Field(default=0, ge=0)  # 0: the model is merged whole, but in streaming
+    delay: int = Field(default=0, ge=0)  # τ of streaming; 0: from the links, as they are measured
+    alpha: float = Field(default=0.5, ge=0, le=1)  # of streaming
     pairs: Literal["noloco", "average"] = "noloco"
     neighbours: int = Field(default=1, ge=1)  # exchanges in a round; of push-sum: receivers
     quorum: float = Field(default=0.5, gt=0, le=1)  # of diloco: 1 waits for everybody
@@ -119,6 +120,24 @@ class Scenario(BaseModel):
         return self.mode == "async" or (self.mode == "server" and self.bound != 0)
 
     @property
+    def by_steps(self) -> bool:
+        """Whether the run is over when its inner steps are taken, however many rounds that makes.
+
+        Where transfers overlap with inner steps a round has more of these than H.
+        """
+        return self.at_will or self.mode in ("streaming", "eager")
+
+    @property
+    def pieces(self) -> int:
+        """Fragments that the model is merged in."""
+        return self.fragments or (STREAMED if self.mode == "streaming" else 1)
+
+    @property
+    def parts(self) -> int:
+        """Layers of the model, each of which is in one fragment."""
+        return self.layers if self.model == "llama" else PARTS
+
+    @property
     def noloco(self) -> tuple[float, float]:
         """NoLoCo's β and α: the outer learning rate and momentum."""
         from diloco.mixing import ALPHA, BETA
@@ -144,8 +163,22 @@ class Scenario(BaseModel):
 
         if self.model == "llama" and self.hidden % (2 * HEADS):
             raise ValueError(f"hidden {self.hidden} of a llama is no multiple of {2 * HEADS}")
-        if self.mode in ("streaming", "eager") and self.inner_steps:
-            fragments.Schedule(self.inner_steps, self.fragments, self.delay)
+        if self.pieces > 1 and self.mode not in IN_FRAGMENTS:
+            raise ValueError(
+                f"fragments {self.pieces} with mode {self.mode}, which merges the model whole; "
+                f"use mode {' or '.join(IN_FRAGMENTS)}"
+            )
+        if self.mode == "streaming" and self.pieces == 1:
+            raise ValueError(
+                "mode streaming with fragments 1: a model that is merged whole is mode diloco"
+            )
+        if self.pieces > self.parts:
+            raise ValueError(
+                f"fragments {self.pieces} of model {self.model}, which has {self.parts} layers: "
+                "some would be empty; take fewer"
+            )
+        if self.mode == "streaming" and self.inner_steps:
+            fragments.Schedule(self.inner_steps, self.pieces, self.delay)
         if self.mode in ("diloco", "streaming", "eager", "async", "server", "fedavg"):
             rule = optimizers.named(self.outer)
             momentum = rule.momentum if self.outer_momentum is None else self.outer_momentum
@@ -184,7 +217,7 @@ class Scenario(BaseModel):
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
             )
-        if self.rule not in ("clip", "mean") and self.mode in (*STABLE, "gossip", "push-sum"):
+        if self.rule not in ("clip", "mean") and self.mode in ("gossip", "push-sum"):
             raise ValueError(
                 f"rule {self.rule} with mode {self.mode}: rules other than the mean are simulated "
                 "with modes of certified rounds alone; use diloco"
@@ -207,10 +240,6 @@ class Scenario(BaseModel):
         if self.mode == "gossip" and self.pairs == "noloco":
             beta, alpha = self.noloco
             mixing.check_noloco(alpha, beta, beta)
-        if self.churn and self.mode in STABLE:
-            raise ValueError(
-                f"churn with mode {self.mode}, which is simulated for a stable group; use diloco"
-            )
         if self.churn and self.islands < 2:
             raise ValueError("churn of one island: who comes has nobody to get the state from")
         if self.stragglers + self.attackers > self.islands:

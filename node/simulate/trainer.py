@@ -81,7 +81,8 @@ class Trainer(Progress):
         )
         self._rounds = manifest.rounds.total_rounds
         self.at_rest = False  # the run's steps are taken, and nothing of mine is on its way
-        self._sent_at = 0  # inner steps that the last snapshot has
+        # by fragment, inner steps that the last snapshot has, and that others have
+        self._sent_at, self._merged = [0] * len(layout.cuts), [0] * len(layout.cuts)
 
     async def run(self) -> None:
         """Follow the conductor."""
@@ -108,7 +109,8 @@ class Trainer(Progress):
             action = replace(action, reset=True)
         stops = super().carry_out(action)
         if isinstance(action, Apply) and action.contributed:
-            self.node.merged = self._sent_at
+            self._merged[action.fragment] = self._sent_at[action.fragment]
+            self.node.merged = min(self._merged)
         return stops
 
     @torch.no_grad()
@@ -121,7 +123,7 @@ class Trainer(Progress):
         said = self.node.outgoing(sent if self.gradients else base - sent)
         if not self.node.honest:
             sent.copy_(said if self.gradients else base - said)
-        self._sent_at = self.node.steps
+        self._sent_at[fragment] = self.node.steps
 
     async def _inner_step(self) -> None:
         node = self.node

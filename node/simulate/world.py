@@ -20,8 +20,6 @@ from torch import Tensor
 
 from bootstrap.validation import check
 from diloco import asynchronous, federated, knobs
-from gossip.collective import Collective
-from gossip.mailbox import Mailbox
 from node.simulate.learner import Learner, initial, validation_loss
 from node.simulate.scenario import Scenario, diverged
 from protocols.codecs import codec
@@ -29,14 +27,7 @@ from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.tasks import beside
 
-BODIES = (
-    "mail",
-    "letter",
-    "slice",
-    "merged",
-    "sum",
-    "part",
-)  # what carries tensors; the rest is control
+BODIES = ("letter", "slice", "merged", "sum", "part")  # what carries tensors, not control
 Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
 
 
@@ -54,11 +45,6 @@ class Node:
     steps: int = 0
     merged: int = 0  # of its steps, as far as they have reached others
     loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        size = len(self.world.start) * 4 + 4096
-        self.box = Mailbox(self.transport, max_length=size)
-        self.collective = Collective(self.box, self.me)
 
     def sent(self, *, control: bool = False) -> int:
         """Bytes of tensors that it has sent, or of everything else."""
@@ -256,11 +242,12 @@ class Result:
 
 async def live(world: World) -> Result:
     """Run the scenario's mode to its end, on the loop of :mod:`protocols.virtual_time`."""
-    from node.simulate.modes import MODES
+    from node.simulate import pairs, rounds  # they import this file
 
+    meet = pairs.pairs if world.scenario.mode in ("gossip", "push-sum") else rounds.certified
     began = time.perf_counter()
     async with beside(world.watch()):
-        await MODES[world.scenario.mode](world)
+        await meet(world)
     world.observe()
     world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
     control = [node.sent(control=True) for node in world.nodes.values()]
