@@ -50,10 +50,8 @@ def check_gossip(mode: str, gossip: Gossip, outer: Outer, rounds: Rounds, merge:
             f"mode {mode} with rounds.most_steps: no exchange is waited for longer than a tenth of "
             "a round, so H does not follow from links; leave rounds.most_steps at 0"
         )
-    if rounds.fragments > 1 or rounds.groups != "none":
-        raise ValueError(
-            f"mode {mode} with rounds.fragments or rounds.groups: pairs exchange whole models"
-        )
+    if rounds.groups != "none":
+        raise ValueError(f"mode {mode} with rounds.groups: pairs are groups of two")
     if merge.trust != "friendly":
         raise ValueError(
             f"mode {mode} with merge.trust open: there are no certificates, so nothing would show "

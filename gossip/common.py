@@ -1,7 +1,7 @@
 """What the two kinds of swarms have in common: certified rounds, and islands that meet in pairs.
 
 :class:`gossip.driver.Swarm` has a chain of rounds for each fragment of the model,
-:class:`gossip.roamer.Roamer` is its own only one. Whoever drives a trainer, keeps checkpoints or
+:class:`gossip.pairs.Pairs` exchanges of each. Whoever drives a trainer, keeps checkpoints or
 looks who is there needs no more than this.
 """
 
@@ -55,7 +55,7 @@ class Member(Wired):
 
 
 class AnyChain(Protocol):
-    """This node's rounds of one fragment."""
+    """This node's rounds, or exchanges, of one fragment."""
 
     fragment: int
 

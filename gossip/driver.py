@@ -1,66 +1,17 @@
-"""A member of the swarm: who is there, and the chains of all fragments side by side.
-
-A model is merged as a whole, or in fragments each of which has rounds of its own
-(:mod:`gossip.chain`): several of them are then in flight at once, and what holds one up holds up
-none of the others. They share the transport, one announcement and one membership.
-"""
+"""A member of a swarm of certified rounds: a chain of them for each fragment."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 
-from gossip.bodies import Wiring
 from gossip.chain import Chain
-from gossip.common import Member
-from gossip.hooks import Hooks
-from gossip.presence import Presence
+from gossip.fragments import Fragments
 from gossip.service import Service
-from protocols.identity import PeerId
-from protocols.messages import Announce
 
 
-class Swarm(Member):
-    """This node's part in one run. :meth:`run` runs until cancelled.
-
-    ``chains`` are those of fragments 0, 1, …, made with one presence and one set of hooks.
-    """
+class Swarm(Fragments[Chain]):
+    """This node's part in a run of certified rounds; its chains are made with one set of hooks."""
 
     def __init__(self, chains: Sequence[Chain]) -> None:
-        self.chains = tuple(chains)
-        if [chain.fragment for chain in self.chains] != list(range(len(self.chains))):
-            raise ValueError("the chains of a swarm are those of fragments 0, 1, ...")
-        self.wiring: Wiring = self.chains[0].wiring
-        self.presence: Presence = self.chains[0].presence
-        self.hooks: Hooks = self.chains[0].hooks
-        self.presence.places = lambda: [chain.announced_place() for chain in self.chains]
-        self.presence.on_news = self._on_news
-        self.presence.on_change = self._on_change
-        self.presence.on_rejected = self.hooks.rejected
+        super().__init__(chains, chains[0].hooks)
         Service(self.wiring, self.presence, self.chains, self.hooks.rejected)
-
-    @asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
-        """No round is applied while this is held: all replicas can be read as a whole."""
-        async with AsyncExitStack() as stack:
-            for chain in self.chains:  # always in this order, so two never wait for each other
-                await stack.enter_async_context(chain.still())
-            yield
-
-    async def run(self) -> None:
-        """Announce, keep the membership in order, and drive the chains, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.presence.heartbeats())
-            for chain in self.chains:
-                group.create_task(chain.run())
-
-    def _on_news(self, announce: Announce) -> None:
-        self.hooks.learned(announce)
-        for chain in self.chains:
-            chain.on_news(announce)
-
-    def _on_change(self, peer: PeerId, now: str, before: str) -> None:
-        self.hooks.peer(peer, now, before)
-        for chain in self.chains:
-            chain.kick()

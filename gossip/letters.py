@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import secrets
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -107,6 +107,7 @@ class Letters:
     mail: Mail
     room: int = 8
     keep_all: bool = False
+    fragment: int = 0
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
     transfers: Transfers = field(init=False)
     _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
@@ -117,9 +118,6 @@ class Letters:
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.wiring)
         self.encoded_size = self.wiring.codec.encoded_size(0, self.size)
-        transport = self.wiring.transport
-        transport.on_push(VERB, self._on_letter, max_length=self.encoded_size + _TRAILER.size)
-        transport.on_call(VERB, self._on_reached)
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -141,7 +139,8 @@ class Letters:
         body = as_bytes(data)
         trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
         name = self._series + next(self._numbers).to_bytes(8, "big")
-        header = Transfer(self.wiring.run, 0, round_, 0, self.size, self.wiring.codec.name, name, 0)
+        run, codec = self.wiring.run, self.wiring.codec.name
+        header = Transfer(run, self.fragment, round_, 0, self.size, codec, name, 0)
         chunks = self.wiring.codec.chunks(0, self.size)
 
         def feed_from(chunk: int) -> _Feed:
@@ -156,15 +155,9 @@ class Letters:
         """A letter out of the box; None where it had to make way."""
         return self.held.pop(stamp, None)
 
-    async def _on_letter(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        try:
-            await self._receive(sender, self._header(sender, header), incoming)
-        except RemoteProtocolError as error:
-            self.mail.rejected(sender, error)
-            raise
-        return b""
-
-    async def _receive(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+    async def receive(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+        """Take a letter in; raises RemoteProtocolError for one that is not to be had."""
+        self._check(sender, header)
         receipt = self._receipt(sender, header)
         chunk = chunk_at(self.wiring.codec, header)
         chunks = self.wiring.codec.chunks(0, self.size)
@@ -214,9 +207,9 @@ class Letters:
         self.held[letter.stamp] = letter
         self.mail.arrived(letter)
 
-    async def _on_reached(self, sender: PeerId, body: bytes) -> bytes:
+    def reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of a letter is here, for who sends the rest of it."""
-        header = self._header(sender, body)
+        self._check(sender, header)
         receipt, done = self._arriving.get(sender), 0
         if self._newest.get(sender) == header.basis:
             done = self.size
@@ -224,21 +217,17 @@ class Letters:
             # never all of it: the trailer has yet to come
             filled = min(receipt.filled, self.encoded_size - 1)
             done = self.wiring.codec.complete(0, self.size, filled)
-        return Transfer(
-            header.run, 0, header.round, 0, self.size, header.codec, header.basis, done
-        ).encode()
+        return replace(header, done=done).encode()
 
-    def _header(self, sender: PeerId, data: bytes) -> Transfer:
-        header: Transfer = Transfer.decode(data)
+    def _check(self, sender: PeerId, header: Transfer) -> None:
         if header.run != self.wiring.run:
             raise Stale("another run")
         if not self.mail.welcome(sender):
             raise RemoteRefused("stranger", "announce yourself first")
-        if (header.start, header.stop, header.fragment) != (0, self.size, 0):
-            raise Malformed("a letter is about the whole model")
+        if (header.start, header.stop) != (0, self.size):
+            raise Malformed("a letter is about a whole fragment")
         if header.codec != self.wiring.codec.name or len(header.basis) != 16:
             raise Malformed(f"a letter in {header.codec}, not in {self.wiring.codec.name}")
-        return header
 
     def _receipt(self, sender: PeerId, header: Transfer) -> _Receipt:
         """Where a letter goes; of one peer one at a time arrives, and the newest counts."""
@@ -254,3 +243,31 @@ class Letters:
         receipt = _Receipt(header, bytearray(self.encoded_size + _TRAILER.size))
         self._arriving[sender] = receipt
         return receipt
+
+
+def receive(boxes: Sequence[Letters]) -> None:
+    """Have letters that come put into the boxes of their fragments, 0, 1, …"""
+    wiring = boxes[0].wiring
+
+    def header_of(data: bytes) -> tuple[Transfer, Letters]:
+        header: Transfer = Transfer.decode(data)
+        if not 0 <= header.fragment < len(boxes):
+            raise Malformed(f"a letter about fragment {header.fragment} of {len(boxes)}")
+        return header, boxes[header.fragment]
+
+    async def on_letter(sender: PeerId, data: bytes, incoming: Incoming) -> bytes:
+        try:
+            header, box = header_of(data)
+            await box.receive(sender, header, incoming)
+        except RemoteProtocolError as error:
+            boxes[0].mail.rejected(sender, error)
+            raise
+        return b""
+
+    async def on_reached(sender: PeerId, data: bytes) -> bytes:
+        header, box = header_of(data)
+        return box.reached(sender, header)
+
+    largest = max(box.encoded_size for box in boxes)
+    wiring.transport.on_push(VERB, on_letter, max_length=largest + _TRAILER.size)
+    wiring.transport.on_call(VERB, on_reached)

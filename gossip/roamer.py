@@ -1,15 +1,16 @@
-"""A member of a swarm that meets in pairs: carries out what :mod:`gossip.wandering` instructs.
+"""The exchanges of one fragment at one member: carries out what :mod:`gossip.wandering` instructs.
 
-What :class:`gossip.driver.Swarm` is for certified rounds: presence and membership are the same,
-but there is no chain and nothing to agree on. After a snapshot the parameters are encoded once for
-each exchange, sent as a letter (:mod:`gossip.letters`), mixed with those that came, and at the end
-the replica takes its outer step. The trainer goes on with its inner steps meanwhile.
+What :class:`gossip.chain.Chain` is for certified rounds, but there is no chain and nothing to agree
+on. After a snapshot the parameters are encoded once for each exchange, sent as a letter
+(:mod:`gossip.letters`), mixed with those that came, and at the end the replica takes its outer
+step. The trainer goes on with its inner steps meanwhile. What the fragments share is in
+:mod:`gossip.pairs`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -17,11 +18,13 @@ from typing import Any, Protocol
 import torch
 
 from gossip.bodies import Wiring
-from gossip.common import Member
+from gossip.common import Wired
 from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
+from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.spread import Spread, in_pairs
+from gossip.standing import changed, seen_from
 from gossip.validity import Place
 from gossip.wandering import (
     Drop,
@@ -88,6 +91,7 @@ class Exchanged:
 class Rounded:
     """A round of this island's that is through."""
 
+    fragment: int
     round: int
     began: float
     ended: float
@@ -98,9 +102,25 @@ class Rounded:
     progress: float  # mean square of what the inner steps moved
 
 
+class Acquaintance:
+    """With whom this island has mixed each fragment last, of so many elements."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.elements = sum(sizes)
+        self.shares = [size / self.elements for size in sizes]
+        self.mixed: list[tuple[PeerId, ...]] = [()] * len(sizes)
+
+    def left(
+        self, said: Iterable[Announce], me: PeerId, fragment: int, mixed: Sequence[PeerId]
+    ) -> tuple[Spread, float | None]:
+        """How far islands were apart, and are now (:func:`gossip.spread.in_pairs`)."""
+        self.mixed[fragment] = tuple(mixed)
+        return in_pairs(said, me, self.mixed, self.shares)
+
+
 @dataclass
-class Roamer(Member):
-    """This node's part in a run of gossip. :meth:`run` runs until cancelled.
+class Roamer(Wired):
+    """This node's exchanges of one fragment. :meth:`run` runs until cancelled.
 
     ``more(distance, progress)`` says how many exchanges to add to a round, from mean squares per
     element. ``applied`` is told of every round that is through.
@@ -110,15 +130,15 @@ class Roamer(Member):
     replica: Mixing
     presence: Presence
     habits: Habits
-    size: int
+    size: int  # elements of the fragment
+    acquaintance: Acquaintance
     neighbours: int = 1
     more: Callable[[float, float], int] = lambda distance, progress: 0
     applied: Callable[[Rounded], None] = lambda rounded: None
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
-    learned: Callable[[Announce], None] = lambda announce: None
-    changed: Callable[[PeerId, str, str], None] = lambda peer, now, before: None
-    fragment: int = 0
     newcomer: bool = False  # its state is an older one of somebody else's
+    fragment: int = field(init=False)
+    membership: Membership = field(init=False)  # who else is there, seen from this fragment
     core: Wandering = field(init=False)
     letters: Letters = field(init=False)
     round_s: float = 0.0  # usual seconds of a round
@@ -136,7 +156,10 @@ class Roamer(Member):
     _counted: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        self.core = Wandering(self.me, self.habits, self.membership, self.replica.place.round)
+        place = self.replica.place
+        self.fragment = place.fragment
+        self.membership = self.presence.membership.seen_from(self.fragment)
+        self.core = Wandering(self.me, self.habits, self.membership, place.round)
         mail = Mail(
             welcome=self._welcome,
             coming=self.core.on_coming,
@@ -146,18 +169,21 @@ class Roamer(Member):
             rejected=self.rejected,
         )
         room = 2 * self.neighbours + SPARE
-        self.letters = Letters(self.wiring, self.size, mail, room, keep_all=self.habits.one_way)
-        self.presence.places = lambda: [self.announced_place()]
-        self.presence.on_news = self._on_news
-        self.presence.on_change = self._on_change
-        self.presence.on_rejected = self.rejected
+        self.letters = Letters(
+            self.wiring,
+            self.size,
+            mail,
+            room,
+            keep_all=self.habits.one_way,
+            fragment=self.fragment,
+        )
 
     # --- for whoever owns this -------------------------------------------------------------------
 
     @property
-    def chains(self) -> tuple[Roamer]:
-        """Itself: the model is exchanged whole (:class:`gossip.common.AnySwarm`)."""
-        return (self,)
+    def status(self) -> Announce:
+        """What this node says of itself, seen from this fragment."""
+        return seen_from(self.presence.status, self.fragment)
 
     @property
     def lineage(self) -> Lineage:
@@ -178,6 +204,10 @@ class Roamer(Member):
     def waiting_weight(self) -> float:
         """Push-sum weight of shares that are here and not mixed in yet."""
         return self._taking + sum(letter.weight for letter in self.letters.held.values())
+
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        self.presence.status = changed(self.presence.status, self.fragment, **changes)
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
@@ -205,13 +235,16 @@ class Roamer(Member):
         async with self._still:
             yield
 
-    async def run(self) -> None:
-        """Announce, keep the membership in order, look what is due, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.presence.heartbeats())
-            group.create_task(self._look())
+    def on_news(self, announce: Announce) -> None:
+        """A peer announced something: perhaps it is not to be waited for any more."""
+        self._kick.set()
 
-    async def _look(self) -> None:
+    def kick(self) -> None:
+        """Something has changed: look what is due."""
+        self._kick.set()
+
+    async def run(self) -> None:
+        """Look what is due, until cancelled."""
         while True:
             now = self.now()
             await self._carry(self.core.tick(now))
@@ -309,19 +342,20 @@ class Roamer(Member):
         self._exchanged.sort(key=lambda one: one.met.exchange)
         said = [*self.core.others(self.now()), self.status]
         mixed = [peer for one in self._exchanged for peer in one.met.mixed]
-        spread, after = in_pairs(said, self.me, mixed)
+        spread, after = self.acquaintance.left(said, self.me, self.fragment, mixed)
         async with self._still:
             await self.replica.finish(round_, ours=self._ours)
         self._end_exchange()
         self.core.on_finished()
         progress = self._norm**2 / self.size
-        self._extra = self.more(spread.square / self.size, progress)
+        self._extra = self.more(spread.square / self.acquaintance.elements, progress)
         ended = self.now()
         self._rounds += 1
         self.round_s += (0.3 if self.round_s else 1.0) * (ended - self._began - self.round_s)
         self.note(ready=False)
         self.applied(
             Rounded(
+                self.fragment,
                 round_,
                 self._began,
                 ended,
@@ -349,11 +383,3 @@ class Roamer(Member):
 
     def _arrived(self, letter: Letter) -> None:
         self._carry_soon(self.core.on_letter(letter.stamp, self.now()))
-
-    def _on_news(self, announce: Announce) -> None:
-        self.learned(announce)
-        self._kick.set()
-
-    def _on_change(self, peer: PeerId, now: str, before: str) -> None:
-        self.changed(peer, now, before)
-        self._kick.set()

@@ -13,7 +13,7 @@ meet in pairs, there are no common rounds, and the newest sketch of each is comp
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -43,7 +43,9 @@ def turn_of(rounds: Sequence[int]) -> int:
 class Whole:
     """The sketch of an island's whole model, from those of the fragments' last snapshots."""
 
-    def __init__(self, fragments: int) -> None:
+    def __init__(self, fragments: int, turn: Callable[[Sequence[int]], int] = turn_of) -> None:
+        """``turn`` makes the sketch's round from those of the fragments."""
+        self._turn = turn
         self._rounds = [-1] * fragments
         self._pieces = [torch.zeros(sketch.SIZE) for _ in range(fragments)]
 
@@ -59,7 +61,7 @@ class Whole:
         if min(self._rounds) < 0:
             return None
         total = torch.stack(self._pieces).double().sum(0)
-        return turn_of(self._rounds), sketch.written(total)
+        return self._turn(self._rounds), sketch.written(total)
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,17 @@ class Spread:
 
 
 def in_pairs(
-    said: Iterable[Announce], me: PeerId, mixed: Iterable[PeerId]
+    said: Iterable[Announce],
+    me: PeerId,
+    mixed: Sequence[Iterable[PeerId]],
+    shares: Sequence[float] = (1.0,),
 ) -> tuple[Spread, float | None]:
     """By what islands published of θ before their exchanges; and what is left of it afterwards.
 
-    ``mixed``: whom this island has met. What is left is the mean relative distance to the mean.
-    Who is many rounds ahead of others, or behind, is compared all the same: it meets them.
+    ``mixed``: whom this island has met, and ``shares``: how much of the model that was about, by
+    fragment. What is left is the mean relative distance to the mean, with distances taken to lie
+    evenly over the model. Who is many rounds ahead of others, or behind, is compared all the same:
+    it meets them.
     """
     found = {
         a.peer: values
@@ -133,13 +140,16 @@ def in_pairs(
     if len(found) < 2 or me not in found:
         return Spread(), None
     spread = Spread.of(found)
-    here, after = found[me], dict(found)
-    for peer in mixed:  # sketches are linear: that of a mean is the mean of them
-        if peer in found:
-            here = (here + found[peer]) / 2
-            after[peer] = after[me] = here
-    left = sketch.distances_to_mean(torch.stack(list(after.values()))).mean().item()
-    return spread, left / spread.norm
+    square = torch.zeros(len(found), dtype=torch.float64)
+    for met, share in zip(mixed, shares, strict=True):
+        here, after = found[me], dict(found)
+        for peer in met:  # sketches are linear: that of a mean is the mean of them
+            if peer in found:
+                here = (here + found[peer]) / 2
+                after[peer] = after[me] = here
+        distances = sketch.distances_to_mean(torch.stack(list(after.values())))
+        square += share * distances.double().square()
+    return spread, square.sqrt().mean().item() / spread.norm
 
 
 class Published:

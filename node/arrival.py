@@ -255,4 +255,4 @@ class OwnArrival(Arrival):
         return [announce for announce in await super().look() if announce.role == "island"]
 
     async def _standing(self, target: Target, fragment: int) -> OuterState:
-        return own_standing(self.run, self.founders[0], target.round)
+        return own_standing(self.run, self.founders[0], target.round, fragment)

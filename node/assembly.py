@@ -18,9 +18,9 @@ from gossip.exchange import Wiring
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership
+from gossip.pairs import Pairs
 from gossip.presence import Presence
 from gossip.promises import Record
-from gossip.roamer import Roamer
 from gossip.standing import first_announcement
 from node import __version__, clock
 from node.conductor import Conductor
@@ -32,11 +32,10 @@ from node.hosts.crew import crew_of
 from node.hosts.hub import Hub
 from node.island import Island
 from node.monitor.events import Notice
-from node.own_state import OwnReplica
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.reporting import Reporter
-from node.roaming import make_roamer
+from node.roaming import make_pairs
 from node.run_rules import replicas_of, rules_of
 from node.saving import Restored
 from node.script.attached import Attached
@@ -44,7 +43,6 @@ from node.trainer.channel import Applied
 from node.trainer.layout import Outline
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
-from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -60,12 +58,8 @@ def make_replicas(
     node: Node, run: Run, layout: Outline, vectors: SharedVectors
 ) -> tuple[OuterReplica, ...]:
     """The outer state of every fragment, each a part of the vectors; there is nothing in it yet."""
-    manifest = run.manifest
-    if manifest.mode in GOSSIP:
-        codec = RangeCodec(manifest.rounds.codec, layout.cuts[0].dense)
-        return (OwnReplica(manifest, node.identity.peer_id, vectors, codec, node.offload),)
     return replicas_of(
-        manifest,
+        run.manifest,
         node.identity.peer_id,
         layout,
         vectors,
@@ -127,8 +121,8 @@ def make_swarm(
     )
     node.is_member = lambda peer: peer in presence.membership.islands
     node.tasks.spawn(until_doubled(presence))
-    if isinstance(own := replicas[0], OwnReplica):
-        return make_roamer(manifest, wiring, own, presence, hooks, newcomer=newcomer)
+    if manifest.mode in GOSSIP:
+        return make_pairs(manifest, wiring, replicas, presence, hooks, newcomer=newcomer)
     swarm = Swarm(
         [
             Chain(
@@ -214,7 +208,7 @@ def make_reports(
     node: Node, manifest: Manifest, swarm: AnySwarm, conductor: Conductor | None
 ) -> PeerReports:
     """What tells the monitor of rounds and peers."""
-    if isinstance(swarm, Roamer):
+    if isinstance(swarm, Pairs):
         return GossipReports(manifest, swarm, conductor, node.events, node.state, node.transport)
     assert isinstance(swarm, Swarm)
     return Reporter(manifest, swarm, conductor, node.events, node.state, node.transport)

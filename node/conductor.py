@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.roamer import RAMP
 from gossip.sketch import sketch
-from gossip.spread import Whole
+from gossip.spread import Whole, turn_of
 from node.choosing import Chooser
 from node.eager_state import EagerReplica
 from node.guessing import Guesses
@@ -98,7 +99,9 @@ class Conductor:
         # (monotonic), by fragment
         self.contributions, self.snapshot_at = [0] * fragments, [0.0] * fragments
         # and by fragment the round of the last snapshot, and of what the sketch with it was made
-        self._whole, self.turns = Whole(fragments), [(-1, 0)] * fragments
+        # in pairs there are no common turns: a sketch is as old as its oldest part
+        turn = min if self.manifest.mode in GOSSIP else turn_of
+        self._whole, self.turns = Whole(fragments, turn), [(-1, 0)] * fragments
         # after a restart the trainer first has to stand where its checkpoint was made
         self._turns = Turns(fragments, free=self.resume_dir is None)
         self._guesses: Guesses | None = None  # where nobody waits for a merge

@@ -18,6 +18,7 @@ from gossip.catchup import Ending
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
 from gossip.lineage import Lineage
+from gossip.standing import seen_from
 from node import __version__, clock
 from node.arrival import Arrival, OwnArrival, targets
 from node.entrance import Run
@@ -84,7 +85,7 @@ class Fetcher:
             if replica.residual is not None and restored.residual is not None:
                 replica.residual.values.copy_(restored.residual[at:end])
             if isinstance(replica, OwnReplica):
-                replica.blend.weight = restored.weight
+                replica.blend.weight = restored.weights[index]
             await replica.settle(state)
             replica.inherited = True
             self.lineages[index] = state.lineage if state else None
@@ -146,21 +147,24 @@ class Fetcher:
 
     async def _refresh(self, swarm: AnySwarm) -> None:
         """What was fetched is kept where nobody has anything newer, or it cannot be had."""
-        replica = self.replicas[0]
         arrival = self._arrival(swarm.membership.alive(swarm.now()) or self.run.peers)
-        before, newest = replica.place.round, targets(await arrival.look())
-        if not newest or newest[0].round <= before:
-            return
-        vectors = [torch.empty_like(vector) for vector in replica.state]
-        try:
-            state = (await arrival.fetch(vectors, self._headway())).state
-        except OperatorError as error:
-            self.events.emit(Problem.of(error))
-            return
-        async with swarm.still():
-            await replica.jump(vectors, state, keep="nothing")
-        text = f"the others went on: begins after round {state.place.round}, not {before}"
-        self.events.emit(Notice(text=text))
+        before, said = self.replicas[0].place.round, await arrival.look()
+        for replica in self.replicas:
+            fragment = replica.place.fragment
+            newest = targets(seen_from(one, fragment) for one in said)
+            if not newest or newest[0].round <= replica.place.round:
+                continue
+            vectors = [torch.empty_like(vector) for vector in replica.state]
+            try:
+                state = (await arrival.fetch(vectors, self._headway(), fragment)).state
+            except OperatorError as error:
+                self.events.emit(Problem.of(error))
+                return
+            async with swarm.still():
+                await replica.jump(vectors, state, keep="nothing")
+        if (now := self.replicas[0].place.round) > before:
+            text = f"the others went on: begins after round {now}, not {before}"
+            self.events.emit(Notice(text=text))
 
     # --- later -----------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from gossip.roamer import Roamer, Rounded
+from gossip.pairs import Pairs
+from gossip.roamer import Rounded
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
 from node.peer_reports import PeerReports
@@ -20,24 +21,26 @@ LOST = "it could not be reached"
 class GossipReports(PeerReports):
     """Emits an :class:`Exchanged` for each exchange and a :class:`RoundDone` for each round."""
 
-    swarm: Roamer
-    _pending: Rounded | None = None  # the trainer has yet to apply it
-    _last: float | None = None  # when the last round was through
-    _exchanges: int = 0  # in a round
+    swarm: Pairs
+    # by fragment: what the trainer has yet to apply, and exchanges in a round
+    _pending: dict[int, Rounded] = field(default_factory=dict)
+    _exchanges: dict[int, int] = field(default_factory=dict)
+    _last: float | None = None  # when the last round was through, of any fragment
+    _ended: dict[int, float] = field(default_factory=dict)  # the same by fragment
     _tokens: int = field(default=0)  # trained up to the last round
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._exchanges = self.swarm.neighbours
+        self._exchanges = {chain.fragment: chain.neighbours for chain in self.swarm.chains}
 
     @property
     def round(self) -> int:
-        """This island's own count."""
-        return self.swarm.replica.place.round
+        """This island's own count, that all fragments have come through."""
+        return min(chain.replica.place.round for chain in self.swarm.chains)
 
     def on_committed(self, what: Rounded, how: None) -> None:
         """The outer step of a round is taken."""
-        self.rounds_committed += 1
+        self.rounds_committed += what.fragment == 0
         self.state.round = self.round
         if self.swarm.status.status == "active":
             self.state.status = "active"
@@ -47,6 +50,7 @@ class GossipReports(PeerReports):
                 Exchanged(
                     round=met.round,
                     exchange=met.exchange,
+                    fragment=what.fragment,
                     partner=met.partner or "",
                     outcome=met.outcome,
                     seconds=met.seconds,
@@ -56,28 +60,44 @@ class GossipReports(PeerReports):
                     difference=one.difference,
                 )
             )
-        if what.exchanges != self._exchanges:
+        if what.exchanges != self._exchanges[what.fragment]:
             self.events.emit(
                 ExchangesChosen(
                     round=what.round + 1,
+                    fragment=what.fragment,
                     exchanges=what.exchanges,
-                    before=self._exchanges,
-                    distance=what.spread.square / self.swarm.size,
+                    before=self._exchanges[what.fragment],
+                    distance=what.spread.square / self._elements,
                     progress=what.progress,
                     bound=self.manifest.gossip.bound,
                 )
             )
-            self._exchanges = what.exchanges
-        self._pending = what
+            self._exchanges[what.fragment] = what.exchanges
+        self._pending[what.fragment] = what
+
+    @property
+    def _elements(self) -> int:
+        """Of the model."""
+        return sum(chain.size for chain in self.swarm.chains)
 
     def on_applied(self, applied: Applied) -> bool:
         """The trainer stands on the result of the last round, if there was one."""
-        pending, self._pending = self._pending, None
+        if applied.fragment is None:  # it has begun
+            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
+            return any(told)
+        return self._done(applied.fragment, applied)
+
+    def _done(self, fragment: int, applied: Applied) -> bool:
+        """A round of a fragment is through, and applied."""
+        pending = self._pending.pop(fragment, None)
         if pending is None or self.conductor is None:
             return False
+        chain = self.swarm.chains[fragment]
         now, pace = self.now(), self.conductor.pace
         wall = now - self._last if self._last is not None else None
         self._last = now
+        cycle = now - self._ended[fragment] if fragment in self._ended else None
+        self._ended[fragment] = now
         busy, pace.busy_s = pace.busy_s, 0.0
         if applied.validation_loss is not None:
             self.swarm.presence.note(validation_loss=applied.validation_loss)
@@ -106,6 +126,8 @@ class GossipReports(PeerReports):
                 round=pending.round,
                 outcome="degraded" if missed else "committed",
                 total_rounds=total,
+                fragment=fragment,
+                fragments=len(self.swarm.chains),
                 members=1 + len(mixed),
                 live=self._mine + len(alive),
                 loss=pace.loss or None,
@@ -116,14 +138,14 @@ class GossipReports(PeerReports):
                 utilisation=min(1.0, busy / wall) if wall else None,
                 sent_bytes=sent,
                 received_bytes=sum(one.received for one in pending.exchanged),
-                raw_bytes=RAW_BYTES * self.swarm.size * len(pending.exchanged),
+                raw_bytes=RAW_BYTES * chain.size * len(pending.exchanged),
                 codec=self.manifest.rounds.codec,
                 consensus=spread.before,
                 consensus_after=pending.after,
                 agreeing=None,
-                state=self.swarm.status.state.hex(),
-                eta_s=max(0, total - pending.round - 1) * wall
-                if wall and total < ENDLESS_ROUNDS
+                state=chain.status.state.hex(),
+                eta_s=max(0, total - pending.round - 1) * cycle
+                if cycle and total < ENDLESS_ROUNDS
                 else None,
                 dropped=missed,
                 phases={

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, read_tensors, verify, write_tensors
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
@@ -40,7 +41,9 @@ class OuterFiles:
     vectors: dict[str, torch.Tensor]  # of the outer optimizer, by name
     signed: SignedManifest
     residual: torch.Tensor | None = None  # what coarse codecs have lost of this island's work
-    weight: float = 1.0  # of push-sum
+    # of an island in pairs, by fragment: its push-sum weights, and its own count of rounds
+    weights: tuple[float, ...] = ()
+    rounds: tuple[int, ...] = ()
 
 
 def write_outer(draft: Path, outer: OuterFiles) -> None:
@@ -51,7 +54,9 @@ def write_outer(draft: Path, outer: OuterFiles) -> None:
     tensors |= {PREFIX + name: vector.numpy() for name, vector in outer.vectors.items()}
     if outer.residual is not None:
         tensors["residual"] = outer.residual.numpy()
-    tensors["weight"] = np.array([outer.weight])
+    if outer.rounds:
+        tensors["weights"] = np.array(outer.weights)
+        tensors["rounds"] = np.array(outer.rounds)
     write_tensors(draft / TENSORS, tensors)
     (draft / MANIFEST).write_bytes(outer.signed.data)
 
@@ -86,12 +91,17 @@ def read_outer(checkpoint: Path) -> OuterFiles:
         vectors = _vectors(tensors, signed.manifest, len(base))
         if residual is not None and (residual.shape, residual.dtype) != (base.shape, base.dtype):
             raise ValueError("the residual is no fp32 vector of the same length")
-        weight = float(tensors["weight"][0])
-        if not 0 < weight < math.inf:
-            raise ValueError(f"a push-sum weight of {weight}")
+        own = tensors if signed.manifest.mode in GOSSIP else {}
+        weights = tuple(map(float, own.get("weights", ())))
+        rounds = tuple(map(int, own.get("rounds", ())))
+        wanted = signed.manifest.rounds.fragments if own else 0
+        if (len(weights), len(rounds)) != (wanted, wanted):
+            raise ValueError(f"weights and rounds of {len(rounds)} fragments, not of {wanted}")
+        if not all(0 < weight < math.inf for weight in weights) or min(rounds, default=0) < 0:
+            raise ValueError(f"push-sum weights {weights} at rounds {rounds}")
     except (OSError, ValueError, KeyError, IndexError, RemoteProtocolError) as error:
         raise CheckpointError(checkpoint, str(error), "use an older checkpoint") from error
-    return OuterFiles(base, vectors, signed, residual, weight)
+    return OuterFiles(base, vectors, signed, residual, weights, rounds)
 
 
 def _vectors(

@@ -64,8 +64,12 @@ class OwnReplica(Exchanging, OuterReplica):
         vectors: SharedVectors,
         codec: RangeCodec,
         offload: Offload,
+        founders: tuple[PeerId, ...] = (),
+        fragment: int = 0,
+        cut: slice = slice(None),
     ) -> None:
-        super().__init__(manifest, me, vectors, codec, offload, (me,))
+        """As of :class:`~node.replica.OuterReplica`; who founded the run decides nothing here."""
+        super().__init__(manifest, me, vectors, codec, offload, (me,), fragment, cut)
         self.blend = Blend(self.base, codec, shares=manifest.gossip.rule == "push-sum")
         self.who: Callable[[], tuple[PeerId, ...]] = lambda: (me,)
         self.waiting: Callable[[], float] = lambda: 0.0  # weight that is here and not mixed in

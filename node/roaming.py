@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from bootstrap.manifest import Manifest
 from diloco.mixing import extra_exchanges
 from gossip.bodies import Wiring
 from gossip.hooks import Hooks
+from gossip.pairs import Pairs
 from gossip.presence import Presence
-from gossip.roamer import Roamer
+from gossip.roamer import Acquaintance, Roamer
 from gossip.wandering import Habits
 from node.own_state import OwnReplica
+from node.replica import OuterReplica
 
 
-def make_roamer(
+def make_pairs(
     manifest: Manifest,
     wiring: Wiring,
-    replica: OwnReplica,
+    replicas: Sequence[OuterReplica],
     presence: Presence,
     hooks: Hooks,
     *,
     newcomer: bool,
-) -> Roamer:
-    """This node's membership; ``hooks.applied`` is told of each round, ``behind`` of nothing."""
+) -> Pairs:
+    """This node's membership; ``hooks.applied`` is told of each round, ``behind`` of nothing.
+
+    ``replicas`` are those of fragments 0, 1, …
+    """
     gossip = manifest.gossip
+    acquaintance = Acquaintance([replica.size for replica in replicas])
 
     def more(distance: float, progress: float) -> int:
         """Consensus control, within what the run allows."""
         return min(gossip.extra, extra_exchanges(distance, progress, gossip.bound))
 
-    roamer = Roamer(
-        wiring,
-        replica,
-        presence,
-        Habits(
-            manifest.run_id,
-            manifest.rounds.max_staleness,
-            one_way=gossip.rule == "push-sum",
-        ),
-        len(replica.base),
-        neighbours=gossip.neighbours,
-        more=more,
-        applied=lambda rounded: hooks.applied(rounded, None),
-        rejected=hooks.rejected,
-        learned=hooks.learned,
-        changed=hooks.peer,
-        newcomer=newcomer,
-    )
-    replica.who, replica.waiting = roamer.roster, roamer.waiting_weight
-    return roamer
+    def made(replica: OuterReplica) -> Roamer:
+        assert isinstance(replica, OwnReplica)
+        # each fragment has partners of its own: what one learnt goes to more of the others
+        seed = manifest.run_id + bytes([replica.place.fragment] if replica.place.fragment else [])
+        roamer = Roamer(
+            replace(wiring, codec=replica.codec),
+            replica,
+            presence,
+            Habits(seed, manifest.rounds.max_staleness, one_way=gossip.rule == "push-sum"),
+            replica.size,
+            acquaintance,
+            neighbours=gossip.neighbours,
+            more=more,
+            applied=lambda rounded: hooks.applied(rounded, None),
+            rejected=hooks.rejected,
+            newcomer=newcomer,
+        )
+        replica.who, replica.waiting = roamer.roster, roamer.waiting_weight
+        return roamer
+
+    return Pairs([made(replica) for replica in replicas], hooks)

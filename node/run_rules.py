@@ -14,6 +14,7 @@ from node.gradient_state import GradientReplica
 from node.lowrank_state import LowRankReplica, plan_of
 from node.mixing import mix_of
 from node.modes import ONLY_MERGE_S, clients_of, once
+from node.own_state import OwnReplica
 from node.replica import Offload, OuterReplica
 from node.sparse_state import SparseReplica
 from node.trainer.layout import Layout, Outline
@@ -26,6 +27,8 @@ REPLICAS: dict[str, type[OuterReplica]] = {
     "eager": EagerReplica,
     "allreduce": GradientReplica,
     "sparta": SparseReplica,
+    "gossip": OwnReplica,
+    "push-sum": OwnReplica,
 }
 
 

@@ -159,8 +159,15 @@ class Keeper:
                 for name in replicas[0].vectors
             }
             residual = torch.cat(residuals) if residuals else None
-            weight = own.weight if isinstance(own := replicas[0], OwnReplica) else 1.0
-            return OuterFiles(self.base.clone(), vectors, self.signed, residual, weight)
+            own = [replica for replica in replicas if isinstance(replica, OwnReplica)]
+            return OuterFiles(
+                self.base.clone(),
+                vectors,
+                self.signed,
+                residual,
+                tuple(replica.weight for replica in own),
+                tuple(replica.place.round for replica in own),
+            )
 
         return _Outer(await self.offload(copy), standing)
 
@@ -208,7 +215,7 @@ class Restored:
     states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
     facts: Facts
     residual: torch.Tensor | None = None  # of this island's contributions
-    weight: float = 1.0  # of push-sum
+    weights: tuple[float, ...] = ()  # of push-sum, by fragment
 
     @property
     def trained(self) -> Path | None:
@@ -245,14 +252,10 @@ def restore(
     path, facts = found.checkpoint.path, found.checkpoint.facts
     outer = read_outer(path)
     if outer.signed.manifest.mode in GOSSIP:
+        run, creator = outer.signed.run_id, outer.signed.creator
+        own = tuple(own_standing(run, creator, at, n) for n, at in enumerate(outer.rounds))
         return Restored(
-            path,
-            outer.base,
-            outer.vectors,
-            outer.signed,
-            (own_standing(outer.signed.run_id, outer.signed.creator, facts.round),),
-            facts,
-            weight=outer.weight,
+            path, outer.base, outer.vectors, outer.signed, own, facts, weights=outer.weights
         )
     try:
         states: tuple[OuterState | None, ...] = tuple(
@@ -264,10 +267,10 @@ def restore(
     return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
 
 
-def own_standing(run: bytes, creator: PeerId, round_: int) -> OuterState:
+def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> OuterState:
     """Where an island stands that gossips: at its own count, with nothing to show for it."""
-    lineage = Lineage(run, (creator,))
-    return OuterState(Place(run, 0, round_, genesis(run), b"", 0), (), None, lineage)
+    lineage = Lineage(run, (creator,), fragment)
+    return OuterState(Place(run, fragment, round_, genesis(run), b"", 0), (), None, lineage)
 
 
 def _read_standing(

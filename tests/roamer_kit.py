@@ -18,10 +18,12 @@ from diloco.optimizers import Rates, named
 from gossip.agreement import Place
 from gossip.bodies import Wiring
 from gossip.certificate import genesis
+from gossip.hooks import Hooks
 from gossip.letters import Letter
 from gossip.membership import Membership
+from gossip.pairs import Pairs
 from gossip.presence import Presence
-from gossip.roamer import Roamer, Rounded
+from gossip.roamer import Acquaintance, Roamer, Rounded
 from gossip.sketch import sketch
 from gossip.standing import first_announcement
 from gossip.wandering import Habits
@@ -147,18 +149,20 @@ class Islands:
             presence,
             Habits(RUN, self.staleness, one_way=self.rule == "push-sum"),
             self.size,
+            Acquaintance([self.size]),
             neighbours=self.neighbours,
             more=self.more,
             applied=applied,
             rejected=lambda who, error: rejected.append((who, str(error))),
         )
+        pairs = Pairs([roamer], Hooks(rejected=roamer.rejected))
 
         async def live() -> None:
             async with group:
                 for other in self.living():
                     if other.peer != peer:
                         presence.learn(other.roamer.presence.envelope())
-                group.create_task(roamer.run())
+                group.create_task(pairs.run())
                 group.create_task(self._train(number, roamer, state, moved))
 
         islander = Islander(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossip.bodies import Wiring
-from gossip.letters import Letter, Letters, Mail
+from gossip.letters import Letter, Letters, Mail, receive
 from protocols.codecs import RangeCodec
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity, PeerId
@@ -52,6 +52,7 @@ class Box:
             rejected=lambda peer, error: self.rejected.append(str(error)),
         )
         self.letters = Letters(wiring, SIZE, mail, **more)
+        receive([self.letters])
 
     def body(self, value: float) -> torch.Tensor:
         data = torch.empty(self.codec.encoded_size(0, SIZE), dtype=torch.uint8)

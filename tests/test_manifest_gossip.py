@@ -39,8 +39,7 @@ def test_other_rules_take_the_mean_as_it_is(given: dict[str, Any]) -> None:
         ({"rounds": {"codec": "int4"}}, "no state in common"),
         ({"rounds": {"codec": "auto"}}, "no state in common"),
         ({"merge": {"trust": "open"}}, "a peer lies"),
-        ({"rounds": {"fragments": 2}}, "whole models"),
-        ({"rounds": {"groups": "region"}}, "whole models"),
+        ({"rounds": {"groups": "region"}}, "groups"),
         ({"outer": {"optimizer": "nesterov"}}, "heavyball"),
         ({"gossip": {"rule": "push-sum"}}, "leave gossip.rule away"),
     ],
@@ -48,6 +47,11 @@ def test_other_rules_take_the_mean_as_it_is(given: dict[str, Any]) -> None:
 def test_what_has_no_meaning_in_pairs_is_refused(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         Manifest.model_validate({"mode": "gossip"} | given)
+
+
+def test_pairs_may_meet_over_each_fragment() -> None:
+    manifest = Manifest.model_validate({"mode": "gossip", "rounds": {"fragments": 2}})
+    check_runs(manifest)
 
 
 def test_coefficients_under_which_islands_drift_apart_are_refused() -> None:

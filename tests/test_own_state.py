@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import state_digest
-from gossip.standing import first_announcement
+from gossip.standing import first_announcement, with_places
 from node.arrival import Arrived, Target
-from node.checkpoint import CheckpointStore, Facts
+from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.fetching import Fetcher
 from node.monitor.events import Event, Notice, Problem
 from node.outer_files import OuterFiles, write_outer
@@ -32,7 +33,6 @@ from protocols.virtual_time import inline
 
 SIZE = 4000
 ME, DONOR = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
-MANIFEST = Manifest.model_validate({"mode": "push-sum", "model": {"n_layers": 2}})
 
 
 class Events:
@@ -45,41 +45,81 @@ class Events:
         self.seen.append(event)
 
 
-@pytest.fixture
-def replica() -> Iterator[OwnReplica]:
+@dataclass
+class Own:
+    """The state of an island in fragments."""
+
+    manifest: Manifest
+    vectors: SharedVectors
+    replicas: list[OwnReplica]
+
+    @property
+    def base(self) -> torch.Tensor:
+        return self.vectors.tensors()[0]
+
+    @property
+    def rounds(self) -> list[int]:
+        return [replica.place.round for replica in self.replicas]
+
+    async def settle(self, round_: int) -> None:
+        """Stand at ``round_``, those behind fragment 0 a round further."""
+        self.base.fill_(3.0)
+        for n, replica in enumerate(self.replicas):
+            at = round_ + (n > 0)
+            await replica.settle(own_standing(self.manifest.run_id, ME.peer_id, at, n))
+
+
+@pytest.fixture(params=[1, 2])
+def own(request: pytest.FixtureRequest) -> Iterator[Own]:
+    manifest = Manifest.model_validate(
+        {"mode": "push-sum", "model": {"n_layers": 2}, "rounds": {"fragments": request.param}}
+    )
     vectors = SharedVectors.create(SIZE)
-    own = OwnReplica(MANIFEST, ME.peer_id, vectors, RangeCodec("fp32", SIZE - 100), inline)
-    yield own
+    cuts = [SIZE * n // request.param for n in range(request.param + 1)]
+    replicas = [
+        OwnReplica(
+            manifest,
+            ME.peer_id,
+            vectors,
+            RangeCodec("fp32", stop - start - 100),
+            inline,
+            fragment=n,
+            cut=slice(start, stop),
+        )
+        for n, (start, stop) in enumerate(itertools.pairwise(cuts))
+    ]
+    yield Own(manifest, vectors, replicas)
     vectors.close()
 
 
 class Elsewhere:
     """One other island, at a round of its own; an arrival that downloads its state."""
 
-    def __init__(self, round_: int, *, gone: bool = False) -> None:
-        self.round, self.gone = round_, gone
-        self.base = torch.full((SIZE,), 7.0)
+    def __init__(self, own: Own, round_: int, *, gone: bool = False) -> None:
+        self.own, self.round, self.gone = own, round_, gone
 
     async def look(self) -> list[Announce]:
-        place = own_standing(MANIFEST.run_id, ME.peer_id, self.round).place
+        run, places = self.own.manifest.run_id, []
+        for n, replica in enumerate(self.own.replicas):
+            base = torch.full((replica.size,), 7.0)
+            place = own_standing(run, ME.peer_id, self.round, n).place
+            places.append(replace(place, state=state_digest([base])[0]))
         return [
-            first_announcement(
-                DONOR.peer_id, replace(place, state=state_digest([self.base])[0]), version="0"
-            )
+            with_places(first_announcement(DONOR.peer_id, places[0], version="0"), places),
         ]
 
-    async def fetch(self, vectors: list[torch.Tensor], progress: Any) -> Arrived:
+    async def fetch(self, vectors: list[torch.Tensor], progress: Any, fragment: int = 0) -> Arrived:
         if self.gone:
             raise OperatorError("E502", "the swarm's state could not be fetched", "gone", "wait")
-        vectors[0].copy_(self.base)
-        state = own_standing(MANIFEST.run_id, ME.peer_id, self.round)
+        vectors[0].fill_(7.0)
+        state = own_standing(self.own.manifest.run_id, ME.peer_id, self.round, fragment)
         return Arrived(state, Target(self.round, b"", b"", 0, (DONOR.peer_id,)), {})
 
 
-def fetcher(replica: OwnReplica, other: Elsewhere, events: Events) -> tuple[Fetcher, Any]:
+def fetcher(own: Own, other: Elsewhere, events: Events) -> tuple[Fetcher, Any]:
     node = SimpleNamespace(events=events, offload=inline)
-    run = SimpleNamespace(manifest=MANIFEST, peers=[DONOR.peer_id])
-    made = Fetcher(node, run, [replica], replica.base, lambda announce: None)  # type: ignore[arg-type]
+    run = SimpleNamespace(manifest=own.manifest, peers=[DONOR.peer_id])
+    made = Fetcher(node, run, own.replicas, own.base, lambda announce: None)  # type: ignore[arg-type]
     made._downloaded = True
     made._arrival = lambda ask: other  # type: ignore[assignment, return-value, method-assign]
 
@@ -93,53 +133,76 @@ def fetcher(replica: OwnReplica, other: Elsewhere, events: Events) -> tuple[Fetc
     return made, swarm
 
 
-async def test_a_newcomer_begins_with_what_the_others_have_by_then(replica: OwnReplica) -> None:
-    replica.base.fill_(3.0)
-    await replica.settle(own_standing(MANIFEST.run_id, ME.peer_id, 4))
-    events, other = Events(), Elsewhere(9)
-    made, swarm = fetcher(replica, other, events)
+async def test_a_newcomer_begins_with_what_the_others_have_by_then(own: Own) -> None:
+    await own.settle(4)
+    events, other = Events(), Elsewhere(own, 9)
+    made, swarm = fetcher(own, other, events)
     refresh = made.refresher(swarm)
     assert refresh is not None
     await refresh()
-    assert replica.base.unique().tolist() == [7.0]
-    assert replica.sent.unique().tolist() == [3.0]  # the trainer has nothing of its own on top yet
-    assert replica.place.round == 9
-    assert replica.place.state == state_digest(replica.state)[0]
+    assert own.base.unique().tolist() == [7.0]
+    for replica in own.replicas:
+        # the trainer has nothing of its own on top yet
+        assert replica.sent.unique().tolist() == [3.0]
+        assert replica.place.round == 9
+        assert replica.place.state == state_digest(replica.state)[0]
     assert "round 9, not 4" in next(e.text for e in events.seen if isinstance(e, Notice))
 
 
-@pytest.mark.parametrize("other", [Elsewhere(4), Elsewhere(9, gone=True)])
+@pytest.mark.parametrize("gone", [False, True])
 async def test_what_was_fetched_is_kept_where_nothing_better_can_be_had(
-    replica: OwnReplica, other: Elsewhere
+    own: Own, *, gone: bool
 ) -> None:
-    replica.base.fill_(3.0)
-    await replica.settle(own_standing(MANIFEST.run_id, ME.peer_id, 4))
-    events = Events()
-    made, swarm = fetcher(replica, other, events)
+    await own.settle(4)
+    events, before = Events(), own.rounds
+    made, swarm = fetcher(own, Elsewhere(own, 9 if gone else 4, gone=gone), events)
     await made._refresh(swarm)
-    assert replica.base.unique().tolist() == [3.0]
-    assert replica.place.round == 4
-    assert [type(e) for e in events.seen] == ([Problem] if other.gone else [])
+    assert own.base.unique().tolist() == [3.0]
+    assert own.rounds == before
+    assert [type(e) for e in events.seen] == ([Problem] if gone else [])
 
 
-def test_who_made_the_run_or_resumes_has_nothing_to_fetch(replica: OwnReplica) -> None:
-    made, swarm = fetcher(replica, Elsewhere(9), Events())
+def test_who_made_the_run_or_resumes_has_nothing_to_fetch(own: Own) -> None:
+    made, swarm = fetcher(own, Elsewhere(own, 9), Events())
     made._downloaded = False
     assert made.refresher(swarm) is None
 
 
-async def test_push_sums_weight_is_kept_in_checkpoints(replica: OwnReplica, tmp_path: Path) -> None:
-    replica.blend.weight, replica.waiting = 0.625, lambda: 0.5
-    assert replica.weight == 1.125
-    signed = SignedManifest.create(MANIFEST, ME)
+async def test_weights_and_rounds_of_all_fragments_are_kept_in_checkpoints(
+    own: Own, tmp_path: Path
+) -> None:
+    await own.settle(5)
+    weights, rounds = [], own.rounds
+    for n, replica in enumerate(own.replicas):
+        replica.blend.weight, replica.waiting = 0.625 + n, lambda: 0.5
+        weights.append(1.125 + n)
+        assert replica.weight == weights[n]
+    signed = SignedManifest.create(own.manifest, ME)
     store, events = CheckpointStore(tmp_path), Events()
     with store.draft() as draft:
-        write_outer(draft, OuterFiles(replica.base, replica.vectors, signed, None, replica.weight))
+        write_outer(draft, OuterFiles(own.base, {}, signed, None, tuple(weights), tuple(rounds)))
         store.commit(draft, Facts(run=signed.run_id.hex(), round=5, step=0, tokens=0))
     restored = restore(store, events)  # type: ignore[arg-type]
     assert restored is not None
-    made, _ = fetcher(replica, Elsewhere(9), events)
-    replica.blend.weight = 1.0
+    made, _ = fetcher(own, Elsewhere(own, 9), events)
+    await own.settle(0)
+    for replica in own.replicas:
+        replica.blend.weight = 1.0
     await made.get(restored)
-    assert replica.blend.weight == 1.125
-    assert replica.place.round == 5
+    assert [replica.blend.weight for replica in own.replicas] == weights
+    assert own.rounds == rounds
+
+
+@pytest.mark.parametrize(
+    ("weights", "rounds"), [((), ()), ((1.0,) * 3, (5,) * 3), ((-1.0,) * 2, (5,) * 2)]
+)
+async def test_a_checkpoint_that_says_something_else_is_refused(
+    own: Own, tmp_path: Path, weights: tuple[float, ...], rounds: tuple[int, ...]
+) -> None:
+    signed = SignedManifest.create(own.manifest, ME)
+    store = CheckpointStore(tmp_path)
+    with store.draft() as draft:
+        write_outer(draft, OuterFiles(own.base, {}, signed, None, weights, rounds))
+        store.commit(draft, Facts(run=signed.run_id.hex(), round=5, step=0, tokens=0))
+    with pytest.raises(CheckpointError, match=r"fragments|weights"):
+        restore(store, Events())  # type: ignore[arg-type]

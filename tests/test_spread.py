@@ -131,13 +131,17 @@ def test_in_pairs_whoever_is_rounds_ahead_is_compared_and_whose_sketch_is_old_is
         Said("silent", 7, data(50.0), 10),  # has counted on since, and shown nothing
         Said("new", 10, b"", 10),
     ]
-    spread, after = in_pairs(said, me, [])
+    spread, after = in_pairs(said, me, [[]])
     assert spread.apart.keys() == names(["a", "b", "far"])
     assert spread.apart[PeerId("far")] == pytest.approx(7 / 4)
-    assert after == spread.before, "nobody was met"
-    _, after = in_pairs(said, me, [PeerId("far")])
+    assert after == pytest.approx(spread.before), "nobody was met"
+    _, after = in_pairs(said, me, [[PeerId("far")]])
     assert after == pytest.approx((1 + 2 + 1) / 3 / 4)  # 5, 2 and 5 about their mean
-    assert in_pairs(said[1:], me, []) == (Spread(), None), "its own is not there yet"
+    # by fragment, with distances that lie evenly over the model: 3, 2 and 5 before
+    _, after = in_pairs(said, me, [[PeerId("far")], []], [0.25, 0.75])
+    parts = [(0.25 * a**2 + 0.75 * b**2) ** 0.5 for a, b in ((1, 3), (2, 2), (1, 5))]
+    assert after == pytest.approx(sum(parts) / 3 / 4)
+    assert in_pairs(said[1:], me, [[]]) == (Spread(), None), "its own is not there yet"
 
 
 def test_what_a_merge_leaves() -> None:

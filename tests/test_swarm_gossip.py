@@ -19,8 +19,8 @@ mode = "{mode}"
 
 [rounds]
 inner_steps = 8
-overlap_steps = 2
 total_rounds = {rounds}
+{more}
 
 [evaluation]
 sequences = 16
@@ -35,9 +35,12 @@ def losses(island: Island) -> list[float]:
     return [e["validation_loss"] for e in rounds(island) if e["validation_loss"] is not None]
 
 
-def begin(root: Path, mode: str, count: int = ROUNDS) -> list[Island]:
+def begin(
+    root: Path, mode: str, count: int = ROUNDS, more: str = "overlap_steps = 2"
+) -> list[Island]:
     """Four islands of a run that the first has made."""
-    (root / "run.toml").write_text(RUN.format(mode=mode, rounds=count), encoding="utf-8")
+    text = RUN.format(mode=mode, rounds=count, more=more)
+    (root / "run.toml").write_text(text, encoding="utf-8")
     islands = [Island(name, root) for name in "abcd"]
     islands[0].start("--run", str(root / "run.toml"))
     until(lambda: rounds(islands[0]), START_S, "the first round", islands[0].tail)
@@ -48,10 +51,11 @@ def join(island: Island, first: Island, *arguments: str) -> None:
     island.start("--peers", first.await_up(), *arguments)
 
 
+@pytest.mark.parametrize("more", ["overlap_steps = 2", "fragments = 2"])
 def test_islands_in_pairs_learn_through_kill_join_and_leave(
-    tmp_path: Path, record_property: Record
+    tmp_path: Path, record_property: Record, more: str
 ) -> None:
-    a, b, c, d = begin(tmp_path, "gossip", 2 * ROUNDS)
+    a, b, c, d = begin(tmp_path, "gossip", 2 * ROUNDS, more)
     try:
         for island in (b, c, d):  # newcomers to a run under way
             join(island, a)
@@ -77,6 +81,8 @@ def test_islands_in_pairs_learn_through_kill_join_and_leave(
         assert max(far) < 0.5
         assert len(met) > len(exchanged) / 4
         assert all(e["agreeing"] is None for i in (a, c, d) for e in rounds(i))
+        pieces = {e["fragment"] for e in exchanged}
+        assert pieces == ({0, 1} if "fragments" in more else {0})
     finally:
         for island in (a, b, c, d):
             island.kill()

@@ -151,6 +151,7 @@ class Exchanged(Event):
     received_bytes: int = 0
     others: Sequence[str] = ()  # whose letters were mixed in, beside the partner's
     difference: float | None = None  # RMS of the two islands' parameters
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,7 @@ class ExchangesChosen(Event):
     distance: float  # mean square distance of islands to their mean, an element
     progress: float  # mean square of what the inner steps of a round moved, an element
     bound: float  # up to which distance / progress no exchange is added
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ Mode = Literal[
     "btm",
 ]
 MODES: tuple[str, ...] = get_args(Mode)
-IN_FRAGMENTS = ("streaming", "async", "server", "fedavg")  # modes that may be
+PAIRED = ("gossip", "push-sum")  # modes that meet in pairs
+IN_FRAGMENTS = ("streaming", "async", "server", "fedavg", *PAIRED)  # modes that may be
 STREAMED = 2  # fragments of mode streaming, where nothing else is said
 PARTS = 3  # that the "bytes" model is of, as many as have parameters
 START_LR = 8e-3  # of what a "llama" starts from
@@ -123,9 +124,10 @@ class Scenario(BaseModel):
     def by_steps(self) -> bool:
         """Whether the run is over when its inner steps are taken, however many rounds that makes.
 
-        Where transfers overlap with inner steps a round has more of these than H.
+        Where transfers overlap with inner steps a round has more of these than H; and where nobody
+        waits for anybody there are no common rounds.
         """
-        return self.at_will or self.mode in ("streaming", "eager")
+        return self.at_will or self.mode in ("streaming", "eager", *PAIRED)
 
     @property
     def pieces(self) -> int:
@@ -217,7 +219,7 @@ class Scenario(BaseModel):
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
             )
-        if self.rule not in ("clip", "mean") and self.mode in ("gossip", "push-sum"):
+        if self.rule not in ("clip", "mean") and self.mode in PAIRED:
             raise ValueError(
                 f"rule {self.rule} with mode {self.mode}: rules other than the mean are simulated "
                 "with modes of certified rounds alone; use diloco"
@@ -232,7 +234,7 @@ class Scenario(BaseModel):
                 f"owners {self.owners} with mode {self.mode}, where every island owns a part; "
                 "use mode server"
             )
-        if self.mode in ("gossip", "push-sum") and self.codec in (*COARSE, "int4"):
+        if self.mode in PAIRED and self.codec in (*COARSE, "int4"):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: neighbours exchange parameters, not "
                 "differences, and a tenth of them would be noise; use bf16 or int8"

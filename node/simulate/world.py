@@ -65,11 +65,6 @@ class Node:
         fastest = min(other.step_s for other in self.world.nodes.values())
         return asynchronous.local_steps(steps, 1 / self.step_s, 1 / fastest)
 
-    async def train(self, steps: int) -> None:
-        """So many inner steps, and the time they take."""
-        self.loss = self.learner.train(steps, self.world.share)
-        await self.rest(steps)
-
     async def rest(self, steps: int) -> None:
         """Let the time of so many inner steps pass, and count them."""
         self.steps += steps
@@ -242,12 +237,11 @@ class Result:
 
 async def live(world: World) -> Result:
     """Run the scenario's mode to its end, on the loop of :mod:`protocols.virtual_time`."""
-    from node.simulate import pairs, rounds  # they import this file
+    from node.simulate.swarm import live as take_part  # it imports this file
 
-    meet = pairs.pairs if world.scenario.mode in ("gossip", "push-sum") else rounds.certified
     began = time.perf_counter()
     async with beside(world.watch()):
-        await meet(world)
+        await take_part(world)
     world.observe()
     world.notes["unmerged_steps"] = max(n.steps - n.merged for n in world.nodes.values())
     control = [node.sent(control=True) for node in world.nodes.values()]

@@ -1,9 +1,9 @@
-"""Modes of certified rounds in simulation, by the code that runs on the wire.
+"""A simulated swarm, by the code that runs on the wire.
 
-Each island is what ``node start`` makes of a run: rounds and their certificates
-(:class:`gossip.chain.Chain`), the outer state (:mod:`node.replica`), and a conductor. Newcomers
-download the state from the others, as there. Only the inner steps are the simulation's
-(:mod:`node.simulate.trainer`).
+Each island is what ``node start`` makes of a run (:mod:`node.simulate.run`): certified rounds
+(:class:`gossip.chain.Chain`) or exchanges in pairs (:class:`gossip.roamer.Roamer`), the outer state
+(:mod:`node.replica`), and a conductor. Newcomers download the state from the others, as there. Only
+the inner steps are the simulation's (:mod:`node.simulate.trainer`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bootstrap.manifest import Manifest
 from bootstrap.state import StateServer
-from bootstrap.validation import bad_config, check
+from bootstrap.validation import bad_config
 from diloco.federated import merged_branches
 from gossip.catchup import Ending
 from gossip.chain import Chain
 from gossip.driver import Swarm
+from gossip.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
-from node.arrival import Arrival
+from gossip.pairs import Pairs
+from node.arrival import Arrival, OwnArrival
 from node.conductor import Conductor
 from node.modes import is_over
 from node.monitor.event_log import EventLog
 from node.replica import OuterReplica
+from node.roaming import make_pairs
 from node.run_rules import replicas_of, rules_of
-from node.simulate.learner import BETAS, DECAY, layout_of
+from node.simulate.learner import layout_of
+from node.simulate.meetings import Meetings
 from node.simulate.presence import EPOCH_S, Present
-from node.simulate.scenario import Scenario
+from node.simulate.run import GRADIENTS, manifest_of
+from node.simulate.scenario import PAIRED
 from node.simulate.trainer import Simulated, Trainer
 from node.simulate.world import Node, World
 from node.trainer.channel import Applied
@@ -49,96 +53,7 @@ PATIENCE = 5.0  # times what it should take; beyond, a swarm is stuck and the ru
 MANY = 1_000_000  # rounds, where the run is over by its inner steps
 KEPT = 64  # rounds, for those who missed some
 GRACE_S = 10.0  # for what is on its way when the last inner step is taken
-# the outer optimizers of modes that merge gradients
-GRADIENTS: dict[str, dict[str, Any]] = {
-    "allreduce": {"optimizer": "adamw"},
-    "powersgd": {"optimizer": "powersgd"},
-    "onebit-adam": {"optimizer": "onebit-adam"},
-}
-ONEBIT: dict[str, Any] = {
-    "inner_steps": 1,
-    "dynamic_steps": False,
-    "codec": "auto",
-    "codecs": ("bf16", "int1"),
-    "feedback": 1.0,
-}
 WAIT_S = 1.0  # for a round's outcome where islands meet at will; then inner steps go on
-
-
-def manifest_of(one: Scenario, rounds: int) -> Manifest:
-    """The run that a scenario is of, with so many ``rounds``. Raises OperatorError E204."""
-    whole, by_gradients = one.rounds * one.inner_steps, one.mode in GRADIENTS
-    of_mode: dict[str, dict[str, Any]] = {
-        "diloco": {"quorum": one.quorum},
-        "async": {"staleness": one.bound},
-        "server": {"staleness": one.bound},
-        "fedavg": {"clients": one.sample, "owners": "servers"},
-        "streaming": {"tau": one.delay, "alpha": one.alpha},
-        "sparta": {"inner_steps": 1, "share": one.share},
-        "btm": {"inner_steps": whole},
-        # of whole steps, and as exact as the wire's defaults
-        "allreduce": {"inner_steps": 1, "dynamic_steps": False},
-        "powersgd": {"inner_steps": 1, "dynamic_steps": False, "feedback": 1.0},
-        "onebit-adam": ONEBIT,
-    }
-    table: dict[str, Any] = {
-        "inner_steps": one.inner_steps,
-        "total_rounds": rounds,
-        "codec": one.codec,
-        "feedback": one.feedback,
-        "dynamic_steps": one.dynamic_steps,
-        "eval_every": 0,
-        "align": one.align,
-        "fragments": one.pieces,
-    }
-    merge = {"open": {"trust": "open"}, "clip": {}}.get(one.rule, {"rule": one.rule})
-    tables = {
-        "name": "simulation",
-        "seed": one.seed,
-        "mode": "allreduce" if by_gradients else one.mode,
-        "rounds": table | of_mode.get(one.mode, {}),
-        "outer": _outer(one),
-        "merge": merge,
-        "model": {"n_layers": one.parts},
-        "inner": _inner(one) if by_gradients else {},
-    }
-    return check(Manifest, tables, "the scenario")
-
-
-def _inner(one: Scenario) -> dict[str, Any]:
-    """The AdamW that steps by merged gradients, with the numbers of the inner one elsewhere."""
-    whole, constant = one.rounds * one.inner_steps, one.schedule == "constant"
-    return {
-        "lr": one.inner_lr,
-        "betas": BETAS[one.model],
-        "weight_decay": DECAY[one.model],
-        "schedule": one.schedule,
-        "warmup_steps": 0 if constant else round(one.warmup * whole),
-        "total_steps": whole,
-        "min_lr_ratio": 0.0,
-    }
-
-
-def _outer(one: Scenario) -> dict[str, Any]:
-    """What a scenario sets of the outer optimizer; the rest is the mode's."""
-    if one.mode in GRADIENTS:
-        return GRADIENTS[one.mode] | ({"rank": one.rank} if one.mode == "powersgd" else {})
-    if one.mode in ("sparta", "btm"):  # they have none
-        return {}
-    nesterov, found = one.outer == "nesterov", dict[str, Any]()
-    if not (nesterov and one.at_will):  # there it is the delayed one
-        found["optimizer"] = one.outer
-    if nesterov:
-        found["warmup_rounds"] = one.warmup_rounds
-    if one.outer_lr is not None:
-        found["lr"] = one.outer_lr
-        if one.mode == "eager":  # a guess of the next mean is not to be one of a higher rate
-            found["lr_start"] = one.outer_lr
-    if one.outer_momentum is not None:
-        found["momentum"] = one.outer_momentum
-        if nesterov:
-            found["momentum_start"] = min(0.5, one.outer_momentum)
-    return found
 
 
 @dataclass
@@ -147,7 +62,7 @@ class Member:
 
     node: Node
     present: Present
-    swarm: Swarm
+    swarm: Swarm | Pairs
     replicas: tuple[OuterReplica, ...]
     vectors: SharedVectors
     trainer: Trainer | None
@@ -173,6 +88,8 @@ class Members:
         self.layout = layout_of(one)
         self.founders = tuple(sorted([*world.members, *(one.me for one in world.servers)]))
         self.running: dict[PeerId, Member] = {}
+        in_pairs = one.mode in PAIRED
+        self.meetings = Meetings(self.layout.size) if in_pairs else None
 
     async def start(self, node: Node, *, trains: bool = True, joins: bool = False) -> None:
         """Begin a member's part, from the beginning or from the others' state."""
@@ -214,29 +131,34 @@ class Members:
             if conductor is not None:
                 wiring.spawn(conductor.look_again())
 
-        hooks = Hooks(
-            applied=lambda certificate, exchange: _note_speeds(present),
-            behind=behind,
-            peer=came_or_went,
-        )
-        swarm = Swarm(
-            [
-                Chain(
-                    replace(wiring, codec=replica.codec),
-                    replica,
-                    rules_of(manifest, replica),
-                    presence,
-                    hooks,
-                    keep_rounds=KEPT,
-                    known_lineage=lineage,
-                    new_identity=joins,
-                )
-                for replica, lineage in zip(replicas, lineages, strict=True)
-            ]
-        )
-        for chain, replica in zip(swarm.chains, replicas, strict=True):
-            if replica.certificate is not None:
-                chain.ledger.add(replica.certificate, {})
+        def applied(what: Any, how: Exchange | None) -> None:
+            _note_speeds(present)
+            if self.meetings is not None:
+                self.meetings.count(what)
+
+        hooks = Hooks(applied=applied, behind=behind, peer=came_or_went)
+        swarm: Swarm | Pairs
+        if self.meetings is not None:
+            swarm = make_pairs(manifest, wiring, replicas, presence, hooks, newcomer=joins)
+        else:
+            swarm = Swarm(
+                [
+                    Chain(
+                        replace(wiring, codec=replica.codec),
+                        replica,
+                        rules_of(manifest, replica),
+                        presence,
+                        hooks,
+                        keep_rounds=KEPT,
+                        known_lineage=lineage,
+                        new_identity=joins,
+                    )
+                    for replica, lineage in zip(replicas, lineages, strict=True)
+                ]
+            )
+            for chain, replica in zip(swarm.chains, replicas, strict=True):
+                if replica.certificate is not None:
+                    chain.ledger.add(replica.certificate, {})
         StateServer(
             transport,
             manifest.run_id,
@@ -267,7 +189,8 @@ class Members:
 
     def _arrival(self, node: Node) -> Arrival:
         loop = asyncio.get_running_loop()
-        return Arrival(
+        kind = Arrival if self.meetings is None else OwnArrival
+        return kind(
             node.transport,
             self.manifest.run_id,
             self.founders,
@@ -282,6 +205,7 @@ class Members:
 
     async def _catch_up(self, member: Member, fragment: int, ending: Ending) -> None:
         """Replaying does not help: take the others' state of a fragment."""
+        assert isinstance(member.swarm, Swarm)  # who gossips is nowhere behind
         chain, replica = member.swarm.chains[fragment], member.replicas[fragment]
         if chain.following.approach.downloading:
             return
@@ -318,11 +242,18 @@ class Members:
 
     def views(self) -> list[Tensor]:
         """What the run has come to: what all share, or the mean of islands that share little."""
+        if self.meetings is not None:
+            return [torch.cat([r.base for r in member.replicas]) for member in self.islands]
         if self.world.scenario.mode not in ("sparta", "btm"):
             return [torch.cat([replica.base for replica in self.furthest.replicas])]
         nodes = list(self.world.nodes.values())
         weights = [float(node.steps) or 1.0 for node in nodes]
         return [merged_branches([node.learner.params() for node in nodes], weights)]
+
+    @property
+    def islands(self) -> list[Member]:
+        """Who is running and trains."""
+        return [member for member in self.running.values() if member.trainer is not None]
 
     @property
     def furthest(self) -> Member:
@@ -337,8 +268,8 @@ class Members:
         await self.start(newcomer, joins=True)
 
 
-async def certified(world: World) -> None:
-    """Certified rounds until the run is over."""
+async def live(world: World) -> None:
+    """Run the swarm until the run is over."""
     one = world.scenario
     if one.mode in ("server", "fedavg"):
         for _ in range(one.owners or 1):
@@ -362,6 +293,8 @@ async def certified(world: World) -> None:
         if churn is not None:
             churn.cancel()
         world.notes["rounds"] = members.furthest.replicas[0].place.round
+        if members.meetings is not None:
+            world.notes |= members.meetings.notes(members.views())
         for member in members.running.values():
             await member.end()
 

@@ -1,0 +1,96 @@
+"""A member of the swarm: who is there, and what it does about each fragment, side by side.
+
+A model is merged as a whole, or in fragments each of which has rounds of its own: several of them
+are then in flight at once, and what holds one up holds up none of the others. They share the
+transport, one announcement and one membership.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Generic, Protocol, TypeVar
+
+from gossip.bodies import Wiring
+from gossip.common import Member
+from gossip.hooks import Hooks
+from gossip.presence import Presence
+from gossip.validity import Place
+from protocols.identity import PeerId
+from protocols.messages import Announce
+
+
+class Fragment(Protocol):
+    """One of them, as far as all have it in common."""
+
+    wiring: Wiring
+    presence: Presence
+    fragment: int
+
+    def announced_place(self) -> Place:
+        """Where this node says that it stands."""
+        ...
+
+    def still(self) -> AbstractAsyncContextManager[None]:
+        """No outer step is taken while this is held."""
+        ...
+
+    def on_news(self, announce: Announce) -> None:
+        """A peer announced something."""
+        ...
+
+    def kick(self) -> None:
+        """Something has changed: look what is due."""
+        ...
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled."""
+        ...
+
+
+F = TypeVar("F", bound=Fragment)
+
+
+class Fragments(Member, Generic[F]):
+    """This node's part in one run. :meth:`run` runs until cancelled.
+
+    ``chains`` are those of fragments 0, 1, …, made with one presence.
+    """
+
+    def __init__(self, chains: Sequence[F], hooks: Hooks) -> None:
+        self.chains = tuple(chains)
+        if [chain.fragment for chain in self.chains] != list(range(len(self.chains))):
+            raise ValueError("the chains of a swarm are those of fragments 0, 1, ...")
+        self.wiring: Wiring = self.chains[0].wiring
+        self.presence: Presence = self.chains[0].presence
+        self.hooks = hooks
+        self.presence.places = lambda: [chain.announced_place() for chain in self.chains]
+        self.presence.on_news = self._on_news
+        self.presence.on_change = self._on_change
+        self.presence.on_rejected = hooks.rejected
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """No outer step is taken while this is held: all replicas can be read as a whole."""
+        async with AsyncExitStack() as stack:
+            for chain in self.chains:  # always in this order, so two never wait for each other
+                await stack.enter_async_context(chain.still())
+            yield
+
+    async def run(self) -> None:
+        """Announce, keep the membership in order, and drive the chains, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.presence.heartbeats())
+            for chain in self.chains:
+                group.create_task(chain.run())
+
+    def _on_news(self, announce: Announce) -> None:
+        self.hooks.learned(announce)
+        for chain in self.chains:
+            chain.on_news(announce)
+
+    def _on_change(self, peer: PeerId, now: str, before: str) -> None:
+        self.hooks.peer(peer, now, before)
+        for chain in self.chains:
+            chain.kick()

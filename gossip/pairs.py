@@ -1,0 +1,18 @@
+"""A member of a swarm that meets in pairs: exchanges of each fragment, with partners of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gossip.fragments import Fragments
+from gossip.hooks import Hooks
+from gossip.letters import receive
+from gossip.roamer import Roamer
+
+
+class Pairs(Fragments[Roamer]):
+    """This node's part in a run of gossip."""
+
+    def __init__(self, chains: Sequence[Roamer], hooks: Hooks) -> None:
+        super().__init__(chains, hooks)
+        receive([chain.letters for chain in self.chains])

@@ -1,0 +1,43 @@
+"""What is counted of a simulated run in pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gossip.roamer import Rounded
+
+
+@dataclass
+class Meetings:
+    """Exchanges of all islands, of models of so many elements."""
+
+    elements: int
+    ended: Counter[str] = field(default_factory=Counter)  # exchanges, by how they ended
+    ratios: list[float] = field(default_factory=list)  # mean squares: disagreement over progress
+
+    def count(self, rounded: Rounded) -> None:
+        """An island has come through a round."""
+        self.ended.update(one.met.outcome for one in rounded.exchanged)
+        if rounded.progress and rounded.spread.to_mean:
+            self.ratios.append(rounded.spread.square / self.elements / rounded.progress)
+
+    def notes(self, views: Sequence[Tensor]) -> dict[str, float]:
+        """What the run came to, with the parameters of all islands, float32 [n] each."""
+        found = {"disagreement": _spread(views)}
+        found |= {f"exchanges_{outcome}": float(n) for outcome, n in self.ended.items()}
+        late = self.ratios[len(self.ratios) // 2 :]
+        if late:  # in the second half of the run
+            found["disagreement_by_progress"] = sum(late) / len(late)
+        return found
+
+
+def _spread(vectors: Sequence[Tensor]) -> float:
+    """RMS distance of islands from their mean, against the mean's RMS."""
+    stack = torch.stack(list(vectors))
+    mean = stack.mean(0)
+    return ((stack - mean).square().mean().sqrt() / mean.square().mean().sqrt()).item()

@@ -1,0 +1,123 @@
+"""The run that a scenario describes, as a manifest of `node start`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bootstrap.manifest import Manifest
+from bootstrap.validation import check
+from node.simulate.learner import BETAS, DECAY
+from node.simulate.scenario import PAIRED, Scenario
+
+# the outer optimizers of modes that merge gradients
+GRADIENTS: dict[str, dict[str, Any]] = {
+    "allreduce": {"optimizer": "adamw"},
+    "powersgd": {"optimizer": "powersgd"},
+    "onebit-adam": {"optimizer": "onebit-adam"},
+}
+ONEBIT: dict[str, Any] = {
+    "inner_steps": 1,
+    "dynamic_steps": False,
+    "codec": "auto",
+    "codecs": ("bf16", "int1"),
+    "feedback": 1.0,
+}
+
+
+def manifest_of(one: Scenario, rounds: int) -> Manifest:
+    """The run that a scenario is of, with so many ``rounds``. Raises OperatorError E204."""
+    whole, by_gradients = one.rounds * one.inner_steps, one.mode in GRADIENTS
+    of_mode: dict[str, dict[str, Any]] = {
+        "diloco": {"quorum": one.quorum},
+        "async": {"staleness": one.bound},
+        "server": {"staleness": one.bound},
+        "fedavg": {"clients": one.sample, "owners": "servers"},
+        "streaming": {"tau": one.delay, "alpha": one.alpha},
+        "sparta": {"inner_steps": 1, "share": one.share},
+        "btm": {"inner_steps": whole},
+        # of whole steps, and as exact as the wire's defaults
+        "allreduce": {"inner_steps": 1, "dynamic_steps": False},
+        "powersgd": {"inner_steps": 1, "dynamic_steps": False, "feedback": 1.0},
+        "onebit-adam": ONEBIT,
+    }
+    table: dict[str, Any] = {
+        "inner_steps": one.inner_steps,
+        "total_rounds": rounds,
+        "codec": one.codec,
+        "feedback": one.feedback,
+        "dynamic_steps": one.dynamic_steps,
+        "eval_every": 0,
+        "align": one.align,
+        "fragments": one.pieces,
+    }
+    if one.mode in PAIRED:
+        return check(Manifest, _in_pairs(one, table), "the scenario")
+    merge = {"open": {"trust": "open"}, "clip": {}}.get(one.rule, {"rule": one.rule})
+    tables = _common(one) | {
+        "mode": "allreduce" if by_gradients else one.mode,
+        "rounds": table | of_mode.get(one.mode, {}),
+        "outer": _outer(one),
+        "merge": merge,
+        "inner": _inner(one) if by_gradients else {},
+    }
+    return check(Manifest, tables, "the scenario")
+
+
+def _common(one: Scenario) -> dict[str, Any]:
+    return {
+        "name": "simulation",
+        "seed": one.seed,
+        "mode": one.mode,
+        "model": {"n_layers": one.parts},
+    }
+
+
+def _in_pairs(one: Scenario, rounds: dict[str, Any]) -> dict[str, Any]:
+    """Of islands that gossip."""
+    gossip: dict[str, Any] = {
+        "neighbours": one.neighbours,
+        "extra": one.extra if one.control else 0,
+        "bound": one.disagreement,
+    }
+    outer: dict[str, Any] = {}
+    if one.mode == "gossip":
+        gossip["rule"] = one.pairs
+        if one.pairs == "noloco":
+            outer["lr"], outer["momentum"] = one.noloco
+    return _common(one) | {"rounds": rounds, "gossip": gossip, "outer": outer}
+
+
+def _inner(one: Scenario) -> dict[str, Any]:
+    """The AdamW that steps by merged gradients, with the numbers of the inner one elsewhere."""
+    whole, constant = one.rounds * one.inner_steps, one.schedule == "constant"
+    return {
+        "lr": one.inner_lr,
+        "betas": BETAS[one.model],
+        "weight_decay": DECAY[one.model],
+        "schedule": one.schedule,
+        "warmup_steps": 0 if constant else round(one.warmup * whole),
+        "total_steps": whole,
+        "min_lr_ratio": 0.0,
+    }
+
+
+def _outer(one: Scenario) -> dict[str, Any]:
+    """What a scenario sets of the outer optimizer; the rest is the mode's."""
+    if one.mode in GRADIENTS:
+        return GRADIENTS[one.mode] | ({"rank": one.rank} if one.mode == "powersgd" else {})
+    if one.mode in ("sparta", "btm"):  # they have none
+        return {}
+    nesterov, found = one.outer == "nesterov", dict[str, Any]()
+    if not (nesterov and one.at_will):  # there it is the delayed one
+        found["optimizer"] = one.outer
+    if nesterov:
+        found["warmup_rounds"] = one.warmup_rounds
+    if one.outer_lr is not None:
+        found["lr"] = one.outer_lr
+        if one.mode == "eager":  # a guess of the next mean is not to be one of a higher rate
+            found["lr_start"] = one.outer_lr
+    if one.outer_momentum is not None:
+        found["momentum"] = one.outer_momentum
+        if nesterov:
+            found["momentum_start"] = min(0.5, one.outer_momentum)
+    return found
