@@ -181,12 +181,13 @@ class Scenario(BaseModel):
             )
         if self.mode == "streaming" and self.inner_steps:
             fragments.Schedule(self.inner_steps, self.pieces, self.delay)
-        if self.mode in ("diloco", "streaming", "eager", "async", "server", "fedavg"):
-            rule = optimizers.named(self.outer)
+        if self.mode in ("allreduce", "diloco", "streaming", "eager", "async", "server", "fedavg"):
+            outer = "adam" if self.mode == "allreduce" else self.outer
+            rule = optimizers.named(outer)
             momentum = rule.momentum if self.outer_momentum is None else self.outer_momentum
             optimizers.check(
-                self.outer,
-                momentum=momentum,
+                outer,
+                momentum=0.0 if self.mode == "allreduce" else momentum,
                 sparse=self.codec in SPARSE,
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
@@ -210,14 +211,6 @@ class Scenario(BaseModel):
             raise ValueError(
                 f"codec {self.codec} with mode powersgd: what factors lose is kept and sent later, "
                 "what a coarse codec loses of factors is not; use int4 or a finer one"
-            )
-        if self.mode == "allreduce":
-            optimizers.check(
-                "adam",
-                momentum=0.0,
-                sparse=self.codec in SPARSE,
-                lossy=self.coarse,
-                feedback=self.feedback if self.coarse else 0.0,
             )
         if self.rule not in ("clip", "mean") and self.mode in PAIRED:
             raise ValueError(
