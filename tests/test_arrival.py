@@ -92,7 +92,7 @@ class Scene:
         arrival = Arrival(
             self.network.join(NEWCOMER.peer_id),
             RUN,
-            CREATOR.peer_id,
+            (CREATOR.peer_id,),
             [self.seed.peer_id],
             lambda: WALL,
             lambda announce: None,
