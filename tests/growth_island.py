@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gossip.chain import Chain
+from node.monitor import event_log
 
 EVERY = 20  # rounds
+EVENTS = 256  # kept in memory: as many as come before the first look, or they would be what grows
 
 
 def measured(chain: Chain) -> dict[str, int]:
@@ -47,5 +49,6 @@ def watch(path: Path) -> None:
 if __name__ == "__main__":
     from node.__main__ import main
 
+    event_log.KEPT_IN_MEMORY = EVENTS
     watch(Path(sys.argv[sys.argv.index("--dir") + 1]) / "growth.jsonl")
     main()

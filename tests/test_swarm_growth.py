@@ -19,7 +19,9 @@ RUN = settings(
     evaluation__sequences=1,
 )  # fmt: skip
 # the one that made the run gains some 7 objects a round, without a byte more of resident memory
-SPARE = {"rss": 4 * 2**20, "fds": 4, "tasks": 6, "objects": 4000, "ledger": 0, "ledger_bytes": 0}
+# connections come and go with what else the machine does: in 1,700 rounds between 36 and 56
+# descriptors, with 42 at both ends
+SPARE = {"rss": 4 * 2**20, "fds": 12, "tasks": 12, "objects": 4000, "ledger": 0, "ledger_bytes": 0}
 
 
 class Watched(Island):
