@@ -344,7 +344,7 @@ class Lane:
             if budget <= 0:
                 self._more_later()
                 return
-            room = receiving.room or receiving.drain.room()
+            room = receiving.drain.room()  # each time: it may have been taken back meanwhile
             if room is None:
                 receiving.paused, receiving.since = True, time.monotonic()
                 return
@@ -352,12 +352,9 @@ class Lane:
             if count:
                 budget -= count
                 self._reactor.took(self, count)
-                receiving.room = None
                 self._progress.at = time.monotonic()
                 receiving.waited(self._progress.at, self.who)
                 receiving.took(count)
-            else:
-                receiving.room = room
             if dry and receiving.left:
                 if receiving.amid and not self.local:
                     self._reactor.gather(_TURN_BYTES - budget, time.monotonic() - began)
@@ -367,7 +364,6 @@ class Lane:
     def _received(self, error: BaseException | None) -> None:
         if self._receiving is not None:
             receiving, self._receiving = self._receiving, None
-            receiving.room = None
             self.blind = not receiving.last or receiving.left > 0
             receiving.done(error)
 

@@ -76,7 +76,6 @@ class Receiving:
         self.min_rate = min_rate
         self.last = last
         self.done = done
-        self.room: memoryview | None = None
         self.paused = False  # the drain has no room
         self.held = 0.0  # seconds it had none, all in all
         self.since = self.begun = time.monotonic()  # when the pause or the wait for bytes began

@@ -41,7 +41,10 @@ class Drain(Protocol):
     """
 
     def room(self) -> memoryview | None:
-        """Where the next bytes belong, at least one; None: there is no room until ``wake``."""
+        """Where the next bytes belong, at least one; None: there is no room until ``wake``.
+
+        Asked each time just before bytes are written there, and twice in a row where none came.
+        """
         ...
 
     def took(self, count: int) -> None:

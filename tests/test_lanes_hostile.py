@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from http_kit import A, B, C, Hold, throw, two, undisturbed, wait_for
 from lane_kit import STRICT, Takes, bare, lane, push, reply
 
 from protocols.bodies import BufferFeed
-from protocols.errors import TransferStalled, Unreachable
+from protocols.errors import RemoteRefused, TransferStalled, Unreachable
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
+from protocols.lane_socket import fill
 from protocols.lane_wire import PREAMBLE, PULL, PUSH, Request, claim
 from protocols.limits import Limits
 from protocols.tasks import beside
-from protocols.transport import Buffer, Outgoing
+from protocols.transport import Buffer, Incoming, Outgoing
 
 # --- strangers at the port ----------------------------------------------------------------------
 
@@ -255,3 +257,45 @@ async def test_an_idle_lane_ends_and_so_does_half_a_request() -> None:
                 writer.write(start)
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                     await reader.readexactly(1)
+
+
+async def test_room_that_was_taken_back_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a TLS record wakes a lane for nothing; what it had asked for may be gone then."""
+    data = os.urandom(64_000)
+
+    class Revoked:
+        def __init__(self) -> None:
+            self.kept = bytearray(len(data))
+            self.at = 0
+            self.revoked = False
+
+        def attach(self, wake: Callable[[], None]) -> None:
+            pass
+
+        def room(self) -> memoryview:
+            if self.revoked:
+                raise RemoteRefused("late", "another one fills it")
+            return memoryview(self.kept)[self.at : max(self.at + 1, len(data) // 2)]
+
+        def took(self, count: int) -> None:
+            self.at += count
+
+    drain = Revoked()
+
+    def for_nothing(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, bool]:
+        if drain.at == len(data) // 2 and not drain.revoked:
+            drain.revoked = True
+            return 0, True
+        return fill(sock, room, secure=secure)
+
+    async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+        await body.into(drain)
+        return b""
+
+    async with two() as (a, b):
+        a.on_push("take", take, max_length=len(data))
+        monkeypatch.setattr("protocols.lane.fill", for_nothing)
+        with pytest.raises(RemoteRefused, match="late"):
+            await b.push(A.peer_id, "take", b"", BufferFeed(data), timeout=5)
+        half = len(data) // 2
+        assert bytes(drain.kept) == data[:half] + bytes(half)
