@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,8 +11,9 @@ from typing import Protocol
 import torch
 
 from gossip.buffers import Whole
+from gossip.lateness import Pace
 from gossip.planned import Planned
-from gossip.receiving import pull_part
+from gossip.receiving import Inflow, Pieced
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, key_of
 from protocols.errors import RemoteProtocolError, TransportError
@@ -62,32 +64,59 @@ class Fetching:
         return ended
 
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
-        """Pull a part from its owner or from any other member."""
-        key, wiring = key_of(result), self.transfers.wiring
-        await self._while_it_comes(key, plan.patience_s)
-        sources = [result.owner, *(peer for peer in plan.roster if peer != result.owner)]
-        for peer in [peer for peer in sources if peer != self.me] * 2:
-            if self._has(result):
-                return
+        """Pull a part from its owner or from any other member, each where the last one ended."""
+        here = await self._while_it_comes(key_of(result), plan)
+        if self._has(result):
+            return
+        pieced = Pieced(self.transfers.wiring, result, self.whole, here)
+        sources = [peer for peer in plan.roster if peer != result.owner]
+        sources.insert(0 if here is None else len(sources), result.owner)
+        left = deque([peer for peer in sources if peer != self.me] * 2)
+        while left and not self._has(result):
+            peer, before = left.popleft(), pieced.inflow.elements
             try:
-                data = await pull_part(wiring, peer, result, plan.patience_s, self.whole)
+                await pieced.pull(peer, plan.patience_s)
             except RemoteProtocolError as error:
-                self.listener.refused(peer, error)
+                if pieced.spoilt_by(peer):
+                    self.listener.refused(peer, error)
+                else:  # it may have been what came before
+                    left.append(peer)
             except TransportError:
-                continue
+                if pieced.inflow.elements > before:  # it gives, if not all at once
+                    left.append(peer)
             else:
+                data = pieced.inflow.data
                 self.transfers.bytes_received += data.numel()
                 self.hold(result, data)
                 return
         if not self._has(result):
             self.listener.lost(result)
 
-    async def _while_it_comes(self, key: PartKey, patience: float) -> None:
-        """Wait as long as a part is on its way here already and moves: nobody sends it twice."""
-        moved, route = -1, self.planned.get(key)
-        while route and (inflow := route.inflow) is not None and inflow.moved != moved:
-            moved = inflow.moved
-            await asyncio.sleep(patience / 4)
+    async def _while_it_comes(self, key: PartKey, plan: Plan) -> Inflow | None:
+        """Wait as long as a part is on its way here already and moves: nobody sends it twice.
+
+        As long as its connection stands it may stand still for the plan's patience, but is to end
+        at its pace about when the plan expects all to. Returns what has come by then, to go on
+        with.
+        """
+        route, now = self.planned.get(key), self.transfers.wiring.now
+        inflow, began = route.inflow if route is not None else None, now()
+        if route is None or inflow is None:
+            return None
+        first, size = inflow.moved, inflow.left
+        pace = Pace(began, plan.patience_s)
+        slowest = plan.expected_s + plan.patience_s
+        while route.inflow is inflow:
+            pace.note(now(), inflow.moved - first)
+            still = plan.patience_s if inflow.open else plan.patience_s / 4
+            judged = now() >= began + plan.patience_s
+            if now() >= pace.since + still or (judged and pace.end(now(), size) > now() + slowest):
+                break
+            await asyncio.sleep(plan.patience_s / 8)
+        if route.inflow is not inflow or route.passed_on is not None:
+            return None  # that one goes on to a group
+        route.inflow = None
+        return inflow
 
 
 def nobody(result: PartResult, data: torch.Tensor) -> None:

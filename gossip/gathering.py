@@ -19,7 +19,7 @@ import torch
 from gossip.bodies import Wiring
 from gossip.buffers import Whole
 from gossip.estimating import UNKNOWN_SPEED
-from gossip.receiving import Inflow, pull_rest
+from gossip.receiving import Inflow, Pieced
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
 from protocols.messages import PartResult
@@ -149,40 +149,33 @@ class Gathering:
     async def _get(
         self, result: PartResult, donors: Sequence[PeerId], whole: Whole
     ) -> torch.Tensor:
-        codec = self.wiring.codec.named(result.codec)
         left = deque(self.paces.order(donors))
-        inflow = Inflow(codec, result.start, result.stop, whole)
-        givers, alone = set[PeerId](), False
+        pieced = Pieced(self.wiring, result, whole)
         while left:
             donor = left.popleft()
-            givers.add(donor)
             try:
-                better = await self._from(donor, () if alone else left, result, inflow)
+                better = await self._from(donor, () if pieced.alone else left, pieced)
             except RemoteProtocolError as error:
-                if givers == {donor}:
+                if pieced.spoilt_by(donor):
                     self.rejected(donor, error)
-                else:  # which of them it was is not known: from each alone, from here on
-                    alone = True
+                else:  # which of them it was is not known
                     left.appendleft(donor)
-                inflow, givers = Inflow(codec, result.start, result.stop, whole), set()
             except TransportError:
                 self.paces.failed(donor)
             else:
                 if better is None:
-                    return inflow.data
+                    return pieced.inflow.data
                 left.remove(better)
                 left.appendleft(better)
                 left.append(donor)
         raise TransportError(f"nobody has part {result.start}-{result.stop}")
 
-    async def _from(
-        self, donor: PeerId, others: Iterable[PeerId], result: PartResult, inflow: Inflow
-    ) -> PeerId | None:
+    async def _from(self, donor: PeerId, others: Iterable[PeerId], pieced: Pieced) -> PeerId | None:
         """Pull the rest from a donor; returns whom to go on with, None: all of it is here.
 
         Raises TransportError or RemoteProtocolError.
         """
-        moving = _Moving(self.wiring.now, inflow)
+        moving = _Moving(self.wiring.now, pieced.inflow)
         found: list[PeerId] = []
 
         def slow() -> bool:
@@ -198,7 +191,7 @@ class Gathering:
         self.paces.pulls += 1
         try:
             async with _unless(slow):
-                await pull_rest(self.wiring, donor, result, STALL_S, inflow)
+                await pieced.pull(donor, STALL_S)
         finally:
             self.paces.pulls -= 1
         if found:

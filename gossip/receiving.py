@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from blake3 import blake3
 
 from gossip.bodies import Wiring, as_bytes
@@ -31,6 +30,7 @@ class Inflow:
         self.moved = 0  # bytes that have come, in all transfers together
         self.filled = 0  # bytes from the part's beginning that are here
         self.newest: object = None  # of the transfers: an older one has no more to say
+        self.open = 0  # pushes of it that are going on
         self._values = whole.values if codec.name != "fp32" else None
         self._hasher = blake3()
         self._bytes = as_bytes(self.data)
@@ -121,29 +121,56 @@ class PartDrain:
         return chunk.offset + chunk.size
 
 
-async def pull_part(
-    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float, whole: Whole
-) -> torch.Tensor:
-    """The encoded bytes of a merged part, checked. Raises TransportError or RemoteProtocolError."""
-    inflow = Inflow(wiring.codec.named(result.codec), result.start, result.stop, whole)
-    await pull_rest(wiring, peer, result, timeout, inflow)
-    return inflow.data
+class Pieced:
+    """A merged part that is pulled from one or several, each going on where the one before ended.
 
-
-async def pull_rest(
-    wiring: Wiring, peer: PeerId, result: PartResult, timeout: float, inflow: Inflow
-) -> None:
-    """Pull what is not here yet of a merged part, and check all of it.
-
-    Where it is left meanwhile what came stays. Raises TransportError or RemoteProtocolError.
+    ``inflow`` is what has come of it already, from whomever; who still brings that is refused.
+    Once several together gave what is no such part each has to give all of it (``alone``).
     """
-    at = (wiring.run, result.fragment, result.round, result.start, result.stop)
-    header = PartRequest(*at, result.digest, inflow.filled)
-    drain = PartDrain(inflow, None, 0, lambda _: None)
-    async with wiring.transport.pull(
-        peer, "part", header.encode(), max_length=drain.length, timeout=timeout
-    ) as incoming:
-        if incoming.length != drain.length:
-            raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
-        await incoming.into(drain)
-    inflow.check_digest(result.digest)
+
+    def __init__(
+        self, wiring: Wiring, result: PartResult, whole: Whole, inflow: Inflow | None = None
+    ) -> None:
+        self.result = result
+        self._wiring, self._whole = wiring, whole
+        self.alone = False
+        self._givers: set[PeerId | None] = set() if inflow is None else {None}
+        self.inflow = self._fresh() if inflow is None else inflow
+        self.inflow.newest = None
+
+    async def pull(self, donor: PeerId, timeout: float) -> None:
+        """Pull what is not here yet, and check all of it. What came stays where it is left.
+
+        ``timeout`` seconds it may stand still. Raises TransportError, and RemoteProtocolError for
+        what is no such part: see :meth:`spoilt_by`.
+        """
+        if self.alone and self._givers != {donor}:
+            self._begin_anew()
+        self._givers.add(donor)
+        result = self.result
+        drain = PartDrain(self.inflow, None, 0, lambda _: None)
+        at = (self._wiring.run, result.fragment, result.round, result.start, result.stop)
+        header = PartRequest(*at, result.digest, len(self.inflow.data) - drain.length)
+        if drain.length:
+            async with self._wiring.transport.pull(
+                donor, "part", header.encode(), max_length=drain.length, timeout=timeout
+            ) as incoming:
+                if incoming.length != drain.length:
+                    raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
+                await incoming.into(drain)
+        self.inflow.check_digest(result.digest)
+
+    def spoilt_by(self, donor: PeerId) -> bool:
+        """It is no such part: begin anew. Returns whether that is the doing of this donor alone."""
+        its_own = self._givers == {donor}
+        self.alone |= not its_own
+        self._begin_anew()
+        return its_own
+
+    def _begin_anew(self) -> None:
+        self.inflow, self._givers = self._fresh(), set()
+
+    def _fresh(self) -> Inflow:
+        result = self.result
+        codec = self._wiring.codec.named(result.codec)
+        return Inflow(codec, result.start, result.stop, self._whole)

@@ -77,7 +77,7 @@ class Transfers:
         ``ask``: it may be there already. Raises TransportError, RemoteProtocolError for an answer
         that makes no sense, and whatever the feed raises.
         """
-        breaks = _Breaks(self.wiring.now, timeout)
+        breaks = Breaks(self.wiring.now, timeout)
         while True:
             try:
                 if ask:
@@ -136,7 +136,7 @@ class Transfers:
             self._receiving[what] -= 1
 
 
-class _Breaks:
+class Breaks:
     """Breaks of one transfer, since it last came further.
 
     It may break as often as it likes while it comes further from break to break. Where it does

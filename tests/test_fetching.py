@@ -1,0 +1,190 @@
+"""A merged part that is fetched: what has come of it by whatever way is not sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from exchange_kit import Peer, World, run, until, world
+
+from gossip.bodies import as_bytes, trailer_of
+from gossip.certificate import basis_of
+from gossip.transfers import header_of
+from gossip.validity import Shape, key_of
+from protocols.bodies import BufferFeed
+from protocols.codecs import CHUNK
+from protocols.errors import RemoteRefused
+from protocols.memory import Link
+from protocols.messages import PartRequest, PartResult, Plan
+
+CHUNKS = 30  # of a part
+SHAPE = Shape(4 * CHUNKS * CHUNK, ("int8",))
+RATE = 2e7  # bytes a second
+
+
+@dataclass
+class Scene:
+    """A part that all hold but one, whose exchange is as new, and what is sent of it."""
+
+    here: World
+    result: PartResult
+    newcomer: Peer
+    owner: Peer
+    others: list[Peer]
+    pulled: Counter[str] = field(default_factory=Counter)  # bytes of bodies by name of transfer
+    skips: list[int] = field(default_factory=list)  # of what it asked for
+    spoilt: Peer | None = None
+
+    def tamper(self, sender: str, receiver: str, name: str, data: bytes) -> bytes:
+        if (sender, name) == (self.newcomer.me, "part"):
+            self.skips.append(PartRequest.decode(data).skip)
+        if receiver != self.newcomer.me or len(data) < 10_000:
+            return data
+        self.pulled[name] += len(data)
+        wrong = self.spoilt is not None and self.spoilt.me == sender
+        return bytes(len(data)) if wrong else data
+
+    @property
+    def size(self) -> int:
+        """Encoded bytes of the part."""
+        return len(self.owner.exchange.parts[key_of(self.result)][1])
+
+    def plan(self, *, merged: bool, patience_s: float = 4.0) -> Plan:
+        """To be done by the newcomer: the one part alone, which is merged already or to come."""
+        parts = tuple(
+            dataclasses.replace(part, result=self.result if merged else None)
+            for part in self.here.plan.parts
+            if part.start == self.result.start
+        )
+        return dataclasses.replace(
+            self.here.plan, parts=parts, patience_s=patience_s, expected_s=0.5
+        )
+
+    async def held(self) -> None:
+        """Wait until the newcomer holds the part, and check it."""
+        key = key_of(self.result)
+        await until(lambda: key in self.newcomer.exchange.parts, 300.0)
+        data = self.newcomer.exchange.parts[key][1]
+        assert torch.equal(data, self.owner.exchange.parts[key][1])
+
+    async def some_comes(self, rate: float) -> asyncio.Task[None]:
+        """Have the owner push the part once more at ``rate``, until two chunks of it are here."""
+        node = self.here.network.node(self.owner.me)
+        assert node is not None
+        node.upload = rate
+        plan = self.plan(merged=False)
+        self.newcomer.exchange.work(plan)
+        part = plan.parts[0]
+        key = (part.start, part.stop, part.owner, basis_of(plan.codec, plan.contributors))
+        route = self.newcomer.exchange.inbox.planned.get(key)
+        assert route is not None
+        push = asyncio.create_task(self._push(plan))
+        await until(lambda: route.inflow is not None and route.inflow.checked >= 2, 60.0)
+        return push
+
+    async def _push(self, plan: Plan) -> None:
+        data = self.owner.exchange.parts[key_of(self.result)][1]
+        header = header_of(self.owner.exchange.place, key_of(self.result), plan)
+        feed = BufferFeed(as_bytes(data), trailer_of(self.result, len(plan.contributors)))
+        with suppress(RemoteRefused):  # it has come from another one
+            await self.owner.wiring.transport.push(
+                self.newcomer.me, "merged", header.encode(), feed, timeout=60.0
+            )
+
+
+@asynccontextmanager
+async def scene(seed: int = 3) -> AsyncIterator[Scene]:
+    async with world(SHAPE, upload=RATE, link=Link(latency=0.005), seed=seed) as here:
+        here.work()
+        await until(here.whole)
+        result = here.peers[0].exchange.parts[next(iter(here.peers[0].exchange.parts))][0]
+        owner = here.of(result.owner)
+        newcomer, *others = (peer for peer in here.peers if peer is not owner)
+        await newcomer.exchange.stop()
+        newcomer.exchange = newcomer.fresh()
+        found = Scene(here, result, newcomer, owner, others)
+        here.network.tamper = found.tamper
+        yield found
+        here.network.tamper = None
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_a_pull_that_breaks_goes_on_where_it_was(seed: int) -> None:
+    async def main() -> None:
+        async with scene(seed) as it:
+            for peer in (it.owner, *it.others):
+                link = Link(latency=0.005, drop=0.7)
+                it.here.network.set_link(it.newcomer.me, peer.me, link)
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await it.held()
+            assert len(it.skips) >= 3
+            assert it.skips == sorted(it.skips)
+            assert it.skips[2] > CHUNK
+            assert it.newcomer.lost_ == []
+
+    run(main)
+
+
+def test_what_its_owner_had_sent_is_not_sent_again_by_another() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            push = await it.some_comes(1e6)
+            it.here.network.kill(it.owner.me)
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await it.held()
+            assert it.pulled["part"] <= it.size - 2 * CHUNK
+            push.cancel()
+
+    run(main)
+
+
+def test_a_part_that_trickles_is_taken_from_another_one() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            began = asyncio.get_running_loop().time()
+            push = await it.some_comes(2e5)  # some chunks in a patience, and 20 s for all
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await it.held()
+            assert asyncio.get_running_loop().time() - began < 10.0
+            assert 0 < it.pulled["part"] < it.size - 2 * CHUNK
+            await push
+
+    run(main)
+
+
+def test_a_part_that_stands_still_for_less_than_the_patience_is_waited_for() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            push = await it.some_comes(3e6)
+            it.here.network.freeze(it.owner.me)
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await asyncio.sleep(2.5)
+            it.here.network.thaw(it.owner.me)
+            await it.held()
+            assert it.pulled["part"] == 0
+            await push
+
+    run(main)
+
+
+def test_a_part_that_two_have_given_and_is_wrong_is_held_against_who_gave_all_of_it() -> None:
+    """Which of the two has lied does not show before one has given the whole."""
+
+    async def main() -> None:
+        async with scene() as it:
+            it.spoilt = it.owner
+            push = await it.some_comes(1e6)
+            it.here.network.kill(it.owner.me)
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await it.held()
+            others = {peer.me for peer in it.others}
+            assert not others & {peer for peer, _ in it.newcomer.refusals}
+            push.cancel()
+
+    run(main)
