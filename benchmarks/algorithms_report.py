@@ -169,9 +169,9 @@ def _keys(rows: dict[str, Row]) -> str:
 def _special(rows: dict[str, Row]) -> str:
     lines = [
         "## Stragglers, churn, attackers\n",
-        f"These rows have the tokens of {SHORT} rounds. The time is virtual, until "
-        f"{1 + WITHIN[1] / 100:g} times the "
-        "loss at which the run that waits ends.\n",
+        f"Rows with a straggler have the tokens of {SHORT} rounds, the others of {ROUNDS}. The "
+        f"time is virtual, until {1 + WITHIN[1] / 100:g} times the loss at which the run that "
+        "waits ends.\n",
         "| case | loss | seeds | time to the target |",
         "|---|---|---|---|",
     ]
