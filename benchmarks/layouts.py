@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.layout_cases import CASES, REFUSED, STEPS, Case, manifest_of, reason
 
+MANY = 1000  # steps that moments have seen that come from elsewhere
 WAIT_S = 240.0  # for the ranks of one layout
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 
@@ -40,11 +41,19 @@ class Outcome:
     text: str = ""  # of what went wrong
 
 
-def run(case: Case, directory: Path, *, resume: str = "", save: str = "") -> tuple[Outcome, Path]:
+def run(
+    case: Case,
+    directory: Path,
+    *,
+    resume: str = "",
+    save: str = "",
+    moments: tuple[str, str] = ("", ""),
+) -> tuple[Outcome, Path]:
     """Train a case; its outcome, and the file of its pseudo-gradient (fp32).
 
     ``save``: an existing directory, into which it writes a checkpoint after half of the steps, and
-    ends. ``resume``: one to go on from.
+    ends. ``resume``: one to go on from. ``moments``: a file of an optimizer's to begin with, and
+    one to which these are written for others at once.
     """
     directory.mkdir(parents=True)
     text = bytes(random.Random(0).choices(b"abcdefgh ", k=20_000))
@@ -55,7 +64,9 @@ def run(case: Case, directory: Path, *, resume: str = "", save: str = "") -> tup
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(environment)
     ranks = [
-        context.Process(target=_rank, args=(case, rank, directory, resume, save), daemon=True)
+        context.Process(
+            target=_rank, args=(case, rank, directory, resume, save, moments), daemon=True
+        )
         for rank in range(case.dims.size)
     ]
     for process in ranks:
@@ -81,7 +92,9 @@ def run(case: Case, directory: Path, *, resume: str = "", save: str = "") -> tup
     return Outcome(**found), directory / "delta"
 
 
-def _rank(case: Case, rank: int, directory: Path, resume: str, save: str) -> None:
+def _rank(
+    case: Case, rank: int, directory: Path, resume: str, save: str, moments: tuple[str, str]
+) -> None:
     """One rank, driven as a daemon drives it."""
     import logging
 
@@ -90,6 +103,7 @@ def _rank(case: Case, rank: int, directory: Path, resume: str, save: str) -> Non
     from node.trainer.channel import (
         Begin,
         Checkpoint,
+        Donate,
         Evaluated,
         Report,
         Saved,
@@ -123,7 +137,11 @@ def _rank(case: Case, rank: int, directory: Path, resume: str, save: str) -> Non
         if rank == 0:
             vectors = SharedVectors.create(Layout.of_config(manifest.model).size)
             initial_vector(manifest.model, manifest.seed, vectors.tensors()[0])
-            commands: list[Any] = [Begin(0, STEPS, 0, 1, 0, 0, resume, False, True)]
+            taken, given = moments
+            begin = Begin(
+                0, STEPS, 0, 1, 0, 0, resume, False, True, moments=taken, moments_steps=MANY
+            )
+            commands: list[Any] = [begin, *([Donate(given)] if given else [])]
 
             class Daemon:
                 """Begins, takes one snapshot or writes a checkpoint, and ends."""

@@ -23,6 +23,9 @@ from bootstrap.manifest_rounds import (
 
 _ALONE = {"quorum": ONE, "grace_fraction": 0.0, "min_grace_s": 0.0}
 
+# of "auto" not fp32: what bf16 loses of parameters is less than islands differ by
+OF_PAIRS = {"codec": "bf16", "codecs": ("bf16", "int8"), "max_staleness": 4}
+
 # what a mode stands for, where the manifest says nothing else
 MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "async": {
@@ -32,11 +35,11 @@ MODE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "server": {"rounds": {"owners": "servers", "staleness": 0}},
     "gossip": {  # NoLoCo: η = β, μ = α of its paper
-        "rounds": {"codec": "bf16", "max_staleness": 4},
+        "rounds": OF_PAIRS,
         "outer": {"optimizer": "heavyball", "lr": 0.7, "momentum": 0.5, "warmup_rounds": 0},
     },
     "push-sum": {
-        "rounds": {"codec": "bf16", "max_staleness": 4},
+        "rounds": OF_PAIRS,
         "outer": {"optimizer": "sgd", "warmup_rounds": 0},
         "gossip": {"rule": "push-sum"},
     },

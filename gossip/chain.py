@@ -139,6 +139,11 @@ class Chain(Reports):
         """Whether the round under way has a plan."""
         return self.exchange.plan is not None
 
+    def timed(self) -> list[float]:
+        """Seconds of the exchange that has just ended, from its plan to its last merged part."""
+        took = self.timing.held_at - self.timing.planned_at
+        return [took] if took > 0 else []
+
     # --- for whoever owns this -------------------------------------------------------------------
 
     @property

@@ -79,6 +79,10 @@ class AnyChain(Protocol):
         """Usual seconds of a round; 0: not known yet."""
         ...
 
+    def timed(self) -> list[float]:
+        """Seconds that exchanges of a round have taken, of those since it was last asked."""
+        ...
+
     def note(self, **changes: Any) -> None:
         """Change what this node says of itself; it is said with the next heartbeat."""
         ...

@@ -353,13 +353,13 @@ class Company:
         announce = self.membership.announcement(peer)
         return announce is not None and announce.round < self.place.round
 
-    def working(self, now: float) -> int:
-        """How many of those in office are alive and active, wherever in the chain they stand.
+    def working(self, now: float) -> set[PeerId]:
+        """Those in office who are alive and active, wherever in the chain they stand.
 
         Whoever hears late of the others must not take itself for all there is.
         """
         training = self.training(now)
-        return sum(peer in training and peer not in self.gone for peer in self._able(now))
+        return {peer for peer in self._able(now) if peer in training and peer not in self.gone}
 
     def eta(self, announce: Announce, now: float) -> float:
         """Seconds until this member is ready."""

@@ -143,6 +143,7 @@ class Inbox:
         first = chunk_at(self.wiring.codec, header)
         drain = PartDrain(inflow, first, trailer_size(len(plan.contributors)), finish)
         patience = merged_patience_s(plan.patience_s, plan.expected_s)
+        inflow.open += 1
         try:
             await self.transfers.receive(sender, header, incoming, drain, patience)
         except RemoteProtocolError:
@@ -151,6 +152,8 @@ class Inbox:
                 if isinstance(inflow, SharedInflow):
                     self.wiring.transport.post(inflow.spoil)
             raise
+        finally:
+            inflow.open -= 1
         self._hold(found[0], inflow.data)
         return b""
 

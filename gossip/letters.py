@@ -2,9 +2,11 @@
 
 A letter is the encoded vector and a trailer of twenty bytes (which exchange of its round it is of,
 which letter it answers, and its push-sum weight), pushed over a lane as slices are
-(:mod:`gossip.transfers`). What arrives is checked before it counts: length, codec, that the sender
-takes part, and that every value is finite. So many letters are kept as ``room`` says; then the
-oldest makes way, or, where none may be lost (``keep_all``), the newest is refused.
+(:mod:`gossip.transfers`). Its header names its codec, one of those that the run allows: each side
+of an exchange chooses its own. What arrives is checked before it counts: codec and length before
+there is memory for it, that the sender takes part, and that every value is finite. So many letters
+are kept as ``room`` says; then the oldest makes way, or, where none may be lost (``keep_all``), the
+newest is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from gossip.bodies import Wiring, as_bytes, chunk_at
+from gossip.meeting import Key, Stamp
 from gossip.transfers import Transfers
-from gossip.wandering import Key, Stamp
 from protocols.bodies import BufferFeed
+from protocols.codecs import Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import Transfer
@@ -38,7 +40,7 @@ class Letter:
 
     stamp: Stamp
     weight: float  # of push-sum; 1 elsewhere
-    data: Tensor  # uint8, the encoded vector
+    body: Encoded
 
 
 @dataclass
@@ -100,7 +102,7 @@ class _Drain:
 
 @dataclass
 class Letters:
-    """One node's letters of vectors fp32 [size], encoded as ``wiring.codec``."""
+    """One node's letters of vectors fp32 [size], in ``codecs``; none: as ``wiring.codec``."""
 
     wiring: Wiring
     size: int
@@ -108,6 +110,7 @@ class Letters:
     room: int = 8
     keep_all: bool = False
     fragment: int = 0
+    codecs: Sequence[str] = ()
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
     transfers: Transfers = field(init=False)
     _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
@@ -117,7 +120,16 @@ class Letters:
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.wiring)
-        self.encoded_size = self.wiring.codec.encoded_size(0, self.size)
+        names = self.codecs or (self.wiring.codec.name,)
+        self._codecs = {name: self.wiring.codec.named(name) for name in names}
+        self._sizes = {
+            name: codec.encoded_size(0, self.size) for name, codec in self._codecs.items()
+        }
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a letter at most."""
+        return max(self._sizes.values()) + _TRAILER.size
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -126,7 +138,7 @@ class Letters:
         to: PeerId,
         round_: int,
         exchange: int,
-        data: Tensor,
+        letter: Encoded,
         *,
         answers: Key | None,
         timeout: float,
@@ -136,12 +148,12 @@ class Letters:
 
         Raises TransportError, and RemoteProtocolError for an answer that makes no sense.
         """
-        body = as_bytes(data)
+        body, codec = as_bytes(letter.data), letter.codec
         trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
         name = self._series + next(self._numbers).to_bytes(8, "big")
-        run, codec = self.wiring.run, self.wiring.codec.name
-        header = Transfer(run, self.fragment, round_, 0, self.size, codec, name, 0)
-        chunks = self.wiring.codec.chunks(0, self.size)
+        run = self.wiring.run
+        header = Transfer(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
+        chunks = codec.chunks(0, self.size)
 
         def feed_from(chunk: int) -> _Feed:
             at = chunks[chunk].offset if chunk < len(chunks) else len(body)
@@ -157,11 +169,12 @@ class Letters:
 
     async def receive(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
         """Take a letter in; raises RemoteProtocolError for one that is not to be had."""
-        self._check(sender, header)
+        codec = self._check(sender, header)
+        chunk, chunks = chunk_at(codec, header), codec.chunks(0, self.size)
+        at = chunks[chunk].offset if chunk < len(chunks) else self._sizes[codec.name]
+        if incoming.length != self._length(header) - at:
+            raise Malformed(f"{incoming.length} bytes of a letter in {codec.name}")
         receipt = self._receipt(sender, header)
-        chunk = chunk_at(self.wiring.codec, header)
-        chunks = self.wiring.codec.chunks(0, self.size)
-        at = chunks[chunk].offset if chunk < len(chunks) else self.encoded_size
         if at > receipt.filled:
             raise Malformed("a letter that goes on behind what is here")
         self.mail.coming(sender)
@@ -181,9 +194,10 @@ class Letters:
             self._put(letter)
 
     async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:
-        codec, data = self.wiring.codec, torch.frombuffer(receipt.data, dtype=torch.uint8)
-        body = data[: self.encoded_size]
-        exchange, *named, weight = _TRAILER.unpack(bytes(receipt.data[self.encoded_size :]))
+        codec = self._codecs[receipt.header.codec]
+        data, size = torch.frombuffer(receipt.data, dtype=torch.uint8), self._sizes[codec.name]
+        body = data[:size]
+        exchange, *named, weight = _TRAILER.unpack(bytes(receipt.data[size:]))
         answers = None if named[0] < 0 else (named[0], named[1])
         if not 0 < weight <= 2.0**32:  # NaN as well
             raise Malformed(f"a letter of weight {weight}")
@@ -194,7 +208,7 @@ class Letters:
 
         await self.wiring.offload(check)
         stamp = Stamp(sender, receipt.header.round, exchange, answers, next(self._numbers))
-        return Letter(stamp, weight, body)
+        return Letter(stamp, weight, Encoded(codec, body))
 
     def _put(self, letter: Letter) -> None:
         if not self.keep_all:
@@ -209,30 +223,36 @@ class Letters:
 
     def reached(self, sender: PeerId, header: Transfer) -> bytes:
         """How much of a letter is here, for who sends the rest of it."""
-        self._check(sender, header)
+        codec = self._check(sender, header)
         receipt, done = self._arriving.get(sender), 0
         if self._newest.get(sender) == header.basis:
             done = self.size
-        elif receipt is not None and receipt.header.basis == header.basis:
+        elif receipt is not None and _same(receipt.header, header):
             # never all of it: the trailer has yet to come
-            filled = min(receipt.filled, self.encoded_size - 1)
-            done = self.wiring.codec.complete(0, self.size, filled)
+            filled = min(receipt.filled, self._sizes[codec.name] - 1)
+            done = codec.complete(0, self.size, filled)
         return replace(header, done=done).encode()
 
-    def _check(self, sender: PeerId, header: Transfer) -> None:
+    def _check(self, sender: PeerId, header: Transfer) -> RangeCodec:
+        """The codec of a letter that may come."""
         if header.run != self.wiring.run:
             raise Stale("another run")
         if not self.mail.welcome(sender):
             raise RemoteRefused("stranger", "announce yourself first")
         if (header.start, header.stop) != (0, self.size):
             raise Malformed("a letter is about a whole fragment")
-        if header.codec != self.wiring.codec.name or len(header.basis) != 16:
-            raise Malformed(f"a letter in {header.codec}, not in {self.wiring.codec.name}")
+        codec = self._codecs.get(header.codec)
+        if codec is None or len(header.basis) != 16:
+            raise Malformed(f"a letter in {header.codec}, not in {' or '.join(self._codecs)}")
+        return codec
+
+    def _length(self, header: Transfer) -> int:
+        return self._sizes[header.codec] + _TRAILER.size
 
     def _receipt(self, sender: PeerId, header: Transfer) -> _Receipt:
         """Where a letter goes; of one peer one at a time arrives, and the newest counts."""
         receipt = self._arriving.get(sender)
-        if receipt is not None and receipt.header.basis == header.basis:
+        if receipt is not None and _same(receipt.header, header):
             return receipt
         for peer in [p for p, one in self._arriving.items() if not one.at_work]:
             if len(self._arriving) >= self.room:
@@ -240,9 +260,14 @@ class Letters:
         others = len(self._arriving) - (sender in self._arriving)
         if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
             raise RemoteRefused("busy", "no room for another letter")
-        receipt = _Receipt(header, bytearray(self.encoded_size + _TRAILER.size))
+        receipt = _Receipt(header, bytearray(self._length(header)))
         self._arriving[sender] = receipt
         return receipt
+
+
+def _same(one: Transfer, other: Transfer) -> bool:
+    """Whether both are tries of one letter."""
+    return (one.basis, one.codec) == (other.basis, other.codec)
 
 
 def receive(boxes: Sequence[Letters]) -> None:
@@ -268,6 +293,6 @@ def receive(boxes: Sequence[Letters]) -> None:
         header, box = header_of(data)
         return box.reached(sender, header)
 
-    largest = max(box.encoded_size for box in boxes)
-    wiring.transport.on_push(VERB, on_letter, max_length=largest + _TRAILER.size)
+    largest = max(box.largest for box in boxes)
+    wiring.transport.on_push(VERB, on_letter, max_length=largest)
     wiring.transport.on_call(VERB, on_reached)

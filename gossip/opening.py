@@ -59,12 +59,14 @@ class Opening:
         ready, late = self.company.ready_and_late(now)
         if self._roll_is_due(now, ready):
             return True
-        if not ready or len(ready) < self.rules.quorum * self.company.working(now):
+        working = self.company.working(now)
+        if not ready or len(ready) < self.rules.quorum * len(working):
             self.quorum_since = None
             return False
         bound = self.rules.staleness
-        if bound != NO_BOUND and any(self.missed.get(a.peer, 0) >= bound for a in late):
-            return False
+        awaited = working - {announce.peer for announce in ready}
+        if bound != NO_BOUND and any(self.missed.get(peer, 0) >= bound for peer in awaited):
+            return False  # though it may not have said yet that it stands here
         if self.quorum_since is None:
             self.quorum_since = now
         if self.holds(now):

@@ -10,34 +10,24 @@ step. The trainer goes on with its inner steps meanwhile. What the fragments sha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-import torch
+from typing import Any, NamedTuple, Protocol
 
 from gossip.bodies import Wiring
 from gossip.common import Wired
+from gossip.letter_times import Choice, LetterTimes, Terms
 from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
+from gossip.meeting import Drop, Finish, Habits, Instruction, Key, Met, Post, Take, Taken
 from gossip.membership import Membership
 from gossip.presence import Presence
-from gossip.spread import Spread, in_pairs
+from gossip.rounded import Acquaintance, Exchanged, Rounded
 from gossip.standing import changed, seen_from
 from gossip.validity import Place
-from gossip.wandering import (
-    Drop,
-    Finish,
-    Habits,
-    Instruction,
-    Key,
-    Met,
-    Post,
-    Take,
-    Taken,
-    Wandering,
-)
+from gossip.wandering import Wandering
+from protocols.codecs import Encoded
 from protocols.errors import RemoteProtocolError, TransportError, Unreachable
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -57,15 +47,15 @@ class Mixing(Protocol):
         """What the trainer has learnt becomes what is exchanged."""
         ...
 
-    async def encode(self, receivers: int) -> tuple[torch.Tensor, float]:
-        """It as a letter for so many, uint8, and the letter's weight."""
+    async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
+        """It as a letter for so many, and the letter's weight."""
         ...
 
-    async def take_back(self, data: torch.Tensor, weight: float) -> None:
+    async def take_back(self, letter: Encoded, weight: float) -> None:
         """A letter that did not arrive."""
         ...
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, torch.Tensor | None]]) -> float:
+    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
         """Move by shares of the differences of letters to own ones; RMS of the first difference."""
         ...
 
@@ -77,45 +67,13 @@ class Mixing(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """One exchange as it ended, for the report."""
+class Own(NamedTuple):
+    """This island's letter of the exchange under way."""
 
-    met: Met
-    sent: int  # bytes
-    received: int
-    difference: float | None  # RMS of the parameters' difference to the partner's
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """A round of this island's that is through."""
-
-    fragment: int
-    round: int
-    began: float
-    ended: float
-    exchanged: tuple[Exchanged, ...]
-    spread: Spread
-    after: float | None  # mean relative distance to the mean after this island's exchanges
-    exchanges: int  # in the next round, and what that follows from
-    progress: float  # mean square of what the inner steps moved
-
-
-class Acquaintance:
-    """With whom this island has mixed each fragment last, of so many elements."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.elements = sum(sizes)
-        self.shares = [size / self.elements for size in sizes]
-        self.mixed: list[tuple[PeerId, ...]] = [()] * len(sizes)
-
-    def left(
-        self, said: Iterable[Announce], me: PeerId, fragment: int, mixed: Sequence[PeerId]
-    ) -> tuple[Spread, float | None]:
-        """How far islands were apart, and are now (:func:`gossip.spread.in_pairs`)."""
-        self.mixed[fragment] = tuple(mixed)
-        return in_pairs(said, me, self.mixed, self.shares)
+    body: Encoded
+    weight: float
+    choice: Choice
+    budget: float  # seconds that it may take
 
 
 @dataclass
@@ -132,6 +90,7 @@ class Roamer(Wired):
     habits: Habits
     size: int  # elements of the fragment
     acquaintance: Acquaintance
+    terms: Terms
     neighbours: int = 1
     more: Callable[[float, float], int] = lambda distance, progress: 0
     applied: Callable[[Rounded], None] = lambda rounded: None
@@ -141,9 +100,12 @@ class Roamer(Wired):
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
     core: Wandering = field(init=False)
     letters: Letters = field(init=False)
+    times: LetterTimes = field(init=False)
     round_s: float = 0.0  # usual seconds of a round
-    _body: tuple[torch.Tensor, float] | None = None  # of the exchange under way
-    _bodies: dict[Key, torch.Tensor] = field(default_factory=dict)  # that answers may come to
+    _own: Own | None = None  # of the exchange under way
+    _bodies: dict[Key, Encoded] = field(default_factory=dict)  # that answers may come to
+    _codecs: dict[int, str] = field(default_factory=dict)  # of own letters of the round
+    _timed: list[float] = field(default_factory=list)  # seconds of exchanges not told of yet
     _exchanged: list[Exchanged] = field(default_factory=list)
     _began: float = 0.0
     _norm: float = 0.0
@@ -162,7 +124,7 @@ class Roamer(Wired):
         self.core = Wandering(self.me, self.habits, self.membership, place.round)
         mail = Mail(
             welcome=self._welcome,
-            coming=self.core.on_coming,
+            coming=lambda peer: self.core.on_coming(peer, self.now()),
             broken=lambda peer: self._carry_soon(self.core.on_broken(peer, self.now())),
             arrived=self._arrived,
             dropped=self.core.on_dropped,
@@ -176,7 +138,10 @@ class Roamer(Wired):
             room,
             keep_all=self.habits.one_way,
             fragment=self.fragment,
+            codecs=self.terms.codecs,
         )
+        size_as, size = self.wiring.codec.size_as, self.size
+        self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
 
     # --- for whoever owns this -------------------------------------------------------------------
 
@@ -200,6 +165,16 @@ class Roamer(Wired):
     def planned(self) -> bool:
         """Whether an exchange is under way."""
         return not self.core.resting
+
+    @property
+    def exchanges(self) -> int:
+        """One after the other in a round; shares leave at the same time."""
+        return 1 if self.habits.one_way else self.neighbours + self._extra
+
+    def timed(self) -> list[float]:
+        """Seconds of letters on their way in a round, by each exchange since it was last asked."""
+        timed, self._timed = self._timed, []
+        return [self.exchanges * seconds for seconds in timed]
 
     def waiting_weight(self) -> float:
         """Push-sum weight of shares that are here and not mixed in yet."""
@@ -261,7 +236,7 @@ class Roamer(Wired):
     async def _begin(self) -> None:
         self._ours = True
         await self.replica.start()
-        self._began, self._exchanged, self._body = self.now(), [], None
+        self._began, self._exchanged, self._own, self._codecs = self.now(), [], None, {}
         exchanges = self.neighbours + self._extra
         await self._carry(self.core.begin(self.replica.place.round, exchanges, self._began))
         self.presence.tell()  # the round may have another number now
@@ -275,12 +250,9 @@ class Roamer(Wired):
         while instructions:
             following: list[Instruction] = []
             posts = [one for one in instructions if isinstance(one, Post)]
-            if posts and self._body is None:
-                self._body = await self.replica.encode(len(posts))
-                self._bodies[posts[0].round, posts[0].exchange] = self._body[0]
-            for post in posts:
-                assert self._body is not None
-                self.wiring.spawn(self._send(post, *self._body))
+            if posts:
+                self._own = self._own or await self._write(posts)
+                self.wiring.spawn(self._send_all(posts, self._own))
             for instruction in instructions:
                 match instruction:
                     case Take(letters):
@@ -292,14 +264,36 @@ class Roamer(Wired):
                         await self._finish(round_)
             instructions = following
 
-    async def _send(self, post: Post, data: torch.Tensor, weight: float) -> None:
+    async def _write(self, posts: Sequence[Post]) -> Own:
+        """This island's letter of an exchange."""
+        me, said = self.status, [self.membership.announcement(post.to) for post in posts]
+        budget = self.times.budget(self.core.cycle_s, me, self.exchanges)
+        choice = self.times.choose(budget, me, [one for one in said if one is not None])
+        own = Own(*await self.replica.encode(len(posts), choice.codec), choice, budget)
+        self._bodies[posts[0].round, posts[0].exchange] = own.body
+        self._codecs[posts[0].exchange] = choice.codec
+        return own
+
+    async def _send_all(self, posts: Sequence[Post], own: Own) -> None:
+        """Send one letter to all of them at once; what that took says what the next may take."""
+        began = self.now()
+        async with asyncio.TaskGroup() as group:
+            sent = [group.create_task(self._send(post, own.body, own.weight)) for post in posts]
+        if all(one.result() for one in sent):
+            took = self.now() - began
+            self.times.note(own.choice, took, [post.to for post in posts], own.budget)
+            if not any(post.awaited for post in posts):
+                self._timed.append(took)
+
+    async def _send(self, post: Post, body: Encoded, weight: float) -> bool:
+        """Whether a letter has arrived; the exchange goes on, if it waited for that."""
         stall = self.membership.stillness_s([post.to], STALL_S)
         try:
             await self.letters.send(
                 post.to,
                 post.round,
                 post.exchange,
-                data,
+                body,
                 answers=post.answers,
                 timeout=stall,
                 weight=weight * self._standing,
@@ -308,14 +302,15 @@ class Roamer(Wired):
             if isinstance(error, Unreachable):
                 self.presence.unreachable(post.to)
             if self.habits.one_way:
-                await self.replica.take_back(data, weight)
-            following = self.core.on_failed(post.to, self.now())
+                await self.replica.take_back(body, weight)
+            arrived = False
         else:
             self.presence.contact(post.to)
-            following = self.core.on_posted(post.to, self.now())
+            arrived = True
         if post.awaited:
-            await self._carry(following)
-            self._kick.set()
+            tell = self.core.on_posted if arrived else self.core.on_failed
+            self._carry_soon(tell(post.to, self.now()))
+        return arrived
 
     async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
         letters = [
@@ -327,18 +322,25 @@ class Roamer(Wired):
         difference = await self.replica.mix(letters) if letters else None
         self._taking = 0.0
         self._end_exchange()
-        self._exchanged.append(Exchanged(self.core.met[-1], *self._count(), difference))
+        self._ended(self.core.met[-1], difference)
         return self.core.on_taken(self.now())
 
     def _end_exchange(self) -> None:
-        self._body, needed = None, self.core.needed
+        self._own, needed = None, self.core.needed
         self._bodies = {key: body for key, body in self._bodies.items() if key in needed}
+
+    def _ended(self, met: Met, difference: float | None) -> None:
+        """An exchange is over."""
+        codec = self._codecs.get(met.exchange, "")
+        self._exchanged.append(Exchanged(met, *self._count(), difference, codec))
+        if met.moving_s:
+            self._timed.append(met.moving_s)
 
     async def _finish(self, round_: int) -> None:
         told = {one.met.exchange for one in self._exchanged}
         for met in self.core.met:
             if met.exchange not in told:
-                self._exchanged.append(Exchanged(met, *self._count(), None))
+                self._ended(met, None)
         self._exchanged.sort(key=lambda one: one.met.exchange)
         said = [*self.core.others(self.now()), self.status]
         mixed = [peer for one in self._exchanged for peer in one.met.mixed]

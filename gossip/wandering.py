@@ -32,6 +32,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
+from gossip.meeting import (
+    Drop,
+    Finish,
+    Habits,
+    Instruction,
+    Key,
+    Met,
+    Post,
+    Stamp,
+    Take,
+    Taken,
+)
 from gossip.membership import Membership
 from gossip.pairing import partner, successors
 from gossip.trips import RoundTrip
@@ -45,94 +57,6 @@ HALF = 0.5  # of the way to the other's letter, on both sides
 AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
-
-Key = tuple[int, int]  # round and exchange of a letter of this island's
-
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """How an island gossips."""
-
-    seed: bytes  # the run's
-    max_staleness: int = 4  # own rounds that an answer may be late
-    one_way: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What is known of a letter that is here."""
-
-    sender: PeerId
-    round: int  # by the sender's count
-    exchange: int
-    answers: Key | None  # which of our letters; None: it opens an exchange
-    number: int  # of all letters that came
-
-
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Send the parameters as they are now; ``awaited``: tell of the end."""
-
-    to: PeerId
-    round: int
-    exchange: int
-    answers: Key | None  # which of the other's letters; None: it opens an exchange
-    awaited: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A letter to move towards, by half of its difference to ``mine``, this island's letter."""
-
-    stamp: Stamp
-    share: float
-    mine: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Mix these letters in; then tell."""
-
-    letters: tuple[Taken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Throw these letters away: they are too old."""
-
-    letters: tuple[Stamp, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """All exchanges are through: take the outer step, as round ``round``."""
-
-    round: int
-
-
-Instruction = Post | Take | Drop | Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """One exchange as it ended.
-
-    ``outcome``: "mixed" with the partner's answer, "answered" openings of others, "open" (the
-    answer has yet to come), "lost" (the partner is gone), "alone", or "sent" one way.
-    """
-
-    round: int
-    exchange: int
-    partner: PeerId | None
-    outcome: str
-    seconds: float
-    others: tuple[PeerId, ...] = ()  # whose letters were mixed in, beside the partner's
-
-    @property
-    def mixed(self) -> tuple[PeerId, ...]:
-        """All whose letters were mixed in."""
-        own = (self.partner,) if self.partner and self.outcome == "mixed" else ()
-        return own + self.others
 
 
 @dataclass
@@ -155,6 +79,8 @@ class Wandering:
     _held: dict[PeerId, list[Stamp]] = field(default_factory=dict)
     _opened: dict[PeerId, Key] = field(default_factory=dict)  # our letters not answered yet
     _since: float = 0.0  # when the exchange began
+    _moving_s: float = 0.0  # of it, while a letter that it waits for was on its way
+    _seen: float = 0.0  # until when that was counted
     _began: float | None = None  # when the round did
     _round_s: float = 0.0  # usual seconds from one to the next
     _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
@@ -165,6 +91,11 @@ class Wandering:
     def resting(self) -> bool:
         """Whether no exchange is under way."""
         return self._phase == "training"
+
+    @property
+    def cycle_s(self) -> float:
+        """Usual seconds from one round to the next; 0: not known yet."""
+        return self._round_s
 
     @property
     def patience_s(self) -> float:
@@ -199,23 +130,27 @@ class Wandering:
             self._round_s += (0.3 if self._round_s else 1.0) * (gap - self._round_s)
         self._began = now
         self._label = median_low([place, *(a.round for a in self.others(now))])
-        self.round = max(place, self._label)
+        # who has just trained for round r is not behind others that train for r + 1 already
+        self.round = max(place, self._label - 1)
         self.exchanges, self.exchange, self.met = max(1, exchanges), 0, []
         oldest = self.round - self.habits.max_staleness
         self._opened = {peer: key for peer, key in self._opened.items() if key[0] >= oldest}
         return self._open(now)
 
-    def on_coming(self, sender: PeerId) -> None:
+    def on_coming(self, sender: PeerId, now: float) -> None:
         """A letter of this island's has begun to arrive."""
+        self._count_moving(now)
         self._coming.add(sender)
 
     def on_broken(self, sender: PeerId, now: float) -> list[Instruction]:
         """It has stopped to arrive."""
+        self._count_moving(now)
         self._coming.discard(sender)
         return self.tick(now)
 
     def on_letter(self, stamp: Stamp, now: float) -> list[Instruction]:
         """A letter is here."""
+        self._count_moving(now)
         self._coming.discard(stamp.sender)
         held = self._held.setdefault(stamp.sender, [])
         if not self.habits.one_way:
@@ -237,16 +172,19 @@ class Wandering:
 
     def on_posted(self, to: PeerId, now: float) -> list[Instruction]:
         """A letter that was awaited has arrived there."""
+        self._count_moving(now)
         self._posting.discard(to)
         return self.tick(now)
 
     def on_failed(self, to: PeerId, now: float) -> list[Instruction]:
         """It has not, and will not."""
+        self._count_moving(now)
         self._posting.discard(to)
         self._opened.pop(to, None)
+        if self._phase == "meeting":
+            self._lost.add(to)
         if self._phase != "meeting" or self.habits.one_way or to != self._partner:
             return self.tick(now)
-        self._lost.add(to)
         if to not in self._held and len(self._lost) <= TURNS:
             chosen = self._choose(now)
             if chosen is not None:
@@ -258,6 +196,7 @@ class Wandering:
         self.exchange += 1
         if not self.habits.one_way and self._waiting():
             self._since, self._partner = now, None
+            self._moving_s, self._seen = 0.0, now
             return self._close(now)
         if self.habits.one_way or self.exchange >= self.exchanges:
             self._phase = "finishing"
@@ -271,6 +210,7 @@ class Wandering:
 
     def tick(self, now: float) -> list[Instruction]:
         """Go on where there is nothing to wait for any more."""
+        self._count_moving(now)
         if self._phase != "meeting" or self._posting or self._waits(now):
             return []
         return self._close(now)
@@ -286,6 +226,7 @@ class Wandering:
     def _open(self, now: float) -> list[Instruction]:
         self._phase, self._since = "meeting", now
         self._lost, self._partner = set(), None
+        self._moving_s, self._seen = 0.0, now
         if self.habits.one_way:
             everybody = [a.peer for a in self.others(now)]
             to = successors(everybody, self.me, self._label, self.habits.seed, self.exchanges)
@@ -377,6 +318,11 @@ class Wandering:
             taken.append(Taken(stamp, HALF, mine))
         return [*first, Take(tuple(taken))] if taken else [*first, *self.on_taken(now)]
 
+    def _count_moving(self, now: float) -> None:
+        if self._phase == "meeting" and (self._posting or self._partner in self._coming):
+            self._moving_s += now - self._seen
+        self._seen = now
+
     def _note(self, now: float, took: set[PeerId]) -> None:
         peer = self._partner
         if self.habits.one_way:
@@ -390,4 +336,6 @@ class Wandering:
         else:
             outcome = "alone" if peer is None else "lost"
         others = tuple(sorted(took - {peer})) if peer else tuple(sorted(took))
-        self.met.append(Met(self.round, self.exchange, peer, outcome, now - self._since, others))
+        moving_s = None if self._lost else self._moving_s
+        seconds = now - self._since
+        self.met.append(Met(self.round, self.exchange, peer, outcome, seconds, moving_s, others))

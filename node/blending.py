@@ -12,9 +12,10 @@ run's outer optimizer (:mod:`diloco.optimizers`) makes the difference between th
   inner steps made counts with the island's weight w, which is 1 in the mean; in the paper it
   counts 1, which would throw an island far off that nobody has sent to for long.
 
-What coarse codecs lose does not move the mean of all: an island adds ``share`` of the difference
-of the two vectors *as they travelled*, its own as well as the other's, so what one adds the other
-takes away; and push-sum gives away what was sent as it arrives.
+What coarse codecs lose does not move the mean of all, and the two letters of an exchange may have
+different ones: an island adds ``share`` of the difference of the two vectors *as they travelled*,
+its own as well as the other's, so what one adds the other takes away; and push-sum gives away what
+was sent as it arrives.
 """
 
 from __future__ import annotations
@@ -26,21 +27,20 @@ import torch
 from torch import Tensor
 
 from diloco import optimizers
-from protocols.codecs import CHUNK, Chunk, RangeCodec
+from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
 
 class Blend:
     """One island's parameters between a snapshot and its outer step; fp32 [N] vectors."""
 
     def __init__(self, base: Tensor, codec: RangeCodec, *, shares: bool) -> None:
-        """``base`` is changed in place by :meth:`step`; ``shares``: by push-sum."""
+        """``base`` is changed in place by :meth:`step`; ``shares``: by push-sum.
+
+        ``codec`` is any of the vector's: each letter has its own.
+        """
         self.base, self.codec, self.shares = base, codec, shares
         self.fast = torch.empty(0)  # taken when there is something to exchange
         self.weight = 1.0  # of push-sum
-
-    @property
-    def _chunks(self) -> tuple[Chunk, ...]:
-        return self.codec.chunks(0, len(self.base))
 
     @torch.no_grad()
     def start(self, sent: Tensor) -> None:
@@ -50,30 +50,33 @@ class Blend:
         self.fast.copy_(sent)
 
     @torch.no_grad()
-    def encode(self, receivers: int) -> tuple[Tensor, float]:
-        """A letter for so many receivers, uint8, and its weight.
+    def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
+        """A letter for so many receivers, and its weight.
 
         With push-sum that gives away as much: of equal shares one stays.
         """
-        data = torch.empty(self.codec.encoded_size(0, len(self.base)), dtype=torch.uint8)
-        self.codec.encode(0, self.fast, data)
+        chosen = self.codec.named(codec)
+        letter = Encoded(
+            chosen, torch.empty(chosen.encoded_size(0, len(self.base)), dtype=torch.uint8)
+        )
+        chosen.encode(0, self.fast, letter.data)
         if not self.shares:
-            return data, 1.0
+            return letter, 1.0
         self.weight /= receivers + 1
-        for chunk in self._chunks:  # x − n·sent: what rounding lost stays here
+        for chunk in self._chunks(letter):  # x − n·sent: what rounding lost stays here
             fast = self.fast[chunk.start : chunk.stop]
             sent = torch.empty_like(fast)
-            self._decode(chunk, data, sent)
+            letter.decode_chunk(chunk, sent)
             fast.add_(fast - sent, alpha=receivers)
-        return data, self.weight
+        return letter, self.weight
 
-    def take_back(self, data: Tensor, weight: float) -> None:
+    def take_back(self, letter: Encoded, weight: float) -> None:
         """A share that did not arrive."""
-        self.mix([(data, weight, 0.0, None)])
+        self.mix([(letter, weight, 0.0, None)])
 
     @torch.no_grad()
-    def mix(self, letters: Sequence[tuple[Tensor, float, float, Tensor | None]]) -> float:
-        """Take letters in: data, weight, share of the way, this island's letter of that exchange.
+    def mix(self, letters: Sequence[tuple[Encoded, float, float, Encoded | None]]) -> float:
+        """Take letters in: body, weight, share of the way, this island's letter of that exchange.
 
         Returns the RMS difference to the first. Without an own letter the way begins at ``fast``.
         A weight below 1, a newcomer's, makes the way shorter; of shares it is the weight itself.
@@ -82,18 +85,21 @@ class Blend:
         whole = self.weight + sum(weight for _, weight, _, _ in letters)
         mine = torch.empty(min(CHUNK, len(self.base)))
         theirs = torch.empty_like(mine)
-        for chunk in self._chunks:
-            fast = self.fast[chunk.start : chunk.stop]
+        # codecs cut a vector at the same elements, and each puts its bytes elsewhere
+        cuts = [self._chunks(body) for body, *_ in letters]
+        own_cuts = [self._chunks(own) if own is not None else () for *_, own in letters]
+        for at, cut in enumerate(self.codec.chunks(0, len(self.base))):
+            fast = self.fast[cut.start : cut.stop]
             own_here, other = mine[: len(fast)], theirs[: len(fast)]
             before = fast.clone()
             if self.shares:
                 fast.mul_(self.weight / whole)
-            for index, (data, weight, share, own) in enumerate(letters):
-                self._decode(chunk, data, other)
+            for index, (body, weight, share, own) in enumerate(letters):
+                body.decode_chunk(cuts[index][at], other)
                 if own is None or self.shares:
                     own_here.copy_(before)
                 else:
-                    self._decode(chunk, own, own_here)
+                    own.decode_chunk(own_cuts[index][at], own_here)
                 if index == 0:
                     difference = other - own_here
                     square += torch.dot(difference, difference).item()
@@ -116,5 +122,5 @@ class Blend:
             part = {name: vectors[name][here] for name in rule.vectors}
             rule.step(part, slow - fast, slow, rates)
 
-    def _decode(self, chunk: Chunk, data: Tensor, out: Tensor) -> None:
-        self.codec.decode_chunk(chunk, data[chunk.offset : chunk.offset + chunk.size], out)
+    def _chunks(self, body: Encoded) -> tuple[Chunk, ...]:
+        return body.codec.chunks(0, len(self.base))

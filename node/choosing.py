@@ -1,17 +1,26 @@
 """How many inner steps an island takes between contributions, and how many before it waits.
 
-Chosen from what was measured, unless the run or the operator has fixed them. Every choice that
+Chosen from what was measured, unless the run or the operator has fixed them. Where all merge in one
+round all take the most that anybody's links ask for. In pairs nobody has to agree, but islands
+whose rounds have unlike lengths count apart and answer each other late: so an island takes what its
+own exchanges ask for, but never less than the median of all, which is whose rounds the run counts,
+nor so much more that answers to its letters, or its own ones, would come too late to count
+(``rounds.max_staleness``). Every choice that
 differs from the one before is an event (:class:`~node.monitor.events.KnobSet`) with its inputs.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import mean, median_low
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from diloco.fragments import delay_for
+from diloco.knobs import Decision
 from diloco.knobs import inner_steps as for_exposure
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet
@@ -20,6 +29,8 @@ from protocols.messages import Announce
 
 ALIKE = 0.05  # ends that differ by less are the same
 TOLD = 0.1  # choices that differ by less from what was told last are not told
+RECENT = 8  # exchanges of islands in pairs that count
+IN_STEP = 1.25  # times the median's H: who asks for no more takes that
 
 
 @dataclass
@@ -31,15 +42,26 @@ class Chooser:
     events: EventLog
     own_steps: int = 0
     wanted: int = 0  # inner steps a round that this island's links ask for, which it announces
-    exchange: Usual = field(default_factory=Usual)  # seconds from a plan to its last merged part
+    # seconds from a plan to its last merged part; of islands in pairs, of letters on their way
+    exchange: Usual = field(default_factory=Usual)
     transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
     _told: dict[str, int] = field(default_factory=dict)
+    _newest: deque[float] = field(default_factory=deque)  # of such seconds
+
+    def timed(self, seconds: float) -> None:
+        """An exchange took so long."""
+        self.exchange.add(seconds)
+        self._newest.append(seconds)
+        while len(self._newest) > RECENT * self.manifest.rounds.fragments:
+            self._newest.popleft()
 
     def steps(self, others: Sequence[Announce]) -> int:
         """H of this island: the swarm's, and ⌊H · v / v_max⌋ where it is slower (2401.09135)."""
         rounds, mine = self.manifest.rounds, self.pace.steps_per_second
         speeds = [announce.steps_per_second for announce in others]
-        whole = self._of_all(others)
+        whole = rounds.inner_steps
+        if rounds.most_steps:
+            whole = self._in_pairs(others) if self.manifest.mode in GOSSIP else self._of_all(others)
         if self.own_steps:
             self._tell("own_steps", self.own_steps, {}, "set with --inner-steps")
             return self.own_steps
@@ -79,8 +101,6 @@ class Chooser:
     def _of_all(self, others: Sequence[Announce]) -> int:
         """H of the fastest: the most that anybody's links ask for, since all have to agree."""
         rounds, speed = self.manifest.rounds, self.pace.steps_per_second
-        if not rounds.most_steps:
-            return rounds.inner_steps
         fastest = fastest_of([speed, *(announce.steps_per_second for announce in others)])
         if self.exchange.mean and fastest > 0:
             found = for_exposure(
@@ -104,6 +124,56 @@ class Chooser:
             "exposed": rounds.exposed,
             "wanted": float(self.wanted),
             "wanted_by_others": float(max(asked[1:], default=0)),
+        }
+        self._tell("inner_steps", chosen, inputs, why)
+        return chosen
+
+    def _in_pairs(self, others: Sequence[Announce]) -> int:
+        """H of the fastest where rounds are each island's own.
+
+        An island asks for what its exchanges take in the mean. One whose usual exchange takes so
+        long has a narrow link itself, and takes more than the median; who was only held up by a
+        partner with such a link does not, or what it takes would follow from whom it met last.
+        """
+        rounds, mine = self.manifest.rounds, self.pace.steps_per_second
+        least, most = rounds.inner_steps, rounds.most_steps
+        fastest = fastest_of([mine, *(announce.steps_per_second for announce in others)])
+        beat = fastest if rounds.dynamic_steps else mine  # whose steps are counted
+        mean_s, usual_s, usually = 0.0, 0.0, least
+        why = "no exchange was timed yet"
+
+        def asked_by(seconds: float) -> Decision:
+            return for_exposure(
+                seconds,
+                1 / beat,
+                transfers=rounds.fragments,
+                exposed=rounds.exposed,
+                least=least,
+                most=most,
+            )
+
+        if self._newest and mine > 0:
+            hidden_s = self.tau() / mine
+            beyond = [max(0.0, seconds - hidden_s) for seconds in self._newest]
+            mean_s, usual_s = mean(beyond), median_low(beyond)
+            found, usually = asked_by(mean_s), asked_by(usual_s).inner_steps
+            self.wanted, why = found.inner_steps, found.why
+        asked = [n for n in (self.wanted, *(one.wanted_steps for one in others)) if n > 0]
+        median = min(most, max(least, median_low(asked))) if asked else least
+        furthest = min(most, max(1, rounds.max_staleness // 2) * median)
+        alike = usually <= IN_STEP * median
+        chosen = median if alike else min(usually, furthest)
+        if alike and chosen != self.wanted and asked:
+            why = "the median island asks for so many: to be ready, and done, with the others"
+        elif chosen < usually:
+            why = f"{usually} steps would be needed: answers would come too late to count"
+        inputs = {
+            "beyond_overlap_s": mean_s,
+            "usually_s": usual_s,
+            "steps_per_second": beat,
+            "exposed": rounds.exposed,
+            "wanted": float(self.wanted),
+            "median": float(median),
         }
         self._tell("inner_steps", chosen, inputs, why)
         return chosen

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.roamer import RAMP
 from gossip.sketch import sketch
@@ -35,6 +34,8 @@ from node.trainer.channel import (
     Apply,
     Begin,
     ChannelClosedError,
+    Cold,
+    Donated,
     Evaluated,
     Ready,
     Saved,
@@ -49,8 +50,8 @@ from node.trainer.channel import (
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
-from node.trainer_events import problem_of, shrunk_of, step_of, validation_of
-from node.trainer_files import TrainerFiles
+from node.trainer_events import notice_of, problem_of, shrunk_of, step_of, validation_of
+from node.trainer_files import Taken, TrainerFiles
 from node.turns import Turns
 from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
@@ -80,8 +81,10 @@ class Conductor:
     swarm: AnySwarm | None = None
     own_steps: int = 0  # the operator's H for this island, 0: none
     refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
+    expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
     ready: Ready | None = None
     idle: float = 0.0
+    _moments: Taken | None = None
     _begun: bool = False
     _beginning: bool = False
     _restarts: int = 0
@@ -93,7 +96,7 @@ class Conductor:
         fragments = len(self.replicas)
         self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_steps)
         self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
-        self._files = TrainerFiles(self.island)
+        self.files = TrainerFiles(self.island)
         self._at_will = at_will(self.manifest)
         # rounds in which something of ours was merged, and when the last snapshot was taken
         # (monotonic), by fragment
@@ -150,6 +153,7 @@ class Conductor:
             evaluate,
             fragment,
             self._chooser.tau(),
+            self._targets.position(self.swarm),
         )
         try:
             await self.island.send(Apply(round_, *order))
@@ -170,7 +174,7 @@ class Conductor:
                 case StepDone() as done:
                     self._on_step(done)
                     # once a checkpoint of the round that has just ended had the time to begin
-                    if self.island.grown and self._since == 1 and not self._files.writing:
+                    if self.island.grown and self._since == 1 and not self.files.writing:
                         await self._start_again()
                     if once(self.manifest) and (
                         end := self._targets.together(self.swarm, self._since, self._target)
@@ -186,16 +190,16 @@ class Conductor:
                     await self.on_applied(applied)
                 case Shifted() if self._guesses is not None:
                     await self._guesses.moved()
-                case Staged():
-                    self._files.staged()
-                case Saved() as saved:
-                    self._files.saved(saved)
+                case (Staged() | Saved() | Donated()) as told:
+                    self.files.told(told)
                 case TrainerDied() as died:
                     await self._on_death(died)
                 case Stopped():
                     return
                 case Evaluated() as evaluated:
                     self.events.emit(validation_of(evaluated))
+                case Cold() as cold:
+                    self.events.emit(notice_of(cold))
 
     @property
     def training(self) -> bool:
@@ -209,10 +213,15 @@ class Conductor:
         """
         guesses = self._guesses
         guessed = guesses is not None and await guesses.take_back()
-        saved = await self._files.save(directory)
+        saved = await self.files.save(directory)
         if guesses is not None and guessed:
             await guesses.make()
         return saved
+
+    async def take(self, moments: Taken | None) -> None:
+        """Begin with a donor's moments, or without where none are to be had."""
+        self.expects_moments, self._moments = False, moments
+        await self._begin()
 
     def eta(self, fragment: int) -> float:
         """Seconds until a fragment's next snapshot, by the present pace."""
@@ -237,7 +246,7 @@ class Conductor:
 
     async def _begin(self) -> None:
         in_office = any(self.me in r.roster for r in self.replicas) or self.resume_dir is not None
-        if self.ready is None or not in_office or self._beginning:
+        if self.ready is None or not in_office or self._beginning or self.expects_moments:
             return  # follows the rounds until it is in office, see Conductor.resume
         self._beginning = True
         refresh, self.refresh = self.refresh, None
@@ -252,6 +261,7 @@ class Conductor:
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._turns.begin()
+        moments, self._moments = self._moments, None
         await self.island.send(
             Begin(
                 round_,
@@ -261,13 +271,16 @@ class Conductor:
                 self.pace.step,
                 self.pace.tokens,
                 resume,
-                self.joined and not resume,
+                self.joined and not (resume or moments),
                 evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
                 others=tuple(others),
                 tau=self._chooser.tau(),
                 at_will=self._at_will,
                 forgets=not self.manifest.inner.keep_moments,
                 gradients=by_gradients(self.manifest),
+                moments=str(moments.path) if moments else "",
+                moments_steps=moments.steps if moments else 0,
+                position=max(self.pace.position, self._targets.position(self.swarm)),
             )
         )
         self.resume_dir = None
@@ -286,6 +299,7 @@ class Conductor:
                 tokens_per_second=self.pace.tokens_per_second,
                 loss=self.pace.loss,
                 total_tokens=self.pace.tokens,
+                position=self.pace.position,
             )
         peers = 1 + len(swarm.membership.islands_alive(swarm.now())) if swarm else 1
         self.events.emit(step_of(done, self.pace.tokens_per_second, peers))
@@ -351,7 +365,7 @@ class Conductor:
     async def _start_again(self, **changes: int) -> None:
         """Start all ranks anew, from the last merge, as a newcomer's: without their moments."""
         self._begun, self.ready, self.resume_dir = False, None, None
-        self._files.lost()
+        self.files.lost()
         if self._guesses is not None:
             self._guesses.lost()
         self._turns.free()
@@ -386,8 +400,8 @@ class Conductor:
         chain = self.swarm.chains[fragment]
         if chain.planned:
             self._chooser.transfer.add(asyncio.get_running_loop().time() - taken)
-            if isinstance(chain, Chain) and chain.timing.held_at > chain.timing.planned_at:
-                self._chooser.exchange.add(chain.timing.held_at - chain.timing.planned_at)
+            for seconds in chain.timed():
+                self._chooser.timed(seconds)
 
     async def look_again(self) -> None:
         """Somebody came or went: an island at rest may be needed now."""

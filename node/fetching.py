@@ -21,6 +21,7 @@ from gossip.lineage import Lineage
 from gossip.standing import seen_from
 from node import __version__, clock
 from node.arrival import Arrival, OwnArrival, targets
+from node.donors import FAILURES, Taking
 from node.entrance import Run
 from node.errors import operator_error
 from node.headway import Headway
@@ -30,6 +31,7 @@ from node.own_state import OwnReplica
 from node.replica import OuterReplica
 from node.saving import Restored
 from node.trainer.layout import initial_vector
+from node.trainer_files import Taken
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -56,7 +58,7 @@ class Fetcher:
         self.joined_under_way = False
         self.took: list[float] = []  # seconds, at entry, by fragment
         self._downloading: set[int] = set()
-        self._downloaded = False  # at entry
+        self.downloaded = False  # at entry
 
     async def get(self, restored: Restored | None) -> None:
         """The state to begin with. Raises OperatorError E502 or E206 where it cannot be had."""
@@ -72,6 +74,29 @@ class Fetcher:
             self.joined_under_way = True  # there are only islands' own states, and it trains none
         else:
             await self._join()
+
+    async def moments(self) -> Taken | None:
+        """A donor's inner moments; None (and an event) where the learning rate is to warm up."""
+        taking = Taking(
+            self.node.transport,
+            self.run.manifest,
+            self.node.home.root,
+            self.node.offload,
+            self._greet,
+        )
+        active = [
+            one.peer
+            for one in await self._arrival(self.run.peers).look()
+            if (one.role, one.status) == ("island", "active") and one.peer != self.replicas[0].me
+        ]
+        try:
+            taken, said = await taking.take(active, sum(self.took))
+        except FAILURES as error:
+            why = str(error) or type(error).__name__
+            self.events.emit(Notice(text=f"no donor's moments ({why}): warms its learning rate up"))
+            return None
+        self.events.emit(Notice(text=f"begins with a donor's moments {said}"))
+        return taken
 
     async def _restore(self, restored: Restored) -> None:
         self.base.copy_(restored.base)
@@ -101,7 +126,7 @@ class Fetcher:
             initial_vector(model, manifest.seed, self.base, fragments)
 
     async def _join(self) -> None:
-        self.joined_under_way = self._downloaded = True
+        self.joined_under_way = self.downloaded = True
         arrival = self._arrival(self.run.peers)
         found = await arrival.look()
         self.events.emit(JoinProgress(step=4, name="discover", text=_some(len(found), "island")))
@@ -141,7 +166,7 @@ class Fetcher:
         Where rounds are certified a newcomer follows them meanwhile. Where islands have states of
         their own the others go on, and it would begin with an old one.
         """
-        if self.run.manifest.mode not in GOSSIP or not self._downloaded:
+        if self.run.manifest.mode not in GOSSIP or not self.downloaded:
             return None
         return lambda: self._refresh(swarm)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gossip.pairs import Pairs
-from gossip.roamer import Rounded
+from gossip.rounded import Rounded
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
 from node.peer_reports import PeerReports
@@ -25,6 +25,7 @@ class GossipReports(PeerReports):
     # by fragment: what the trainer has yet to apply, and exchanges in a round
     _pending: dict[int, Rounded] = field(default_factory=dict)
     _exchanges: dict[int, int] = field(default_factory=dict)
+    _codecs: dict[int, str] = field(default_factory=dict)  # of the newest letter of this island's
     _last: float | None = None  # when the last round was through, of any fragment
     _ended: dict[int, float] = field(default_factory=dict)  # the same by fragment
     _tokens: int = field(default=0)  # trained up to the last round
@@ -58,6 +59,7 @@ class GossipReports(PeerReports):
                     received_bytes=one.received,
                     others=met.others,
                     difference=one.difference,
+                    codec=one.codec,
                 )
             )
         if what.exchanges != self._exchanges[what.fragment]:
@@ -108,6 +110,9 @@ class GossipReports(PeerReports):
         }
         tokens, self._tokens = pace.tokens - self._tokens, pace.tokens
         mixed = {peer for one in pending.exchanged for peer in one.met.mixed}
+        codec_before = self._codecs.get(fragment, "")
+        codec = next((one.codec for one in reversed(pending.exchanged) if one.codec), codec_before)
+        self._codecs[fragment] = codec
         total = self.manifest.rounds.total_rounds
         sent = sum(one.sent for one in pending.exchanged)
         alive = self.swarm.membership.islands_alive(self.swarm.now())
@@ -139,7 +144,8 @@ class GossipReports(PeerReports):
                 sent_bytes=sent,
                 received_bytes=sum(one.received for one in pending.exchanged),
                 raw_bytes=RAW_BYTES * chain.size * len(pending.exchanged),
-                codec=self.manifest.rounds.codec,
+                codec=codec,
+                codec_before=codec_before if codec_before != codec else "",
                 consensus=spread.before,
                 consensus_after=pending.after,
                 agreeing=None,

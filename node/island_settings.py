@@ -130,6 +130,11 @@ class IslandSettings(BaseModel):
     offload: bool = Field(
         default=False, description="Keep parameters and moments in the host's memory (fsdp)."
     )
+    moments: Literal["warm-up", "donor"] = Field(
+        default="warm-up",
+        description="What a newcomer's optimizer begins with: moments of its own, with a learning "
+        "rate that warms up, or those of another island, where one has them.",
+    )
     compile: bool = Field(default=False, description="Compile the layers with torch.compile.")
 
     @field_validator("layout")

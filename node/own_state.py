@@ -20,7 +20,7 @@ from gossip.letters import Letter
 from node.blending import Blend
 from node.replica import Offload, OuterReplica
 from node.trainer.shared import SharedVectors
-from protocols.codecs import RangeCodec
+from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import PeerId
 
 
@@ -35,18 +35,20 @@ class Exchanging:
         """What the trainer has learnt, in ``sent``, becomes what is exchanged."""
         await self.offload(lambda: self.blend.start(self.sent))
 
-    async def encode(self, receivers: int) -> tuple[torch.Tensor, float]:
+    async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
         """A letter for so many, and its weight."""
-        found: tuple[torch.Tensor, float] = await self.offload(lambda: self.blend.encode(receivers))
+        found: tuple[Encoded, float] = await self.offload(
+            lambda: self.blend.encode(receivers, codec)
+        )
         return found
 
-    async def take_back(self, data: torch.Tensor, weight: float) -> None:
+    async def take_back(self, letter: Encoded, weight: float) -> None:
         """A letter that did not arrive."""
-        await self.offload(lambda: self.blend.take_back(data, weight))
+        await self.offload(lambda: self.blend.take_back(letter, weight))
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, torch.Tensor | None]]) -> float:
+    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
         """Move by shares of the differences of letters to own ones; RMS of the first difference."""
-        given = [(letter.data, letter.weight, share, own) for letter, share, own in letters]
+        given = [(letter.body, letter.weight, share, own) for letter, share, own in letters]
         difference: float = await self.offload(lambda: self.blend.mix(given))
         return difference
 

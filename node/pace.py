@@ -71,6 +71,7 @@ class Pace:
     loss: float = 0.0
     grad_norm: float | None = None
     step: int = 0
+    position: int = 0  # in the learning rate's schedule
     tokens: int = 0
     busy_s: float = 0.0  # in inner steps, since the last round
     halved: int = 0  # times the micro-batch was halved, since the ranks' start
@@ -82,6 +83,7 @@ class Pace:
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
         self.step, self.tokens = done.step, self.tokens + done.tokens
+        self.position = done.position
         self.busy_s += done.seconds
         self.halved = done.halved
         if done.loss is not None:

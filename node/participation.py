@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
-from bootstrap.state import BlobServer, StateServer
+from bootstrap.state import BlobServer, MomentsServer, StateServer
 from gossip.catchup import Ending
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
@@ -20,6 +20,7 @@ from node.assembly import make_conductor, make_replicas, make_reports, make_swar
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
+from node.donors import Giving, clean
 from node.entrance import Entrance, Run
 from node.fetching import Fetcher
 from node.finding import Finder
@@ -38,6 +39,8 @@ from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.saving import Keeper, floats_saved, restore
 from node.trainer.channel import Applied
+from node.trainer.layout import Layout
+from node.trainer.moments import Places, moments_last
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
@@ -188,7 +191,7 @@ class Participation:
         )
 
     def _serve(self, run: Run) -> None:
-        """Let newcomers have the state, and hear who is there."""
+        """Let newcomers have the state and an optimizer's moments, and hear who is there."""
         self.states = StateServer(
             self.node.transport,
             run.signed.run_id,
@@ -197,6 +200,15 @@ class Participation:
             offload=self.node.offload,
             fragments=len(self.replicas),
         )
+        root, offload = self.node.home.root, self.node.offload
+        clean(root)
+        if self.conductor is not None:
+            if moments_last(run.manifest) and isinstance(self._layout, Layout):
+                places = Places.of(self._layout, run.manifest.inner)
+                giving = Giving(self.conductor, places, root, offload)
+                MomentsServer(self.node.transport, run.signed.run_id, giving.copy, offload=offload)
+            wanted = self.config.moments == "donor"
+            self.conductor.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
@@ -211,6 +223,8 @@ class Participation:
             await self.island.start()
             stack.push_async_callback(self.island.stop)
             spawn(self.conductor.run())
+            if self.conductor.expects_moments:
+                spawn(self._take_moments(self.conductor))
         self.node.say_started(run.manifest.label, device_kind(self.config))
         if self.fetcher.joined_under_way:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
@@ -234,6 +248,9 @@ class Participation:
         self.node.place.told = partial(self.lookout.moved, dht)
         self.lookout.moved(dht)
         spawn(self.lookout.run(dht))
+
+    async def _take_moments(self, conductor: Conductor) -> None:
+        await conductor.take(await self.fetcher.moments())
 
     async def _learn_past(self, peers: list[PeerId], before: int) -> None:
         await ask_past(self.node.transport, peers, self.node.history, before=before)

@@ -32,6 +32,7 @@ KINDS = {  # of traffic, by the name of the verb that carried it
     "part": "gradients",
     "letter": "parameters",
     "chunk": "state",
+    "moment": "state",
     "blob": "state",
     "relay": "relay",  # carried between two others
 }

@@ -9,12 +9,15 @@ from bootstrap.manifest import Manifest
 from diloco.mixing import extra_exchanges
 from gossip.bodies import Wiring
 from gossip.hooks import Hooks
+from gossip.letter_times import Terms
+from gossip.meeting import Habits
 from gossip.pairs import Pairs
 from gossip.presence import Presence
-from gossip.roamer import Acquaintance, Roamer
-from gossip.wandering import Habits
+from gossip.roamer import Roamer
+from gossip.rounded import Acquaintance
 from node.own_state import OwnReplica
 from node.replica import OuterReplica
+from node.run_rules import hidden_steps
 
 
 def make_pairs(
@@ -31,7 +34,9 @@ def make_pairs(
     ``replicas`` are those of fragments 0, 1, …
     """
     gossip = manifest.gossip
+    rounds = manifest.rounds
     acquaintance = Acquaintance([replica.size for replica in replicas])
+    terms = Terms(rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds), rounds.fragments)
 
     def more(distance: float, progress: float) -> int:
         """Consensus control, within what the run allows."""
@@ -45,9 +50,10 @@ def make_pairs(
             replace(wiring, codec=replica.codec),
             replica,
             presence,
-            Habits(seed, manifest.rounds.max_staleness, one_way=gossip.rule == "push-sum"),
+            Habits(seed, rounds.max_staleness, one_way=gossip.rule == "push-sum"),
             replica.size,
             acquaintance,
+            terms,
             neighbours=gossip.neighbours,
             more=more,
             applied=lambda rounded: hooks.applied(rounded, None),

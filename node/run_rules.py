@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_rounds import Rounds
 from diloco.optimizers import named
 from gossip.grouping import Grouping
 from gossip.rules import FRIENDS, STRANGERS, Rules
@@ -66,20 +67,23 @@ def replicas_of(
     return tuple(replicas)
 
 
+def hidden_steps(rounds: Rounds) -> float:
+    """Inner steps of a round that go on while the model, or a fragment, is on its way."""
+    if rounds.fragments == 1:
+        return rounds.overlap_steps
+    # they share the link
+    return min(rounds.tau or rounds.inner_steps // 4, rounds.inner_steps / rounds.fragments)
+
+
 def rules_of(manifest: Manifest, replica: OuterReplica) -> Rules:
     """How rounds of a fragment go: who is waited for, how long, and what is done with the work."""
     rules = manifest.rounds
-    overlapped = rules.overlap_steps / rules.inner_steps
-    if rules.fragments > 1:  # they share the link
-        overlapped = min(
-            (rules.tau or rules.inner_steps // 4) / rules.inner_steps, 1 / rules.fragments
-        )
     return Rules(
         size=replica.size,
         codecs=rules.allowed_codecs,
         encoded_bytes=replica.codec.size_as,
         exposed=rules.exposed,
-        overlapped=overlapped,
+        overlapped=hidden_steps(rules) / rules.inner_steps,
         quorum=rules.quorum,
         grace_fraction=rules.grace_fraction,
         min_grace_s=rules.min_grace_s,

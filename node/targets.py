@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median_high
+
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from node.choosing import Chooser
@@ -9,6 +11,7 @@ from node.modes import clients_of
 from node.replica import OuterReplica
 from protocols.identity import PeerId
 
+BEYOND = 2  # H, at most, between two rounds: steps go on while an outcome is awaited
 LOOK_EVERY = 10  # inner steps between two looks at how far the others are
 
 
@@ -30,6 +33,20 @@ class Targets:
         chosen = self.chooser.steps(swarm.membership.islands_alive(swarm.now()))
         swarm.presence.note(wanted_steps=self.chooser.wanted)
         return chosen
+
+    def position(self, swarm: AnySwarm | None) -> int:
+        """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.
+
+        The median, and no further than so many rounds can have brought anybody: islands that come
+        late or are slow are to end with the others, with the same learning rate.
+        """
+        if swarm is None:
+            return 0
+        alive = swarm.membership.islands_alive(swarm.now())
+        said = [a.position for a in alive if a.role == "island" and a.position > 0]
+        rounds = self.chooser.manifest.rounds
+        most = max(rounds.inner_steps, rounds.most_steps) * BEYOND
+        return min(median_high(said), most * (self.replica.place.round + 1)) if said else 0
 
     def drawn(self, swarm: AnySwarm | None) -> bool:
         """Whether this island is one of the round's clients, as far as it sees who is alive."""

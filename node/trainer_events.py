@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from node.errors import operator_error
-from node.monitor.events import Step, Validation
+from node.monitor.events import Notice, Step, Validation
 from node.rank_ends import TrainerDied
-from node.trainer.channel import Evaluated, StepDone
+from node.trainer.channel import Cold, Evaluated, StepDone
 from protocols.errors import OperatorError
 
 
@@ -46,6 +46,11 @@ def validation_of(evaluated: Evaluated) -> Validation:
     return Validation(
         round=evaluated.round, step=evaluated.step, validation_loss=evaluated.validation_loss
     )
+
+
+def notice_of(cold: Cold) -> Notice:
+    """That an optimizer's moments are gone."""
+    return Notice(text=f"the inner optimizer begins anew at step {cold.step}: {cold.why}")
 
 
 def problem_of(died: TrainerDied, logs: Path) -> OperatorError:

@@ -1,21 +1,34 @@
-"""The trainer's share of a checkpoint, as the daemon asks for it and hears of it."""
+"""What the trainer writes into files, as the daemon asks for it and hears of it.
+
+That is its share of a checkpoint, and its optimizer's moments for newcomers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 from node.island import Island
-from node.trainer.channel import ChannelClosedError, Checkpoint, Saved
+from node.trainer.channel import ChannelClosedError, Checkpoint, Donate, Donated, Saved, Staged
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A file of a donor's moments, and the inner steps that they have seen."""
+
+    path: Path
+    steps: int
 
 
 class TrainerFiles:
-    """At most one checkpoint of the trainer's files at a time."""
+    """At most one checkpoint, and one copy of moments, at a time."""
 
     def __init__(self, island: Island) -> None:
         self.island = island
         self._staged: asyncio.Future[None] | None = None
         self._saved: asyncio.Future[Saved] | None = None
+        self._donated: asyncio.Future[Donated] | None = None
 
     @property
     def writing(self) -> bool:
@@ -33,19 +46,28 @@ class TrainerFiles:
         await self._staged
         return self._saved
 
-    def staged(self) -> None:
-        """It has copied them."""
-        if self._staged is not None and not self._staged.done():
-            self._staged.set_result(None)
+    async def donate(self, path: Path) -> Donated:
+        """Have the moments written into a file.
 
-    def saved(self, saved: Saved) -> None:
-        """It has written them."""
-        if self._saved is not None and not self._saved.done():
-            self._saved.set_result(saved)
+        Raises :class:`ChannelClosedError` where the trainer is no more.
+        """
+        self._donated = asyncio.get_running_loop().create_future()
+        await self.island.send(Donate(str(path)))
+        return await self._donated
+
+    def told(self, report: Staged | Saved | Donated) -> None:
+        """The trainer has copied its files for a checkpoint, or has written something."""
+        match report:
+            case Staged() if self._staged is not None and not self._staged.done():
+                self._staged.set_result(None)
+            case Saved() if self._saved is not None and not self._saved.done():
+                self._saved.set_result(report)
+            case Donated() if self._donated is not None and not self._donated.done():
+                self._donated.set_result(report)
 
     def lost(self) -> None:
         """The trainer is started anew, and writes nothing any more."""
-        for waiting in (self._staged, self._saved):
+        for waiting in (self._staged, self._saved, self._donated):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(ChannelClosedError("the trainer was started again"))
                 waiting.exception()  # nobody may be waiting: that is no error of its own

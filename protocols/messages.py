@@ -120,6 +120,7 @@ class Announce(Message, kind=3):
     wanted_steps: int = 0  # inner steps a round that its links ask for; 0: it has no say
     # it cannot catch up by itself: in so many seconds it would be there if the others waited
     behind_s: float = 0.0
+    position: int = 0  # its inner steps in the learning rate's schedule; 0: it has none yet
 
 
 class Hello(Message, kind=4):
@@ -538,6 +539,30 @@ class ChunkRequest(Message, kind=33):
     round: int
     index: int
     fragment: int = 0
+
+
+class MomentsRequest(Message, kind=37):
+    """Ask an island for a copy of its inner optimizer's moments, kept for chunk downloads."""
+
+    run: Digest
+
+
+class MomentsOffer(Message, kind=38, max_bytes=4 * 1024 * 1024):
+    """What :class:`MomentsRequest` leads to; nobody but the island vouches for it."""
+
+    steps: int  # that the moments have seen
+    digest: Digest  # as in :class:`StateOffer`
+    length: int  # bytes
+    chunk: int  # bytes, the last one may be shorter
+    hashes: Annotated[bytes, Max(2 * 1024 * 1024)]  # 32 bytes each
+
+
+class MomentsChunk(Message, kind=39):
+    """Header of a pull: one chunk of the copy with this digest."""
+
+    run: Digest
+    digest: Digest
+    index: int
 
 
 class Blob(Message, kind=34):

@@ -13,22 +13,29 @@ import torch
 from blake3 import blake3
 from exchange_kit import until
 
+from bootstrap.manifest import Manifest
 from diloco.mixing import ALPHA, BETA
 from diloco.optimizers import Rates, named
 from gossip.agreement import Place
 from gossip.bodies import Wiring
 from gossip.certificate import genesis
 from gossip.hooks import Hooks
+from gossip.letter_times import Terms
 from gossip.letters import Letter
+from gossip.meeting import Habits
 from gossip.membership import Membership
 from gossip.pairs import Pairs
 from gossip.presence import Presence
-from gossip.roamer import Acquaintance, Roamer, Rounded
+from gossip.roamer import Roamer
+from gossip.rounded import Acquaintance, Rounded
 from gossip.sketch import sketch
 from gossip.standing import first_announcement
-from gossip.wandering import Habits
 from node.blending import Blend
-from protocols.codecs import RangeCodec
+from node.choosing import Chooser
+from node.monitor.event_log import EventLog
+from node.pace import Pace
+from node.run_rules import hidden_steps
+from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
 from protocols.tasks import Tasks
@@ -55,14 +62,14 @@ class ToyState:
     async def start(self) -> None:
         self.blend.start(self.sent)
 
-    async def encode(self, receivers: int) -> tuple[torch.Tensor, float]:
-        return self.blend.encode(receivers)
+    async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
+        return self.blend.encode(receivers, codec)
 
-    async def take_back(self, data: torch.Tensor, weight: float) -> None:
-        self.blend.take_back(data, weight)
+    async def take_back(self, letter: Encoded, weight: float) -> None:
+        self.blend.take_back(letter, weight)
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, torch.Tensor | None]]) -> float:
-        return self.blend.mix([(one.data, one.weight, share, own) for one, share, own in letters])
+    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
+        return self.blend.mix([(one.body, one.weight, share, own) for one, share, own in letters])
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         assert ours
@@ -80,6 +87,8 @@ class Islander:
     task: asyncio.Task[None]
     rounds: list[Rounded] = field(default_factory=list)
     rejected: list[tuple[PeerId, str]] = field(default_factory=list)
+    chooser: Chooser | None = None
+    steps: list[int] = field(default_factory=list)  # H of each round, where there is a chooser
 
     @property
     def peer(self) -> PeerId:
@@ -106,6 +115,9 @@ class Islands:
     neighbours: int = 1
     more: Callable[[float, float], int] = lambda distance, progress: 0
     staleness: int = 4
+    # what letters may have and H follows from; None: ``codec``, and ``seconds`` a round
+    manifest: Manifest | None = None
+    step_s: float = 0.05  # of an inner step, where there is a manifest
     seconds: Callable[[int], float] = lambda number: 1.0
     members: dict[int, Islander] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -150,6 +162,7 @@ class Islands:
             Habits(RUN, self.staleness, one_way=self.rule == "push-sum"),
             self.size,
             Acquaintance([self.size]),
+            self._terms(),
             neighbours=self.neighbours,
             more=self.more,
             applied=applied,
@@ -163,21 +176,50 @@ class Islands:
                     if other.peer != peer:
                         presence.learn(other.roamer.presence.envelope())
                 group.create_task(pairs.run())
-                group.create_task(self._train(number, roamer, state, moved))
+                group.create_task(self._train(number, islander, moved))
 
         islander = Islander(
             identity, state, roamer, self.group.create_task(live()), rounds, rejected
         )
+        if self.manifest is not None:
+            pace = Pace(steps_per_second=1 / self.step_s)
+            islander.chooser = Chooser(self.manifest, pace, EventLog())
+            roamer.note(steps_per_second=pace.steps_per_second)
         self.members[number] = islander
         self.gone.discard(number)
         return islander
 
-    async def _train(
-        self, number: int, roamer: Roamer, state: ToyState, moved: asyncio.Event
-    ) -> None:
-        done = 0
+    def _terms(self) -> Terms:
+        if self.manifest is None:
+            return Terms((self.codec.name,))
+        rounds = self.manifest.rounds
+        return Terms(rounds.allowed_codecs, rounds.exposed, hidden_steps(rounds))
+
+    def _steps_s(self, islander: Islander) -> float:
+        """Seconds that the inner steps of the next round take, as many as its chooser says."""
+        chooser, roamer = islander.chooser, islander.roamer
+        assert chooser is not None
+        for took in roamer.timed():
+            chooser.timed(took)
+        machine = self.network.node(islander.peer)  # the simulated transport times no pushes
+        assert machine is not None
+        roamer.note(upload=machine.upload, download=machine.download)
+        islander.steps.append(chooser.steps(roamer.membership.islands_alive(roamer.now())))
+        roamer.note(wanted_steps=chooser.wanted)
+        return islander.steps[-1] * self.step_s
+
+    def shape(self, bytes_a_second: float, *numbers: int) -> None:
+        """Have the links of some islands, or of all, carry so much both ways."""
+        for number in numbers or self.members:
+            machine = self.network.node(self.members[number].peer)
+            assert machine is not None
+            machine.upload = machine.download = bytes_a_second
+
+    async def _train(self, number: int, islander: Islander, moved: asyncio.Event) -> None:
+        roamer, state, done = islander.roamer, islander.state, 0
         while done < self.limit:
-            seconds = self.seconds(number)
+            paced = islander.chooser is not None
+            seconds = self._steps_s(islander) if paced else self.seconds(number)
             roamer.update(eta=seconds)
             await asyncio.sleep(seconds)
             delta = self.learn(number, done)

@@ -11,20 +11,21 @@ from node.blending import Blend
 from protocols.codecs import RangeCodec
 
 SIZE = 300_000  # more than two chunks
+MIXED = ("fp32", "int8")
 
 
-def blend(seed: int, codec: str = "fp32", *, shares: bool = False) -> Blend:
+def blend(seed: int, *, shares: bool = False) -> Blend:
     generator = torch.Generator().manual_seed(seed)
     one = Blend(
-        torch.randn(SIZE, generator=generator), RangeCodec(codec, SIZE - 500), shares=shares
+        torch.randn(SIZE, generator=generator), RangeCodec("fp32", SIZE - 500), shares=shares
     )
     one.start(one.base + 0.1 * torch.randn(SIZE, generator=generator))
     return one
 
 
-def exchange(a: Blend, b: Blend) -> None:
-    mine, weight = a.encode(1)
-    theirs, other = b.encode(1)
+def exchange(a: Blend, b: Blend, codecs: tuple[str, str] = ("fp32", "fp32")) -> None:
+    mine, weight = a.encode(1, codecs[0])
+    theirs, other = b.encode(1, codecs[1])
     a.mix([(theirs, other, 0.5, mine)])
     b.mix([(mine, weight, 0.5, theirs)])
 
@@ -44,7 +45,7 @@ def test_shares_are_push_sum():
     one, other = blend(1, shares=True), blend(2, shares=True)
     a, b = PushSum(one.fast.clone()), PushSum(other.fast.clone())
     for _ in range(3):
-        data, weight = one.encode(2)
+        data, weight = one.encode(2, "fp32")
         other.mix([(data, weight, 0.0, None)])
         x, w = a.share(2)
         b.take(x, w)
@@ -53,25 +54,30 @@ def test_shares_are_push_sum():
         assert torch.allclose(mine.fast, reference.estimate(), atol=1e-4)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize(
+    "codecs", [*((c, c) for c in ("fp32", "bf16", "fp16", "int8")), ("int8", "bf16"), MIXED]
+)
 @pytest.mark.parametrize("shares", [False, True])
-def test_an_exchange_leaves_the_sum(codec: str, shares: bool):
-    a, b = blend(1, codec, shares=shares), blend(2, codec, shares=shares)
+def test_an_exchange_leaves_the_sum(codecs: tuple[str, str], shares: bool):
+    """Whatever the two letters lose, and be it not the same."""
+    a, b = blend(1, shares=shares), blend(2, shares=shares)
     before = a.fast.double() + b.fast.double()
     if shares:
-        data, weight = a.encode(1)
+        data, weight = a.encode(1, codecs[0])
+        more, other = b.encode(1, codecs[1])
         b.mix([(data, weight, 0.0, None)])
-        assert (a.weight, b.weight) == (0.5, 1.5)
+        assert (a.weight, b.weight) == (0.5, 1.0)
+        a.mix([(more, other, 0.0, None)])
     else:
-        exchange(a, b)
+        exchange(a, b, codecs)
     after = a.weight * a.fast.double() + b.weight * b.fast.double()
     assert (after - before).abs().max() < 1e-5
 
 
 def test_a_share_that_comes_back_is_as_if_it_had_never_gone():
-    a = blend(1, "int8", shares=True)
+    a = blend(1, shares=True)
     before = a.fast.clone()
-    data, weight = a.encode(2)
+    data, weight = a.encode(2, "int8")
     a.take_back(data, weight)
     a.take_back(data, weight)
     assert a.weight == pytest.approx(1)
@@ -80,8 +86,8 @@ def test_a_share_that_comes_back_is_as_if_it_had_never_gone():
 
 def test_a_late_answer_keeps_what_was_learnt_meanwhile():
     a, b = blend(1), blend(2)
-    mine, _ = a.encode(1)
-    theirs, _ = b.encode(1)
+    mine, _ = a.encode(1, "fp32")
+    theirs, _ = b.encode(1, "fp32")
     a.fast.add_(7.0)  # a round later
     expected = a.fast + 0.5 * (b.fast - (a.fast - 7.0))
     a.mix([(theirs, 1.0, 0.5, mine)])
@@ -91,6 +97,6 @@ def test_a_late_answer_keeps_what_was_learnt_meanwhile():
 def test_the_difference_is_told():
     a, b = blend(1), blend(2)
     difference = (a.fast - b.fast).square().mean().sqrt().item()
-    mine, _ = a.encode(1)
-    theirs, _ = b.encode(1)
+    mine, _ = a.encode(1, "fp32")
+    theirs, _ = b.encode(1, "fp32")
     assert a.mix([(theirs, 1.0, 0.5, mine)]) == pytest.approx(difference, rel=1e-4)

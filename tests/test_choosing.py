@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from node.monitor.events import KnobSet
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
 from node.pace import Pace
+from node.targets import Targets
 from protocols.messages import Announce
 
 
@@ -34,7 +36,7 @@ def told(of: Chooser) -> list[KnobSet]:
 
 def test_what_is_fixed_stays() -> None:
     one = chooser(inner_steps=40, dynamic_steps=False)
-    one.exchange.add(10.0)
+    one.timed(10.0)
     assert one.steps([other(steps_per_second=40.0)]) == 40
     assert told(one) == []
 
@@ -61,19 +63,19 @@ def test_steps_grow_until_waiting_is_a_twentieth_and_no_further_than_allowed() -
     one = chooser(inner_steps=20, most_steps=200)
     assert one.steps([]) == 20
     assert "no exchange" in told(one)[0].why
-    one.exchange.add(0.5)  # 5 steps' worth: 95 steps beside it
+    one.timed(0.5)  # 5 steps' worth: 95 steps beside it
     assert one.steps([]) == 95
     share = 0.5 / (0.5 + 95 / 10)
     assert share == pytest.approx(0.05, abs=1e-3)
     slow = chooser(inner_steps=20, most_steps=200)
-    slow.exchange.add(30.0)
+    slow.timed(30.0)
     assert slow.steps([]) == 200
     assert "coarser codec" in next(event for event in told(slow) if event.name == "inner_steps").why
 
 
 def test_each_fragment_of_a_round_is_waited_for() -> None:
     one = chooser(inner_steps=20, most_steps=400, fragments=4, tau=2)
-    one.exchange.add(0.5)  # 3 steps' worth beyond τ, four times a round
+    one.timed(0.5)  # 3 steps' worth beyond τ, four times a round
     assert one.steps([]) == 228
     share = 4 * 0.3 / (4 * 0.3 + 228 / 10)
     assert share == pytest.approx(0.05, abs=1e-3)
@@ -81,7 +83,7 @@ def test_each_fragment_of_a_round_is_waited_for() -> None:
 
 def test_all_islands_take_the_most_that_anybody_asks_for() -> None:
     one = chooser(inner_steps=20, most_steps=200)
-    one.exchange.add(0.2)
+    one.timed(0.2)
     asked = [other(steps_per_second=10.0, wanted_steps=150), other(2, steps_per_second=10.0)]
     assert one.steps(asked) == 150
     assert one.wanted == 38
@@ -131,8 +133,120 @@ def test_one_that_claims_to_be_fast_does_not_stop_the_others(claim: float) -> No
 @pytest.mark.parametrize("claim", [1e18, 1.7e308])
 def test_no_claim_is_beyond_the_arithmetic(claim: float) -> None:
     one = chooser(inner_steps=20, most_steps=200)
-    one.exchange.add(5.0)
+    one.timed(5.0)
     assert one.steps([other(steps_per_second=claim, wanted_steps=2**62)]) >= 1
     assert one.wanted <= 200
     assert one.together(5, 100, [claim]) is None
     assert one.together(5, 100, [claim, 2.0]) is None
+
+
+def in_pairs(steps_per_second: float = 10.0, own: int = 0, **rounds: Any) -> Chooser:
+    given = {"inner_steps": 20, "most_steps": 400, "dynamic_steps": False} | rounds
+    manifest = Manifest.model_validate({"mode": "gossip", "rounds": given})
+    return Chooser(manifest, Pace(steps_per_second=steps_per_second), EventLog(), own)
+
+
+def test_in_pairs_steps_follow_from_ones_own_exchanges() -> None:
+    one = in_pairs()
+    assert one.steps([]) == 20
+    assert "no exchange" in told(one)[0].why
+    for _ in range(3):
+        one.timed(0.5)
+    assert one.steps([]) == one.wanted == 95
+    event = told(one)[-1]
+    assert (event.name, event.before, event.why) == (
+        "inner_steps",
+        20,
+        "waiting takes 5% of a round",
+    )
+    assert event.inputs["beyond_overlap_s"] == 0.5
+    for _ in range(8):
+        one.timed(0.01)
+    assert one.steps([]) == 20, "the link is wide again"
+
+
+def test_in_pairs_what_inner_steps_hide_is_not_waited_for() -> None:
+    one = in_pairs(overlap_steps=3)
+    one.timed(0.5)  # 3 of its 5 steps' worth is hidden
+    assert one.steps([]) == 38
+
+
+def test_in_pairs_each_fragment_is_waited_for() -> None:
+    given = {"inner_steps": 20, "most_steps": 400, "fragments": 4, "tau": 2}
+    one = Chooser(
+        Manifest.model_validate({"mode": "gossip", "model": {"n_layers": 4}, "rounds": given}),
+        Pace(steps_per_second=10.0),
+        EventLog(),
+    )
+    one.timed(0.5)
+    assert one.steps([]) == 228
+
+
+def test_in_pairs_nobody_counts_rounds_faster_than_the_median_or_answers_too_late() -> None:
+    def asking(*wanted: int) -> list[Announce]:
+        return [
+            other(number, steps_per_second=10.0, wanted_steps=n)
+            for number, n in enumerate(wanted, 1)
+        ]
+
+    fast = in_pairs()
+    fast.timed(0.0)
+    assert fast.steps(asking(90, 100)) == 90
+    assert "the median" in told(fast)[-1].why
+    assert fast.wanted == 20, "it says what it asks for itself"
+    narrow = in_pairs()  # 285 steps
+    narrow.timed(1.5)
+    assert narrow.steps(asking(80, 90)) == 180, "twice the median: max_staleness is 4"
+    assert "too late" in told(narrow)[-1].why
+    assert narrow.steps(asking(250, 260)) == 260, "about as many: as the others"
+    strict = in_pairs(max_staleness=1)
+    strict.timed(1.5)
+    assert strict.steps(asking(80, 90)) == 90
+    assert narrow.steps(asking(2**62, 2**62)) == 400
+
+
+def test_in_pairs_a_partner_with_a_narrow_link_does_not_set_one_apart() -> None:
+    """It was met in two of eight rounds: the mean is asked for, by all, and taken by all."""
+    one = in_pairs()
+    for seconds in (0.02, 0.02, 0.02, 2.0, 0.02, 0.02, 2.0, 0.02):
+        one.timed(seconds)
+    asked = [other(number, steps_per_second=10.0, wanted_steps=40) for number in (1, 2)]
+    assert one.steps(asked) == 40
+    assert one.wanted == 98
+
+
+def test_in_pairs_the_slower_take_fewer_of_the_steps_that_links_ask_for() -> None:
+    one = in_pairs(dynamic_steps=True)
+    one.timed(0.5)
+    # 0.5 s are 20 steps of the fastest's, which asks for 380 of its own: 95 of this one's
+    assert one.steps([other(steps_per_second=40.0)]) == 95
+    assert one.wanted == 380
+    fixed = in_pairs(own=7)
+    fixed.timed(0.5)
+    assert fixed.steps([]) == 7
+
+
+@pytest.mark.parametrize(
+    ("said", "position"),
+    [
+        ((), 0),
+        ((0, 0), 0),  # newcomers too
+        ((900,), 900),
+        ((900, 950, 880), 900),
+        ((0, 900, 0), 900),
+        ((10, 900), 900),  # half of them are slow
+        ((10**9, 900, 910), 910),
+        ((10**9,), 2 * 40 * 31),  # no further than so many rounds can bring anybody
+    ],
+)
+def test_the_schedule_stands_where_most_others_do(said: tuple[int, ...], position: int) -> None:
+    alive = [other(n, position=one, role="island") for n, one in enumerate(said, 1)]
+    alive.append(other(4, position=77, role="server"))
+    swarm: Any = SimpleNamespace(
+        membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
+    )
+    replica: Any = SimpleNamespace(place=SimpleNamespace(round=30))
+    me = EVERYBODY[0].peer_id
+    targets = Targets(chooser().manifest, me, replica, chooser(inner_steps=40))
+    assert targets.position(swarm) == position
+    assert targets.position(None) == 0

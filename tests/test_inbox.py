@@ -22,7 +22,7 @@ from gossip_kit import RUN
 from gossip.bodies import as_bytes, trailer_of
 from gossip.buffers import Whole
 from gossip.certificate import basis_of, sign_result
-from gossip.receiving import pull_part
+from gossip.receiving import Pieced
 from gossip.validity import key_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteProtocolError, RemoteRefused
@@ -161,12 +161,13 @@ def test_a_part_is_pulled_only_as_it_was_certified() -> None:
             await until(here.whole)
             one, other = here.peers[:2]
             result = result_of(one, PLAN.parts[0])
-            data = await pull_part(one.wiring, other.me, result, 1.0, Whole(SIZE))
-            assert torch.equal(data, one.exchange.parts[key_of(result)][1])
+            pieced = Pieced(one.wiring, result, Whole(SIZE))
+            await pieced.pull(other.me, 1.0)
+            assert torch.equal(pieced.inflow.data, one.exchange.parts[key_of(result)][1])
             here.network.tamper = lambda sender, receiver, name, data: (
                 data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 4000 else data
             )
             with pytest.raises(RemoteProtocolError):
-                await pull_part(one.wiring, other.me, result, 1.0, Whole(SIZE))
+                await Pieced(one.wiring, result, Whole(SIZE)).pull(other.me, 1.0)
 
     run(scene)

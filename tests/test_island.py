@@ -32,6 +32,8 @@ from node.trainer.channel import (
     ChannelClosedError,
     Checkpoint,
     Command,
+    Donate,
+    Donated,
     Evaluated,
     Ready,
     Report,
@@ -41,6 +43,7 @@ from node.trainer.channel import (
     Stop,
     Stopped,
 )
+from node.trainer.optim import REENTRY_STEPS
 from node.trainer.settings import (
     EXIT_CRASHED,
     EXIT_OUT_OF_MEMORY,
@@ -208,6 +211,29 @@ async def test_two_ranks_equal_one_and_each_resumes_the_other(tmp_path: Path) ->
     assert watch.losses == pytest.approx({step: alone[step] for step in watch.losses}, rel=1e-3)
     short = {step: loss for step, loss in watch.losses.items() if step <= 2 * TARGET}
     assert short == pytest.approx({step: alone[step] for step in short}, rel=1e-5)
+
+
+async def test_one_rank_takes_the_moments_of_two(tmp_path: Path) -> None:
+    given, again = tmp_path / "given", tmp_path / "again"
+    async with island(tmp_path, ranks=2) as running:
+        watch = Watch(running)
+        await watch.begin(target_steps=LONG)
+        for _ in range(REENTRY_STEPS):
+            await watch.until(StepDone)
+        await running.send(Donate(str(given)))
+        donated = await watch.until(Donated)
+        assert donated.problem == ""
+        moments = given.read_bytes()
+        await running.restart(ranks=1)
+        steps = donated.steps
+        assert steps >= REENTRY_STEPS
+        await watch.until(Ready)
+        await running.send(begin(target_steps=0, moments=str(given), moments_steps=steps))
+        await running.send(Donate(str(again)))  # at rest: no inner step comes before it
+        donated = await watch.until(Donated)
+        assert (donated.steps, donated.problem) == (steps, "")
+        assert again.read_bytes() == moments
+        assert not given.exists()
 
 
 async def test_a_killed_rank_is_told_at_once_and_takes_the_others_down(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.layout_cases import CASES, REFUSED, STEPS, Case, reason
+from benchmarks.layout_cases import CASES, REFUSED, STEPS, Case, manifest_of, reason
 from benchmarks.layouts import Alone, compare, run
 from node.trainer.dims import ParallelDims
+from node.trainer.layout import Layout
+from node.trainer.moments import Places
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -69,3 +72,27 @@ def test_a_checkpoint_is_gone_on_from_in_another_layout(tmp_path: Path, optimize
     half = STEPS // 2  # training goes on while a checkpoint is written
     assert len(first.losses) >= half
     assert first.losses[:half] + rest.losses == pytest.approx(whole.losses, abs=5e-5)
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    "dims",
+    [ParallelDims(pp=2), ParallelDims(dp_shard=2, tp=2), ParallelDims(dp_replicate=2, dp_shard=2)],
+    ids=str,
+)
+def test_moments_pass_through_a_layout_as_they_are(
+    tmp_path: Path, dims: ParallelDims, optimizer: str
+) -> None:
+    """Taken from a donor's file by all ranks and given to the next newcomer: the same bytes."""
+    case = Case(str(dims), dims, inner={"optimizer": optimizer})
+    manifest = manifest_of(case)
+    places = Places.of(Layout.of_manifest(manifest), manifest.inner)
+    moments = torch.rand(places.size, generator=torch.Generator().manual_seed(0))
+    taken, given = tmp_path / "taken", tmp_path / "given"
+    taken.write_bytes(moments.numpy().tobytes())
+    outcome, _ = run(case, tmp_path / "run", moments=(str(taken), str(given)))
+    assert not outcome.text
+    assert len(outcome.losses) == STEPS
+    assert given.read_bytes() == moments.numpy().tobytes()
+    assert not taken.exists()

@@ -11,10 +11,11 @@ import torch
 
 from gossip.bodies import Wiring
 from gossip.letters import Letter, Letters, Mail, receive
-from protocols.codecs import RangeCodec
-from protocols.errors import RemoteRefused, TransportError
+from protocols.codecs import Encoded, RangeCodec
+from protocols.errors import Malformed, RemoteRefused, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
+from protocols.messages import Transfer
 from protocols.virtual_time import inline, run
 
 RUN = b"r" * 32
@@ -54,14 +55,15 @@ class Box:
         self.letters = Letters(wiring, SIZE, mail, **more)
         receive([self.letters])
 
-    def body(self, value: float) -> torch.Tensor:
-        data = torch.empty(self.codec.encoded_size(0, SIZE), dtype=torch.uint8)
-        self.codec.encode(0, torch.full((SIZE,), value), data)
-        return data
+    def body(self, value: float, codec: str = "") -> Encoded:
+        chosen = self.codec.named(codec or self.codec.name)
+        data = torch.empty(chosen.encoded_size(0, SIZE), dtype=torch.uint8)
+        chosen.encode(0, torch.full((SIZE,), value), data)
+        return Encoded(chosen, data)
 
-    async def send(self, to: Identity, value: float, **more: Any) -> None:
+    async def send(self, to: Identity, value: float, codec: str = "", **more: Any) -> None:
         given: dict[str, Any] = {"answers": None, "timeout": 5.0} | more
-        await self.letters.send(to.peer_id, 4, 1, self.body(value), **given)
+        await self.letters.send(to.peer_id, 4, 1, self.body(value, codec), **given)
 
 
 def with_boxes(test: Callable[[Box, Box, Box], Awaitable[None]], **more: Any) -> None:
@@ -80,7 +82,7 @@ def test_a_letter_arrives_with_all_that_belongs_to_it() -> None:
         assert (letter.stamp.sender, letter.stamp.round, letter.stamp.exchange) == (A.peer_id, 4, 1)
         assert letter.stamp.answers == (2, 1)
         assert letter.weight == 0.25
-        assert torch.equal(letter.data, a.body(3.0))
+        assert torch.equal(letter.body.data, a.body(3.0).data)
         assert b.letters.take(letter.stamp) is letter
         assert b.letters.take(letter.stamp) is None
 
@@ -92,7 +94,9 @@ def test_broken_letters_go_on_and_arrive_once() -> None:
         for value in range(12):
             await a.send(B, float(value))
         assert len(b.arrived) == 12
-        assert all(torch.equal(one.data, a.body(float(i))) for i, one in enumerate(b.arrived))
+        assert all(
+            torch.equal(one.body.data, a.body(float(i)).data) for i, one in enumerate(b.arrived)
+        )
 
     with_boxes(test, link=Link(latency=0.01, drop=0.3), keep_all=True, room=20)
 
@@ -100,8 +104,9 @@ def test_broken_letters_go_on_and_arrive_once() -> None:
 def test_values_that_are_not_finite_are_refused() -> None:
     async def test(a: Box, b: Box, c: Box) -> None:
         data = torch.full((a.codec.encoded_size(0, SIZE),), 255, dtype=torch.uint8)
+        body = Encoded(a.codec, data)
         with pytest.raises(RemoteRefused):
-            await a.letters.send(B.peer_id, 4, 0, data, answers=None, timeout=5.0)
+            await a.letters.send(B.peer_id, 4, 0, body, answers=None, timeout=5.0)
         assert b.arrived == []
         assert b.rejected
 
@@ -150,3 +155,49 @@ def test_where_none_may_be_lost_there_is_no_room_for_more() -> None:
         assert len(b.letters.held) == 2
 
     with_boxes(test, room=2, keep_all=True)
+
+
+def test_each_letter_names_its_codec_and_any_that_the_run_allows_is_taken() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        await a.send(B, 1.0, "int8")
+        await a.send(B, 2.0, "fp32")
+        await a.send(B, 3.0)
+        assert [one.body.codec.name for one in b.arrived] == ["int8", "fp32", "bf16"]
+        for value, letter in enumerate(b.arrived, 1):
+            found = torch.empty(SIZE)
+            letter.body.codec.decode(0, letter.body.data, found)
+            assert found[[0, -1]].tolist() == pytest.approx([value, value], rel=0.01)
+        with pytest.raises(RemoteRefused):
+            await a.send(B, 1.0, "fp16")
+        assert "fp16, not in" in b.rejected[-1]
+
+    with_boxes(test, codecs=("fp32", "bf16", "int8"))
+
+
+def test_broken_letters_of_any_codec_go_on() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        names = ["fp32", "int8", "bf16"] * 4
+        for value, name in enumerate(names):
+            await a.send(B, float(value), name)
+        assert [one.body.codec.name for one in b.arrived] == names
+
+    more: dict[str, Any] = {"codecs": ("fp32", "bf16", "int8"), "keep_all": True, "room": 20}
+    with_boxes(test, link=Link(latency=0.01, drop=0.3), **more)
+
+
+def test_no_memory_is_taken_for_a_letter_of_another_length_than_its_codec_has() -> None:
+    class Arriving:
+        """The body of a letter that says that it is fp32."""
+
+        length = 100
+
+        async def into(self, drain: Any, *, stall: float) -> None:
+            raise AssertionError("nothing is to be read")
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        header = Transfer(RUN, 0, 4, 0, SIZE, "fp32", bytes(16), 0)
+        with pytest.raises(Malformed, match="100 bytes of a letter in fp32"):
+            await b.letters.receive(A.peer_id, header, Arriving())  # type: ignore[arg-type]
+        assert not b.letters._arriving
+
+    with_boxes(test, codecs=("fp32", "bf16"))

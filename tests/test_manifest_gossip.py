@@ -37,7 +37,7 @@ def test_other_rules_take_the_mean_as_it_is(given: dict[str, Any]) -> None:
     ("given", "why"),
     [
         ({"rounds": {"codec": "int4"}}, "no state in common"),
-        ({"rounds": {"codec": "auto"}}, "no state in common"),
+        ({"rounds": {"codec": "auto", "codecs": ["bf16", "int4"]}}, "codec int4: islands"),
         ({"merge": {"trust": "open"}}, "a peer lies"),
         ({"rounds": {"groups": "region"}}, "groups"),
         ({"outer": {"optimizer": "nesterov"}}, "heavyball"),
@@ -47,6 +47,16 @@ def test_other_rules_take_the_mean_as_it_is(given: dict[str, Any]) -> None:
 def test_what_has_no_meaning_in_pairs_is_refused(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         Manifest.model_validate({"mode": "gossip"} | given)
+
+
+@pytest.mark.parametrize("mode", ["gossip", "push-sum"])
+def test_codec_and_inner_steps_may_follow_from_the_links(mode: str) -> None:
+    rounds = {"codec": "auto", "most_steps": 400}
+    manifest = Manifest.model_validate({"mode": mode, "rounds": rounds})
+    assert manifest.rounds.allowed_codecs == ("bf16", "int8")
+    check_runs(manifest)
+    every = {"codec": "auto", "codecs": ["fp32", "bf16", "fp16", "int8"]}
+    Manifest.model_validate({"mode": mode, "rounds": every})
 
 
 def test_pairs_may_meet_over_each_fragment() -> None:

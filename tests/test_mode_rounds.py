@@ -65,6 +65,22 @@ def test_the_bound_on_staleness_spans_from_lock_step_on(bound: int) -> None:
         assert all(len(who) == 4 for who in found)
 
 
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_bound_holds_where_the_others_are_ready_before_they_hear_of_the_slow(seed: int) -> None:
+    """The next round could be planned before everybody has said that it is there."""
+    rules = dataclasses.replace(AT_WILL, staleness=2)
+    world = World(4, seed, rules=rules, think=(0.0, 0.01))
+    slow = next(iter(world.peers.values()))
+    slow.slower = 100.0
+    world.open(slow)  # it thinks anew
+    world.run(30.0)
+    found = [merged(outcome) for outcome in outcomes(world)]
+    there = [at for at, who in enumerate(found) if slow.identity.peer_id in who]
+    assert len(there) > 5
+    gaps = [later - before for before, later in itertools.pairwise(there)]
+    assert max(gaps) == 3
+
+
 def test_lock_step_waits_for_one_that_is_four_times_slower() -> None:
     """Every round of mode allreduce has all gradients, and takes as long as the slowest needs."""
     world, peers = lone(4, dataclasses.replace(AT_WILL, staleness=0))

@@ -132,7 +132,6 @@ def test_sparseloco_brings_a_sparse_codec() -> None:
             {"mode": "server", "rounds": {"staleness": 2}, "merge": {"trust": "open"}},
             "nothing to be compared",
         ),
-        ({"mode": "gossip", "rounds": {"most_steps": 400}}, "does not follow from links"),
         ({"outer": {"optimizer": "sgd", "momentum": 0.5}}, "sgd has no momentum"),
         ({"outer": {"optimizer": "sparseloco"}, "rounds": {"codec": "int4"}}, "sparse codes"),
         ({"outer": {"optimizer": "adam"}, "rounds": {"codec": "top3"}}, "second moments"),

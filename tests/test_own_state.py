@@ -120,7 +120,7 @@ def fetcher(own: Own, other: Elsewhere, events: Events) -> tuple[Fetcher, Any]:
     node = SimpleNamespace(events=events, offload=inline)
     run = SimpleNamespace(manifest=own.manifest, peers=[DONOR.peer_id])
     made = Fetcher(node, run, own.replicas, own.base, lambda announce: None)  # type: ignore[arg-type]
-    made._downloaded = True
+    made.downloaded = True
     made._arrival = lambda ask: other  # type: ignore[assignment, return-value, method-assign]
 
     @asynccontextmanager
@@ -164,7 +164,7 @@ async def test_what_was_fetched_is_kept_where_nothing_better_can_be_had(
 
 def test_who_made_the_run_or_resumes_has_nothing_to_fetch(own: Own) -> None:
     made, swarm = fetcher(own, Elsewhere(own, 9), Events())
-    made._downloaded = False
+    made.downloaded = False
     assert made.refresher(swarm) is None
 
 

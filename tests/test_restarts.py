@@ -38,7 +38,7 @@ class Ranks:
 def conductor(ranks: Ranks) -> Any:
     made: Any = object.__new__(Conductor)
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
-    made.island, made.events, made._files, made._turns = ranks, nothing, nothing, nothing
+    made.island, made.events, made.files, made._turns = ranks, nothing, nothing, nothing
     made.swarm = made._guesses = None
     made._restarts = 0
     return made

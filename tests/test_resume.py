@@ -14,14 +14,15 @@ from node.trainer import resume
 from node.trainer.layout import Layout
 from node.trainer.model import build, next_token_loss
 from node.trainer.optim import make_optimizer
+from node.trainer.optimizer_state import kinds, optimizer_steps
 from node.trainer.parallel import Ranks
-from node.trainer.resume import FOLDER, Share, Standing, load, optimizer_steps, save
+from node.trainer.resume import FOLDER, Share, Standing, load, save
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 CPU = torch.device("cpu")
 STANDING = Standing(
-    fragments=(Share(round=3),), round_step=2, step=5, tokens=99, rewarm_from=None,
+    fragments=(Share(round=3),), round_step=2, step=5, tokens=99, position=7, rewarm_from=None,
     optimizer_steps=5,
 )  # fmt: skip
 
@@ -56,6 +57,11 @@ class One:
         return found
 
 
+def saved(one: One) -> Standing:
+    """What comes back of ``STANDING``."""
+    return STANDING.model_copy(update={"kinds": kinds(one.optimizer, one.weights)})
+
+
 @pytest.mark.parametrize("one_disk", [True, False])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_comes_back_is_what_was_there_when_it_was_copied(
@@ -68,7 +74,7 @@ def test_what_comes_back_is_what_was_there_when_it_was_copied(
     assert writing.finish() is None
     assert writing.done
     other = One(seed=9, steps=1, optimizer=optimizer)
-    assert load(tmp_path, other.weights, other.optimizer, one_disk=not one_disk) == STANDING
+    assert load(tmp_path, other.weights, other.optimizer, one_disk=not one_disk)[0] == saved(one)
     found = other.tensors()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
@@ -147,7 +153,7 @@ def test_moments_that_were_there_have_to_be_there(tmp_path: Path):
     one = One(steps=1)
     del one.optimizer.state[one.model.norm.weight]
     save(tmp_path, one.weights, one.optimizer, STANDING).finish()
-    assert load(tmp_path, one.weights, one.optimizer).without == ("norm.weight",)
+    assert load(tmp_path, one.weights, one.optimizer)[0].without == ("norm.weight",)
     (tmp_path / FOLDER / "trainer.json").write_text(STANDING.model_dump_json())
     with pytest.raises(OperatorError, match="cannot resume") as caught:
         load(tmp_path, one.weights, one.optimizer)
@@ -193,3 +199,61 @@ def test_a_script_may_have_any_optimizer_and_parameters_without_a_gradient(
     step()
     if standing.optimizer_steps:
         assert torch.equal(taken(), expected)
+
+
+CHANGES: dict[str, tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer], str]] = {
+    "muon to adamw": ("muon", torch.optim.AdamW, "were trained by Muon, now by AdamW"),
+    "adamw to rmsprop": ("adamw", torch.optim.RMSprop, "by AdamW, now by RMSprop"),
+    "adamw to amsgrad": (
+        "adamw",
+        lambda p: torch.optim.AdamW(p, amsgrad=True),
+        "by AdamW, now by AdamW amsgrad",
+    ),
+    "fewer parameters": ("adamw", lambda p: torch.optim.AdamW(p[:-1]), "now by no optimizer"),
+}
+
+
+@pytest.mark.parametrize("one_disk", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_moments_of_another_optimizer_are_left_out_and_told(
+    tmp_path: Path, change: str, one_disk: bool
+):
+    """They would be mixed with its own, or its first step would fail for want of its own."""
+    before, make, words = CHANGES[change]
+    one = One(steps=5, optimizer=before)
+    save(tmp_path, one.weights, one.optimizer, STANDING, one_disk=one_disk).finish()
+    other = One(seed=9)
+    parameters = list(other.model.parameters())
+    other.optimizer = make(parameters)
+    _, left_out = load(tmp_path, other.weights, other.optimizer, one_disk=one_disk)
+    assert words in left_out
+    trained = {p for group in other.optimizer.param_groups for p in group["params"]}
+    fits = change == "fewer parameters"
+    assert other.optimizer.state.keys() == (trained if fits else set())
+    other.step(5)
+    steps = {float(state["step"]) for state in other.optimizer.state.values()}
+    assert steps == {6.0 if fits else 1.0}
+    names = dict(one.model.named_parameters())
+    for name, parameter in other.model.named_parameters():
+        if not trained & {parameter}:  # but all parameters are the checkpoint's
+            assert torch.equal(parameter, names[name])
+
+
+def test_other_numbers_of_the_same_optimizer_keep_its_moments(tmp_path: Path):
+    """Schedules change betas on the way, so that they say nothing of what is kept."""
+    one = One(steps=5)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    other = One(seed=9)
+    other.optimizer = torch.optim.AdamW(other.model.parameters(), lr=0.5, betas=(0.8, 0.99))
+    assert load(tmp_path, other.weights, other.optimizer)[1] == ""
+    assert len(other.optimizer.state) == len(one.optimizer.state)
+    assert other.optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+
+
+def test_a_checkpoint_that_names_no_optimizer_is_read_as_before(tmp_path: Path):
+    one = One(steps=5)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    (tmp_path / FOLDER / "trainer.json").write_text(STANDING.model_dump_json())
+    other = One(seed=9)
+    assert load(tmp_path, other.weights, other.optimizer) == (STANDING, "")
+    assert len(other.optimizer.state) == len(one.optimizer.state)

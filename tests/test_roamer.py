@@ -149,7 +149,7 @@ def test_push_sum_keeps_the_mean_where_links_break():
             for islander in members:  # what came after the last round is not lost either
                 for letter in islander.roamer.letters.held.values():
                     values = torch.empty(swarm.size)
-                    swarm.codec.decode(0, letter.data, values)
+                    letter.body.codec.decode(0, letter.body.data, values)
                     weights += letter.weight
                     total = total + letter.weight * values.double()
             return weights, total / 6, start, swarm.spread()

@@ -22,6 +22,7 @@ from node.trainer.channel import (
     Applied,
     Channel,
     Checkpoint,
+    Cold,
     Command,
     Ended,
     Leaving,
@@ -53,20 +54,26 @@ class Played:
         evaluator: Callable[[], float] | None = None,
         overlap: int = 0,
         wait_s: float = 30.0,
+        away: float = 1.0,
+        trained: int = 0,
+        **beginning: Any,
     ) -> None:
+        """``trained``: steps that the optimizer has taken before the script joins."""
         torch.manual_seed(0)
         self.model = nn.Linear(4, 3)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        for _ in range(trained):
+            self.inner_step()
         parameters = named_parameters(self.model)
         self.layout = Layout.of_module(self.model)
         self.vectors = SharedVectors.create(self.layout.size)
         self.base, self.sent = self.vectors.tensors()
         self.layout.flatten_into(parameters, self.base)
-        self.base += 1.0  # the swarm stands elsewhere than this script's model
+        self.base += away  # the swarm stands elsewhere than this script's model
         self.script = Script(lambda report: answer(self, report))
         self.script.commands = [
             Terms("run-1234", overlap, wait_s),
-            begin(target_steps=TARGET, slot=2, slots=5),
+            begin(target_steps=TARGET, slot=2, slots=5, **beginning),
         ]
         leader = Leader(self.script, self.vectors, 0.0, lambda: self.script.now)  # type: ignore[arg-type]
         progress = ScriptProgress(
@@ -85,14 +92,17 @@ class Played:
     def theta(self) -> Tensor:
         return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
 
+    def inner_step(self) -> Tensor:
+        loss = self.model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
     def train(self, steps: int = 1) -> bool:
         going = True
         for _ in range(steps):
-            loss = self.model(torch.ones(2, 4)).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            going = self.joined.step(tokens=8, loss=loss)
+            going = self.joined.step(tokens=8, loss=self.inner_step())
         return going
 
 
@@ -116,6 +126,22 @@ def test_joining_takes_the_parameters_of_the_swarm() -> None:
     assert (ready.parameters, ready.layout.hex()) == (15, played.layout.digest)
     assert played.joined.share == (2, 5)
     assert (played.joined.round, played.joined.steps, played.joined.over) == (0, 0, False)
+
+
+@pytest.mark.parametrize(("away", "kept"), [(0.0, True), (0.01, True), (1.0, False)])
+def test_moments_stay_where_the_swarm_is_near(away: float, kept: bool) -> None:
+    """A script that makes the run, or comes back to it, goes on as it would have alone."""
+    played = Played(silent, trained=3, away=away, rewarm=True)
+    assert torch.equal(played.theta, played.base)
+    steps = {float(state["step"]) for state in played.optimizer.state.values()}
+    assert steps == ({3.0} if kept else set())
+    told = played.script.of(Cold)
+    assert len(told) == (not kept)
+    assert all("of the model's norm away" in one.why for one in told)
+
+
+def test_nothing_is_said_of_moments_that_there_never_were() -> None:
+    assert not Played(silent, rewarm=True).script.of(Cold)
 
 
 def test_every_third_step_is_a_round_and_theta_is_the_new_base() -> None:

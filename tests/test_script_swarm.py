@@ -195,6 +195,24 @@ def test_a_script_that_is_killed_comes_back_where_it_was(make: Callable[..., Nod
     assert max(e["step"] for e in second.events("step")) > steps // 2
 
 
+def test_who_comes_back_with_another_optimizer_is_told_what_it_has_lost(
+    make: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    text = (EXAMPLES / "own_script.py").read_text()
+    adam = "torch.optim.AdamW(model.parameters(), lr=1e-3)"
+    assert adam in text
+    changed = tmp_path / "changed.py"
+    changed.write_text(text.replace(adam, "torch.optim.RMSprop(model.parameters(), lr=1e-4)"))
+    node = make("node", ATOLL_CHECKPOINT_EVERY="1", ATOLL_ROUNDS="2")
+    assert node.start_script(EXAMPLES / "own_script.py").wait() == 0, node.text()
+    node.environment |= {"ATOLL_RESUME": "true"}
+    assert node.start_script(changed).wait() == 0, node.text()
+    told = [e["text"] for e in node.events("notice") if "optimizer" in e["text"]]
+    assert len(told) == 1
+    assert "begins anew" in told[0]
+    assert "5 parameters were trained by AdamW, now by RMSprop" in told[0]
+
+
 def test_ctrl_c_leaves_the_swarm_in_order(make: Callable[..., NodeProcess]) -> None:
     first = make("first", ATOLL_CHECKPOINT_EVERY="1").start_script(EXAMPLES / "accelerate_loop.py")
     first.address()

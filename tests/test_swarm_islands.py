@@ -99,6 +99,24 @@ def test_a_joiner_holds_nobody_up(tmp_path: Path, record_property: Record):
     assert synced["sources"].keys() <= {island.peer for island in swarm}
 
 
+def test_a_joiner_anneals_with_the_others(tmp_path: Path, record_property: Record):
+    """Its learning rate is that of where the swarm stands, once its cold moments allow it."""
+    run = RUN | {"inner_steps": 20, "inner__warmup_steps": 0, "inner__total_steps": 1500}
+    with islands(tmp_path) as made:
+        first = made.new(*settings(**run))
+        address = first.await_up()
+        until(lambda: len(first.events("step")) > 300, 120, "a good part of the run", first.tail)
+        joiner = made.new("--peers", address)
+        until(lambda: len(joiner.events("step")) > 40, 120, "its first steps", joiner.tail)
+        found = joiner.events("step")[40]
+        then = [step for step in first.events("step") if step["time"] <= found["time"]]
+        full = first.events("step")[0]["lr"]
+        record_property("learning rates", (full, then[-1]["lr"], found["lr"]))
+        assert found["lr"] == pytest.approx(then[-1]["lr"], rel=0.1)
+        assert found["lr"] < 0.95 * full
+        stop_all(made.all)
+
+
 def test_a_leaver_is_not_waited_for(tmp_path: Path, record_property: Record):
     """Ctrl-C: a checkpoint, a farewell, and the others go on in the same moment."""
     with islands(tmp_path) as made:

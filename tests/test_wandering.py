@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gossip.meeting import Drop, Finish, Habits, Post, Stamp, Take
 from gossip.membership import Membership
 from gossip.pairing import order, successors
-from gossip.wandering import Drop, Finish, Habits, Post, Stamp, Take, Wandering
+from gossip.wandering import Wandering
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce
 
@@ -66,7 +69,7 @@ def test_what_moves_is_waited_for():
     core = member(2)
     core.begin(3, 1, 0.0)
     core.on_posted(PEERS[1], 0.05)
-    core.on_coming(PEERS[1])
+    core.on_coming(PEERS[1], 0.05)
     assert core.tick(60.0) == []
     assert core.on_broken(PEERS[1], 60.0) == [Finish(3)]
 
@@ -140,7 +143,7 @@ def test_one_alone_goes_on():
 def test_who_is_behind_counts_on_from_the_median():
     core = member(4, round_=12)
     core.begin(3, 1, 0.0)
-    assert core.round == 12
+    assert core.round == 11  # what the others, who train for 12, have just done
 
 
 def test_several_exchanges_follow_each_other():
@@ -173,3 +176,29 @@ def test_in_a_ring_everybody_hears_from_as_many():
     assert all(heard.count(peer) == 2 for peer in PEERS)
     assert successors([ME], ME, 7, SEED, 2) == []
     assert len(order(PEERS, 7, SEED)) == 5
+
+
+def test_only_what_moves_counts_as_the_time_of_an_exchange():
+    core = member(2)
+    core.begin(3, 1, 0.0)
+    core.on_posted(PEERS[1], 0.5)
+    core.on_coming(PEERS[1], 0.7)  # 0.2 s in which the partner was not ready yet
+    (take,) = core.on_letter(letter(PEERS[1]), 1.0)
+    assert isinstance(take, Take)
+    assert core.met[0].moving_s == pytest.approx(0.8)
+    assert core.met[0].seconds == pytest.approx(1.0)
+
+
+def test_the_time_of_a_letter_to_somebody_who_is_gone_is_not_known():
+    core = member(3)
+    (post,) = core.begin(3, 1, 0.0)
+    (again,) = core.on_failed(post.to, 4.0)
+    core.on_posted(again.to, 4.1)
+    core.on_letter(letter(again.to), 4.2)
+    assert core.met[0].moving_s is None
+
+
+def test_who_is_ready_later_in_the_same_round_does_not_count_one_more():
+    core = member(5, round_=4)  # the others train for round 4 already
+    core.begin(3, 1, 0.0)
+    assert core.round == 3

@@ -14,18 +14,23 @@ from all who have it at once (:mod:`bootstrap.state.download`).
 from bootstrap.state.blobs import BlobServer, fetch_blob, fetch_manifest
 from bootstrap.state.digest import chunk_size, state_digest
 from bootstrap.state.download import Download, NoSourceError, Progress, Served, download_state
+from bootstrap.state.moments import Moments, MomentsServer, download_moments, offered_moments
 from bootstrap.state.server import StateServer
 
 __all__ = [
     "BlobServer",
     "Download",
+    "Moments",
+    "MomentsServer",
     "NoSourceError",
     "Progress",
     "Served",
     "StateServer",
     "chunk_size",
+    "download_moments",
     "download_state",
     "fetch_blob",
     "fetch_manifest",
+    "offered_moments",
     "state_digest",
 ]

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blake3 import blake3
 
@@ -59,6 +59,39 @@ class NoSourceError(TransportError):
     """No peer is left that would deliver the state."""
 
 
+class Offer(Protocol):
+    """The shape of a copy that a peer keeps, and the hash of each chunk."""
+
+    @property
+    def digest(self) -> bytes:
+        """Over shape and hashes."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Bytes, the last one may be shorter."""
+        ...
+
+    @property
+    def hashes(self) -> bytes:
+        """32 bytes a chunk."""
+        ...
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a copy is asked for: its offer, and the name and header of a chunk's pull."""
+
+    offer: Callable[[PeerId], Awaitable[Offer]]
+    pull: str
+    header: Callable[[int], bytes]
+
+
 @dataclass(eq=False)  # two sources that did alike are still two
 class Served:
     """What became of one source."""
@@ -97,9 +130,48 @@ async def download_state(
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
     the vectors may then be partly written.
     """
+    request = StateRequest(run, round_, fragment)
+
+    async def offer(peer: PeerId) -> StateOffer:
+        return await ask(transport, peer, "state", request, StateOffer, timeout=offer_timeout)
+
+    def header(index: int) -> bytes:
+        return ChunkRequest(run, round_, index, fragment).encode()
+
+    return await download(
+        transport,
+        peers,
+        Words(offer, "chunk", header),
+        expected_digest,
+        vectors,
+        what=f"the state of round {round_}",
+        progress=progress,
+        offload=offload,
+        stall_timeout=stall_timeout,
+        max_sources=max_sources,
+    )
+
+
+async def download(
+    transport: Transport,
+    peers: Sequence[PeerId],
+    words: Words,
+    expected_digest: bytes,
+    vectors: Sequence[torch.Tensor],
+    *,
+    what: str,
+    progress: Progress | None = None,
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+    stall_timeout: float = STALL_S,
+    max_sources: int = MAX_SOURCES,
+) -> Download:
+    """Fill ``vectors``, float32 each, with the copy of that digest; ``what`` it is, for errors.
+
+    As :func:`download_state`.
+    """
     state = StateBytes(vectors)
-    work = _Work(state, round_, expected_digest, progress)
-    fetch = _Fetch(transport, run, fragment, work, offload, offer_timeout, stall_timeout)
+    work = _Work(state, expected_digest, progress)
+    fetch = _Fetch(transport, words, work, offload, stall_timeout)
     slots = asyncio.Semaphore(max_sources)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
@@ -108,20 +180,15 @@ async def download_state(
             task.cancel()
     if not work.complete:
         reasons = [f"{peer}: {one.dropped}" for peer, one in work.sources.items()]
-        raise NoSourceError(
-            f"no peer delivers the state of round {round_} ({'; '.join(reasons) or 'none given'})"
-        )
+        raise NoSourceError(f"no peer delivers {what} ({'; '.join(reasons) or 'none given'})")
     return Download(state.length, work.sources)
 
 
 class _Work:
     """Which chunks are wanted, under way, and in place."""
 
-    def __init__(
-        self, state: StateBytes, round_: int, digest: bytes, progress: Progress | None
-    ) -> None:
+    def __init__(self, state: StateBytes, digest: bytes, progress: Progress | None) -> None:
         self.state = state
-        self.round = round_
         self.digest = digest
         self.sources: dict[PeerId, Served] = {}
         self.chunk = 0  # bytes, once an offer has been accepted
@@ -145,14 +212,10 @@ class _Work:
         while not self.complete and not all(task.done() for task in tasks):
             await self._changed.wait()
 
-    def accept(self, offer: StateOffer) -> None:
+    def accept(self, offer: Offer) -> None:
         """Take an offer's hashes; raises :class:`Malformed` or :class:`BadSignature`."""
-        if offer.length != self.state.length or not MIN_CHUNK <= offer.chunk <= MAX_CHUNK:
-            raise Malformed(f"offers {offer.length} bytes by {offer.chunk}")
-        if len(offer.hashes) != HASH_BYTES * count_chunks(offer.length, offer.chunk):
-            raise Malformed("offers a list of hashes of the wrong length")
-        # The digest covers the shape: whoever passes here has the same chunks and hashes.
-        if root(offer.length, offer.chunk, offer.hashes) != self.digest:
+        check_offer(offer, self.state.length)
+        if offer.digest != self.digest:
             raise BadSignature("offers another state than the announced one")
         if not self.chunk:
             self.chunk, self.hashes = offer.chunk, offer.hashes
@@ -206,16 +269,28 @@ class _Work:
         self._changed = asyncio.Event()
 
 
+def check_offer(offer: Offer, length: int) -> None:
+    """Whether an offer is of so many bytes and true to its digest.
+
+    Raises :class:`Malformed` or :class:`BadSignature`.
+    """
+    if offer.length != length or not MIN_CHUNK <= offer.chunk <= MAX_CHUNK:
+        raise Malformed(f"offers {offer.length} bytes by {offer.chunk}")
+    if len(offer.hashes) != HASH_BYTES * count_chunks(offer.length, offer.chunk):
+        raise Malformed("offers a list of hashes of the wrong length")
+    # The digest covers the shape: whoever passes here has the same chunks and hashes.
+    if root(offer.length, offer.chunk, offer.hashes) != offer.digest:
+        raise BadSignature("offers hashes of another digest")
+
+
 @dataclass
 class _Fetch:
     """The transfers."""
 
     transport: Transport
-    run: bytes
-    fragment: int
+    words: Words
     work: _Work
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
-    offer_timeout: float
     stall_timeout: float
 
     async def serve(self, peer: PeerId, slots: asyncio.Semaphore) -> None:
@@ -223,19 +298,13 @@ class _Fetch:
         async with slots:
             source = self.work.sources.setdefault(peer, Served())
             try:
-                self.work.accept(await self._ask(peer))
+                self.work.accept(await self.words.offer(peer))
             except (TransportError, RemoteProtocolError) as error:
                 _blame(peer, source, error, fatal=True)
                 return
             async with asyncio.TaskGroup() as streams:
                 for _ in range(STREAMS):
                     streams.create_task(self._stream(peer, source))
-
-    async def _ask(self, peer: PeerId) -> StateOffer:
-        request = StateRequest(self.run, self.work.round, self.fragment)
-        return await ask(
-            self.transport, peer, "state", request, StateOffer, timeout=self.offer_timeout
-        )
 
     async def _stream(self, peer: PeerId, source: Served) -> None:
         buffer = memoryview(bytearray(self.work.chunk))
@@ -250,9 +319,12 @@ class _Fetch:
     async def _pull(self, peer: PeerId, source: Served, index: int, buffer: memoryview) -> None:
         work, start = self.work, index * self.work.chunk
         data = buffer[: min(work.chunk, work.state.length - start)]
-        header = ChunkRequest(self.run, work.round, index, self.fragment).encode()
         async with self.transport.pull(
-            peer, "chunk", header, max_length=len(data), timeout=self.stall_timeout
+            peer,
+            self.words.pull,
+            self.words.header(index),
+            max_length=len(data),
+            timeout=self.stall_timeout,
         ) as incoming:
             await read_into(incoming, data)
         expected = work.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]

@@ -152,6 +152,7 @@ class Exchanged(Event):
     others: Sequence[str] = ()  # whose letters were mixed in, beside the partner's
     difference: float | None = None  # RMS of the two islands' parameters
     fragment: int = 0
+    codec: str = ""  # of this island's letter; empty: it has sent none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +305,9 @@ class KnobSet(Event):
     """A setting that follows from measurements has been chosen anew."""
 
     kind: ClassVar[str] = "knob"
-    name: str  # "inner_steps" of the swarm, "own_steps" of this island, or "tau"
+    # "inner_steps" of the swarm, of this island where islands meet in pairs; "own_steps" of this
+    # island, or "tau"
+    name: str
     value: int
     before: int | None  # None: for the first time
     inputs: Mapping[str, float]

@@ -50,7 +50,8 @@ def join(
 
     ``model``: every parameter that requires a gradient takes part, under its own name; on one
     device, or on several ranks (DDP, FSDP2): then every rank of the process group calls this, and
-    rank 0 has the node. ``optimizer`` is the script's own inner optimizer.
+    rank 0 has the node. ``optimizer`` is the script's own inner optimizer; moments that it has stay
+    where the model is near the swarm's, and are dropped else, which the log says.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
     is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
     a round has 100 inner steps and the run no end by default; given together with ``peers`` it

@@ -142,6 +142,14 @@ class Joined:
         return self._progress.step
 
     @property
+    def position(self) -> int:
+        """Inner steps that the swarm is into the run, as far as they tell; at least :attr:`steps`.
+
+        Where a learning rate's schedule should stand: who joins late anneals with the others.
+        """
+        return self._progress.position
+
+    @property
     def tokens(self) -> int:
         """Tokens this island has trained on so far."""
         return self._progress.tokens
@@ -196,6 +204,7 @@ class Joined:
                 lr,
                 tokens,
                 done.seconds,
+                position=progress.position,
             )
         )
         self._follow(until=Step)

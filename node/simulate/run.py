@@ -84,6 +84,8 @@ def _in_pairs(one: Scenario, rounds: dict[str, Any]) -> dict[str, Any]:
         gossip["rule"] = one.pairs
         if one.pairs == "noloco":
             outer["lr"], outer["momentum"] = one.noloco
+    links = {"codecs": one.codecs, "most_steps": one.most_steps, "exposed": one.exposed}
+    rounds = rounds | links
     return _common(one) | {"rounds": rounds, "gossip": gossip, "outer": outer}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from bootstrap.manifest_rounds import COARSE, SPARSE, Codec
+from bootstrap.manifest_rounds import COARSE, SPARSE, Codec, CodecChoice
 from bootstrap.validation import bad_config, check, read_toml
 from protocols.errors import OperatorError
 
@@ -72,7 +72,11 @@ class Scenario(BaseModel):
     attackers: int = Field(default=0, ge=0)
     attack: float = 3.0  # they send −attack · Δ
     # the algorithm
-    codec: Codec = "int4"
+    codec: CodecChoice = "int4"
+    # of "auto", in pairs: each letter's own
+    codecs: tuple[Codec, ...] = Field(default=("bf16", "int8"), min_length=1, max_length=9)
+    most_steps: int = Field(default=0, ge=0, le=100_000)  # in pairs: H from what letters take
+    exposed: float = Field(default=0.05, gt=0, lt=1)  # share of a round, for both
     feedback: float = Field(default=0.95, ge=0, le=1)
     inner: Literal["adamw", "muon"] = "adamw"
     inner_lr: float = Field(default=3e-3, gt=0)
@@ -221,6 +225,11 @@ class Scenario(BaseModel):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: nobody could send later what a server "
                 "loses where it encodes the sum; use int4 or a finer one"
+            )
+        if self.mode not in PAIRED and (self.codec == "auto" or self.most_steps):
+            raise ValueError(
+                f"codec auto or most_steps with mode {self.mode}: what follows from measured links "
+                "is simulated in pairs; use mode " + " or ".join(PAIRED)
             )
         if self.owners and self.mode not in ("server", "fedavg"):
             raise ValueError(

@@ -295,6 +295,8 @@ async def live(world: World) -> None:
         world.notes["rounds"] = members.furthest.replicas[0].place.round
         if members.meetings is not None:
             world.notes |= members.meetings.notes(members.views())
+            steps = [one.trainer.target_steps for one in members.islands if one.trainer is not None]
+            world.notes["last_inner_steps"] = sum(steps) / len(steps)
         for member in members.running.values():
             await member.end()
 

@@ -139,7 +139,18 @@ class Trainer(Progress):
         self.in_hand = self.gradients
         batch = node.world.scenario.batch
         self.count(Work(1, batch, 1, node.loss, node.step_s), finite=True)
-        self.report(StepDone(self.round, self.step, node.loss, None, 0.0, batch, node.step_s, None))
+        self.report(
+            StepDone(
+                self.round,
+                self.step,
+                node.loss,
+                None,
+                0.0,
+                batch,
+                node.step_s,
+                position=self.position,
+            )
+        )
 
 
 class Simulated(Island):

@@ -265,7 +265,8 @@ def decide(scenario: Scenario) -> tuple[Scenario, dict[str, float]]:
     if scenario.inner_steps:
         return scenario, {}
     others = (scenario.islands - 1) / scenario.islands
-    size = codec(scenario.codec).encoded_size(len(initial(scenario)))
+    finest = scenario.codecs[0] if scenario.codec == "auto" else scenario.codec
+    size = codec(finest).encoded_size(len(initial(scenario)))
     transfer_s = 2 * (others * size / scenario.bandwidth + scenario.latency)  # there and back
     found = knobs.inner_steps(transfer_s, scenario.step_s)
     notes = {"inner_steps": float(found.inner_steps), "exposed": found.exposed}

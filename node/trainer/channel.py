@@ -58,7 +58,7 @@ class Begin(Message, kind=100):
     target_steps: int  # inner steps until the next snapshot
     slot: int  # this island's place among `slots` islands: decides which windows it reads
     slots: int
-    step: int  # position in the learning-rate schedule; a checkpoint's own step is preferred
+    step: int  # inner steps of this island so far; a checkpoint's own are preferred
     tokens: int  # trained by this island so far; likewise
     resume: Location  # directory of a checkpoint's trainer files, empty: none
     rewarm: bool  # warm the learning rate up again from here (a joiner's moments are cold)
@@ -70,6 +70,9 @@ class Begin(Message, kind=100):
     forgets: bool = False  # the optimizer begins anew with every round that is applied
     # no inner steps are taken: what is sent is a batch's gradient at `base`, and dropped if late
     gradients: bool = False
+    moments: Location = ""  # file of a donor's moments (node/trainer/moments.py), empty: none
+    moments_steps: int = 0  # that they have seen
+    position: int = 0  # of the swarm in the learning rate's schedule; the island's own, if further
 
 
 class Apply(Message, kind=101):
@@ -90,6 +93,7 @@ class Apply(Message, kind=101):
     evaluate: bool
     fragment: int = 0
     tau: int | None = None  # inner steps to take before waiting for an outcome; None: as before
+    position: int = 0  # as in :class:`Begin`
 
 
 class Pace(Message, kind=107):
@@ -117,6 +121,12 @@ class Checkpoint(Message, kind=102):
     """
 
     directory: Location
+
+
+class Donate(Message, kind=109):
+    """Write the optimizer's moments into a file, for a newcomer; answered by :class:`Donated`."""
+
+    path: Location
 
 
 class Stop(Message, kind=104):
@@ -167,6 +177,7 @@ class StepDone(Message, kind=111):
     data_s: float | None = None  # of the seconds: until the batch was there
     micro_batch: int | None = None  # sequences that a rank took at once
     halved: int = 0  # times that was halved since the rank's start, for want of memory
+    position: int = 0  # in the learning rate's schedule, after this step
 
 
 class Snapshot(Message, kind=112):
@@ -212,12 +223,27 @@ class Saved(Message, kind=114):
     full: bool  # the disk is full
 
 
+class Donated(Message, kind=124):
+    """Answer to :class:`Donate`; ``problem`` is empty when the file is complete."""
+
+    path: Location
+    steps: int  # that the moments have seen; 0: there are none, and no file
+    problem: Text
+
+
 class Evaluated(Message, kind=115):
     """The validation loss that a run starts from, as :class:`Begin` asked."""
 
     round: int
     step: int
     validation_loss: float | None
+
+
+class Cold(Message, kind=125):
+    """The optimizer begins anew, or in part, where it had moments: ``why`` they were dropped."""
+
+    step: int
+    why: Text
 
 
 class Failed(Message, kind=116):
@@ -238,7 +264,7 @@ class Leaving(Message, kind=121):
     """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
 
-Command = Begin | Apply | Shift | Pace | Checkpoint | Stop | Terms | Ended
+Command = Begin | Apply | Shift | Pace | Checkpoint | Donate | Stop | Terms | Ended
 Report = (
     Ready
     | StepDone
@@ -247,13 +273,15 @@ Report = (
     | Shifted
     | Staged
     | Saved
+    | Donated
     | Evaluated
+    | Cold
     | Failed
     | Stopped
     | Leaving
 )
 
-COMMANDS = (Begin, Apply, Shift, Pace, Checkpoint, Stop, Terms, Ended)
+COMMANDS = (Begin, Apply, Shift, Pace, Checkpoint, Donate, Stop, Terms, Ended)
 REPORTS = (
     Ready,
     StepDone,
@@ -262,7 +290,9 @@ REPORTS = (
     Shifted,
     Staged,
     Saved,
+    Donated,
     Evaluated,
+    Cold,
     Failed,
     Stopped,
     Leaving,

@@ -33,6 +33,7 @@ from node.trainer.data import Batches, TrainingData, open_tokens
 from node.trainer.engine import Engine
 from node.trainer.evaluate import shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
+from node.trainer.moments import Places, moments_last
 from node.trainer.optim import (
     clip_gradients,
     make_optimizer,
@@ -81,6 +82,8 @@ class Trainer(Progress):
             manifest.rounds.overlap_steps,
         )
         self.one_disk = settings.hosts == 1
+        if moments_last(manifest):
+            self.moments = Places.of(self.layout, manifest.inner)
         self.speed = Speed.of(manifest, self.layout.dense, ranks)
         if settings.compile:  # takes a minute or two: before the swarm counts on this island
             self._gradients()
@@ -128,7 +131,7 @@ class Trainer(Progress):
                 self.ranks,
             )
         )
-        lr = learning_rate(self.inner, self.round if self.gradients else self.step)
+        lr = learning_rate(self.inner, self.round if self.gradients else self.position)
         if self.rewarm_from is not None:
             lr *= reentry_factor(self.step - self.rewarm_from)
         finite = math.isfinite(loss) and math.isfinite(norm)
@@ -159,6 +162,7 @@ class Trainer(Progress):
                 self._data_s,
                 self.micro_batch,
                 self.halved,
+                self.position,
             )
         )
 

@@ -26,6 +26,11 @@ def reentry_factor(steps_since_join: int, steps: int = REENTRY_STEPS) -> float:
     return min(1.0, (steps_since_join + 1) / steps)
 
 
+def by_muon(inner: Inner, name: str, dims: int) -> bool:
+    """Whether a parameter is trained by Muon, which keeps no second moment; else by AdamW."""
+    return inner.optimizer == "muon" and dims >= 2 and "layers." in name
+
+
 def make_optimizer(model: nn.Module, inner: Inner) -> torch.optim.AdamW:
     """The run's optimizer over ``model``'s parameters; its learning rate is set before every step.
 
@@ -37,7 +42,7 @@ def make_optimizer(model: nn.Module, inner: Inner) -> torch.optim.AdamW:
         if not parameter.requires_grad:
             continue
         matrix = parameter.ndim >= 2
-        muon = inner.optimizer == "muon" and matrix and "layers." in name
+        muon = by_muon(inner, name, parameter.ndim)
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         decay = inner.weight_decay if matrix else 0.0
         group = {"params": [], "weight_decay": decay, "muon": muon}

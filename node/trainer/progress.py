@@ -20,6 +20,9 @@ from node.trainer.channel import (
     Apply,
     Begin,
     Checkpoint,
+    Cold,
+    Donate,
+    Donated,
     Evaluated,
     Pace,
     Report,
@@ -34,18 +37,12 @@ from node.trainer.channel import (
 )
 from node.trainer.layout import Layout
 from node.trainer.leader import Action, Leader, TakeSnapshot
+from node.trainer.moments import Places, read, write
+from node.trainer.optim import REENTRY_STEPS
+from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise
 from node.trainer.parallel import Ranks
 from node.trainer.pieces import Piece, due, due_at_will
-from node.trainer.resume import (
-    Share,
-    Standing,
-    Work,
-    Writing,
-    load,
-    optimizer_steps,
-    sanitise,
-    save,
-)
+from node.trainer.resume import Share, Standing, Work, Writing, load, save
 from node.trainer.weights import Weights, gradient, itself
 from protocols.errors import OperatorError
 
@@ -84,8 +81,10 @@ class Progress:
         self.in_hand = False  # a gradient that is to be sent
         self.round_step = 0  # inner steps since the last Apply: the sampler's position
         self.step = self.tokens = 0
+        self.position = 0  # in the learning rate's schedule: of the swarm, which may be further
         self.rewarm_from: int | None = None
         self.bad_steps = 0  # in a row
+        self.moments: Places | None = None  # None: what the optimizer keeps is not for others
         self.one_disk = True  # every rank sees the same files
         self._writing: Writing | None = None
         self._written_to = ""
@@ -154,6 +153,8 @@ class Progress:
                     self.leader.wait_s = action.wait_s
             case Checkpoint():
                 self.checkpoint(action)
+            case Donate():
+                self.donate(action)
             case Stop():
                 self.finish_writing()
                 self.report(Stopped(self.step, self.tokens))
@@ -167,26 +168,36 @@ class Progress:
             piece.unsent += done
         self.round_step += 1
         self.step += 1
+        self.position += 1
         self.tokens += done.tokens
 
     @torch.no_grad()
     def begin(self, command: Begin) -> None:
-        """Take ``base`` as θ, or θ and the moments of a checkpoint that was made on it."""
+        """Take ``base`` as θ, or θ and the moments of a checkpoint that was made on it.
+
+        An optimizer that has moments already, a script's, keeps them where θ is near ``base``.
+        """
         base, _ = self._vectors()
-        self.optimizer.state.clear()
+        keeps = not (command.resume or command.forgets)
+        warm = keeps and not self.ranks.all_true(not self.optimizer.state)
+        cold = ""  # why moments are lost
+        if warm and (far := distance(self.weights, base)) > NEAR:
+            warm, cold = False, f"θ was {far:.2g} of the model's norm away from the swarm's"
+        if not warm:
+            self.optimizer.state.clear()
         for name in self.weights.names:
             self.weights.set(name, base.get(name))
         rounds = (command.round, *command.others)
         self.slot, self.slots = command.slot, command.slots
-        self._set_pace(command)
         self.at_will, self.forgets = command.at_will, command.forgets
         self.gradients, self.in_hand = command.gradients, False
         self.step, self.tokens = command.step, command.tokens
+        self.position = command.step
         self.round_step = self.bad_steps = 0
         shares = tuple(Share(round=round_) for round_ in rounds)
-        self.rewarm_from = command.step if command.rewarm else None
+        self.rewarm_from = command.step if cold or (command.rewarm and not warm) else None
         if command.resume:
-            standing = load(
+            standing, cold = load(
                 Path(command.resume), self.weights, self.optimizer, one_disk=self.one_disk
             )
             shares = standing.fragments
@@ -198,12 +209,23 @@ class Progress:
                     "begin at the checkpoint's round, then apply the later ones",
                 )
             self.round_step, self.step = standing.round_step, standing.step
+            self.position = standing.position
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
-            if standing.step and not standing.optimizer_steps and not self.forgets:
+            if self.forgets or self.gradients:
+                cold = ""  # there are none to lose
+            elif standing.step and not standing.optimizer_steps:
+                cold = "the checkpoint holds none"
+            if cold:
                 self.rewarm_from = self.step  # its moments are as cold as a joiner's
+        elif command.moments and self.moments is not None:
+            path, steps = Path(command.moments), command.moments_steps
+            read(path, steps, self.moments, self.weights, self.optimizer)
+        self._set_pace(command)
         for piece, share in zip(self.pieces, shares, strict=True):
             piece.begin(share)
         self.begun = True
+        if cold:
+            self.report(Cold(self.step, cold[:2000]))
         if command.evaluate:
             self.report(Evaluated(self.round, self.step, self.evaluate()))
         self._read_vectors(None, None)
@@ -304,6 +326,7 @@ class Progress:
 
     def _set_pace(self, command: Begin | Apply) -> None:
         self.target_steps = command.target_steps
+        self.position = max(self.position, command.position)
         if command.tau is not None:
             self.overlap = command.tau
 
@@ -314,6 +337,7 @@ class Progress:
             round_step=self.round_step,
             step=self.step,
             tokens=self.tokens,
+            position=self.position,
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
         )
@@ -333,6 +357,16 @@ class Progress:
         self.report(Staged(command.directory))
         if self._writing is None:
             self._tell_saved(failure)
+
+    def donate(self, command: Donate) -> None:
+        """Write the moments for a newcomer, if they have seen enough to be worth the way."""
+        steps, problem = optimizer_steps(self.optimizer), ""
+        cold = self.rewarm_from is not None and self.step - self.rewarm_from < REENTRY_STEPS
+        worth = self.moments is not None and steps >= REENTRY_STEPS and not cold
+        if worth := self.ranks.broadcast(b"1" if worth else b"0") == b"1":
+            assert self.moments is not None
+            problem = write(Path(command.path), self.moments, self.weights, self.optimizer)
+        self.report(Donated(command.path, steps if worth else 0, problem[:2000]))
 
     @property
     def writing(self) -> bool:

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
+from node.trainer.optimizer_state import COUNT, changed, kinds, moments
 from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
 
@@ -41,7 +42,6 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 FOLDER = "trainer"
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
-COUNT = "step"  # of what an optimizer keeps for a parameter; in the checkpoint once for all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +83,12 @@ class Standing(BaseModel):
     round_step: int = Field(ge=0)
     step: int = Field(ge=0)
     tokens: int = Field(ge=0)
+    position: int = Field(ge=0)  # in the learning rate's schedule
     rewarm_from: int | None
     optimizer_steps: int = Field(ge=0)  # 0: there are no moments
     without: tuple[str, ...] = ()  # parameters that have none, where the others have
+    # optimizers of those that have some; none: written by a version that did not say
+    kinds: dict[str, str] = {}
 
 
 class Writing:
@@ -141,10 +144,10 @@ def save(
         raise failure or OSError(f"not every rank can write to {directory}")
     state = folder / STATE if weights.ranks.leads else None
     if standing.optimizer_steps:
-        without = (
-            n for n, p in weights.parts.items() if not _moments(optimizer.state.get(p[0], {}))
-        )
-        standing = standing.model_copy(update={"without": tuple(without)})
+        mine = [n for n, p in weights.parts.items() if not moments(optimizer.state.get(p[0], {}))]
+        without = tuple({n: None for part in weights.everywhere(mine) for n in part})
+        of = {n: kind for n, kind in kinds(optimizer, weights).items() if n not in without}
+        standing = standing.model_copy(update={"without": without, "kinds": of})
     if not one_disk:
         return Writing(_write_whole(folder, weights, optimizer, standing), state, standing)
     tensors: dict[str, Tensor] = {}
@@ -152,7 +155,7 @@ def save(
         tensors[PARAMETER + name] = parts[0].detach()
         if standing.optimizer_steps:
             kept = optimizer.state.get(parts[0], {})
-            tensors |= {f"{m}/{name}": kept[m] for m in _moments(kept)}
+            tensors |= {f"{m}/{name}": kept[m] for m in moments(kept)}
     future = async_save(
         tensors,
         storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
@@ -168,12 +171,12 @@ def _write_whole(
     """Gather all tensors on rank 0 and begin to write them there; every rank must call it."""
     mine: dict[str, list[str]] = {}
     for name, parts in weights.parts.items() if standing.optimizer_steps else ():
-        mine[name] = _moments(optimizer.state.get(parts[0], {}))
-    moments = {name: found for part in weights.everywhere(mine) for name, found in part.items()}
+        mine[name] = moments(optimizer.state.get(parts[0], {}))
+    kept = {name: found for part in weights.everywhere(mine) for name, found in part.items()}
     whole: dict[str, Tensor] = {}
     for name in weights.names:
         picks: dict[str, Pick] = {PARAMETER + name: itself}
-        picks |= {f"{m}/{name}": _moment(optimizer, m) for m in moments.get(name, ())}
+        picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in kept.get(name, ())}
         for key, pick in picks.items():
             tensor = weights.gather(name, pick)
             if weights.ranks.leads:
@@ -190,15 +193,19 @@ def _write_whole(
     return cast("Future[object]", future)
 
 
-def _moment(optimizer: torch.optim.Optimizer, name: str) -> Pick:
+def moment_of(optimizer: torch.optim.Optimizer, name: str) -> Pick:
+    """What picks a parameter's moment of this name."""
     return lambda parameter: optimizer.state[parameter][name]
 
 
 @torch.no_grad()
 def load(
     directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, *, one_disk: bool = True
-) -> Standing:
+) -> tuple[Standing, str]:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
+
+    Moments of another kind of optimizer than the parameter has now are left out; beside the
+    standing it returns which these are, in words for people, empty where all fit.
 
     It may have been written by another number of ranks in another layout: each rank reads the
     elements that it holds now, or rank 0 all of them where not all see ``one_disk``. Raises E404
@@ -220,19 +227,23 @@ def load(
             "E404", f"cannot resume from {directory}", problem, "start without --resume"
         )
     standing = Standing.model_validate_json(text)
-    there = _by_parameter(keys) if standing.optimizer_steps else {}
+    now = kinds(optimizer, weights)
+    there = {
+        name: found
+        for name, found in _by_parameter(keys).items()
+        if standing.optimizer_steps and standing.kinds.get(name, now.get(name)) == now.get(name)
+    }
+    left_out = changed(standing.kinds, now)
     tensors: dict[str, Tensor] = {}
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
-        moments = there.get(name, [])
-        for parameter in parts if moments else ():
-            count = torch.tensor(float(standing.optimizer_steps), device=local(parameter).device)
-            zeros = {moment: torch.zeros_like(parameter) for moment in moments}
-            optimizer.state[parameter] = {COUNT: count, **zeros}
-        tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in moments}
+        kept = there.get(name, [])
+        for parameter in parts if kept else ():
+            optimizer.state[parameter] = new_moments(parameter, kept, standing.optimizer_steps)
+        tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in kept}
     if not one_disk:
         _read_whole(folder, weights, optimizer, there)
-        return standing
+        return standing, left_out
     load_sharded(
         tensors,
         storage_reader=HuggingFaceStorageReader(str(folder)),
@@ -244,7 +255,13 @@ def load(
             local(twin).copy_(local(parts[0]))
             for moment, value in optimizer.state.get(parts[0], {}).items():
                 local(optimizer.state[twin][moment]).copy_(local(value))
-    return standing
+    return standing, left_out
+
+
+def new_moments(parameter: Tensor, moments: Iterable[str], steps: int) -> dict[str, Tensor]:
+    """What an optimizer keeps for a parameter after so many steps, with zeros to be filled."""
+    count = torch.tensor(float(steps), device=local(parameter).device)
+    return {COUNT: count, **{moment: torch.zeros_like(parameter) for moment in moments}}
 
 
 def _read_whole(
@@ -256,7 +273,7 @@ def _read_whole(
     """Read tensor by tensor on rank 0 into the parts of all; every rank must call it."""
     for name, shape in weights.shapes.items():
         picks: dict[str, Pick] = {PARAMETER + name: itself}
-        picks |= {f"{m}/{name}": _moment(optimizer, m) for m in there.get(name, ())}
+        picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in there.get(name, ())}
         whole = dict.fromkeys(picks, torch.empty(0))
         if weights.ranks.leads:
             whole = {key: torch.empty(shape) for key in picks}
@@ -281,10 +298,10 @@ def _contents(folder: Path) -> dict[str, torch.Size]:
 def _check(standing: Standing, found: Mapping[str, torch.Size], weights: Weights) -> None:
     there = _by_parameter(found)
     for name, shape in weights.shapes.items():
-        moments = there.get(name, ())
-        if standing.optimizer_steps and not moments and name not in standing.without:
+        kept = there.get(name, ())
+        if standing.optimizer_steps and not kept and name not in standing.without:
             raise ValueError(f"the optimizer's moments of {name} are missing")
-        for key in (PARAMETER + name, *(f"{moment}/{name}" for moment in moments)):
+        for key in (PARAMETER + name, *(f"{moment}/{name}" for moment in kept)):
             if found.get(key) != shape:
                 raise ValueError(f"{key} is missing or has another shape")
 
@@ -297,36 +314,3 @@ def _by_parameter(keys: Iterable[str]) -> dict[str, list[str]]:
         if not key.startswith(PARAMETER):
             there.setdefault(name, []).append(moment)
     return there
-
-
-def _moments(state: Mapping[str, object]) -> list[str]:
-    """What of an optimizer's state of one parameter is a tensor like it."""
-    return [key for key, value in state.items() if key != COUNT and isinstance(value, Tensor)]
-
-
-def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Steps that the optimizer's moments have seen; 0 when it has none that can be kept.
-
-    A script's optimizer may keep anything. What is no tensor of the parameter's shape (Adafactor's
-    rows and columns) is left out of checkpoints, and the whole optimizer begins anew.
-    """
-    steps = 0
-    for parameter, state in optimizer.state.items():
-        moments = _moments(state)
-        rest = [key for key in state if key != COUNT and key not in moments]
-        if any(state[m].shape != parameter.shape for m in moments) or any(
-            state[key] is not None for key in rest
-        ):
-            return 0
-        if moments:  # who does not count has seen one at least
-            steps = max(steps, int(state.get(COUNT, 1)))
-    return steps
-
-
-@torch.no_grad()
-def sanitise(optimizer: torch.optim.Optimizer) -> None:
-    """Replace moments that are not finite by zero: a NaN in them would never leave again."""
-    for state in optimizer.state.values():
-        for moment in _moments(state):
-            if state[moment].is_floating_point():
-                local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -47,7 +47,7 @@ blocks whose scale would be under 2⁻¹²⁰ to zero, which keeps subnormals ou
 """
 
 from protocols.codecs.base import CHUNK, Codec
-from protocols.codecs.ranges import Chunk, RangeCodec
+from protocols.codecs.ranges import Chunk, Encoded, RangeCodec
 from protocols.codecs.registry import NAMES, codec
 
-__all__ = ["CHUNK", "NAMES", "Chunk", "Codec", "RangeCodec", "codec"]
+__all__ = ["CHUNK", "NAMES", "Chunk", "Codec", "Encoded", "RangeCodec", "codec"]

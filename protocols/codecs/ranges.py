@@ -101,6 +101,18 @@ class RangeCodec:
         return [section for section in both if section[1] < section[2]]
 
 
+class Encoded(NamedTuple):
+    """A whole vector as it travels."""
+
+    codec: RangeCodec
+    data: Tensor  # uint8
+
+    def decode_chunk(self, chunk: Chunk, out: Tensor) -> None:
+        """One of the codec's chunks into float32 ``out`` [chunk.stop - chunk.start]."""
+        data = self.data[chunk.offset : chunk.offset + chunk.size]
+        self.codec.decode_chunk(chunk, data, out)
+
+
 @lru_cache(maxsize=32)
 def _chunks(name: str, dense: int, start: int, stop: int) -> tuple[Chunk, ...]:
     """Those of a range: each of a round's transfers asks for the same."""

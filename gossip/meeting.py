@@ -1,0 +1,100 @@
+"""Islands that meet in pairs: what one of them knows of letters, is told to do, and has done.
+
+The words between :mod:`gossip.wandering`, which decides, and :mod:`gossip.roamer`, which acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocols.identity import PeerId
+
+Key = tuple[int, int]  # round and exchange of a letter of this island's
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How an island gossips."""
+
+    seed: bytes  # the run's
+    max_staleness: int = 4  # own rounds that an answer may be late
+    one_way: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What is known of a letter that is here."""
+
+    sender: PeerId
+    round: int  # by the sender's count
+    exchange: int
+    answers: Key | None  # which of our letters; None: it opens an exchange
+    number: int  # of all letters that came
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Send the parameters as they are now; ``awaited``: tell of the end."""
+
+    to: PeerId
+    round: int
+    exchange: int
+    answers: Key | None  # which of the other's letters; None: it opens an exchange
+    awaited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A letter to move towards, by half of its difference to ``mine``, this island's letter."""
+
+    stamp: Stamp
+    share: float
+    mine: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Mix these letters in; then tell."""
+
+    letters: tuple[Taken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Throw these letters away: they are too old."""
+
+    letters: tuple[Stamp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All exchanges are through: take the outer step, as round ``round``."""
+
+    round: int
+
+
+Instruction = Post | Take | Drop | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """One exchange as it ended.
+
+    ``outcome``: "mixed" with the partner's answer, "answered" openings of others, "open" (the
+    answer has yet to come), "lost" (the partner is gone), "alone", or "sent" one way.
+    """
+
+    round: int
+    exchange: int
+    partner: PeerId | None
+    outcome: str
+    seconds: float
+    # of these, while a letter of the two was on its way; None: it went to somebody who is gone
+    moving_s: float | None = 0.0
+    others: tuple[PeerId, ...] = ()  # whose letters were mixed in, beside the partner's
+
+    @property
+    def mixed(self) -> tuple[PeerId, ...]:
+        """All whose letters were mixed in."""
+        own = (self.partner,) if self.partner and self.outcome == "mixed" else ()
+        return own + self.others

@@ -1,0 +1,131 @@
+"""A newcomer's inner moments from another island: asked for, checked, and handed to the trainer.
+
+Also the other side: having the own trainer's moments copied for newcomers. Neither is of any
+consequence to rounds; who gets none warms its learning rate up (:mod:`node.trainer.optim`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bootstrap.manifest import Manifest
+from bootstrap.state import Moments, download_moments, offered_moments
+from node.conductor import Conductor
+from node.trainer.channel import ChannelClosedError
+from node.trainer.layout import Layout
+from node.trainer.moments import FLOAT_BYTES, Places, faults, mapped, moments_last
+from node.trainer_files import Taken
+from protocols.errors import (
+    Malformed,
+    OperatorError,
+    RemoteProtocolError,
+    RemoteRefused,
+    TransportError,
+    Unreachable,
+    Why,
+)
+from protocols.identity import PeerId
+from protocols.transport import Transport
+
+GIVEN, TAKEN = "moments.given", "moments.taken"  # files in the state directory, while in use
+COPY_S = 120.0  # for the trainer's copy, which it makes between two inner steps
+MAX_DONORS = 3  # that are asked
+# all of it may take so many times what the state took, which is about as large, and some seconds
+TIMES, LEAST_S = 3.0, 60.0
+
+FAILURES = (TransportError, RemoteProtocolError, OSError, TimeoutError)
+
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+def clean(directory: Path) -> None:
+    """Remove what a killed node has left."""
+    for name in (GIVEN, TAKEN):
+        (directory / name).unlink(missing_ok=True)
+
+
+@dataclass
+class Giving:
+    """Copies of this island's moments; ``copy`` is for :class:`bootstrap.state.MomentsServer`."""
+
+    conductor: Conductor
+    places: Places
+    directory: Path
+    offload: Offload
+
+    async def copy(self) -> Moments:
+        """The trainer's moments, in a file without a name; raises :class:`RemoteRefused`."""
+        path = self.directory / GIVEN
+        if not self.conductor.training:
+            raise RemoteRefused("none", "no trainer is at work here")
+        try:
+            async with asyncio.timeout(COPY_S):
+                donated = await self.conductor.files.donate(path)
+            if not donated.steps or donated.problem:
+                why = "its disk" if donated.problem else "its moments are cold themselves"
+                raise RemoteRefused("none", why)
+            vector = await self.offload(lambda: mapped(path, self.places.size))
+        except (ChannelClosedError, TimeoutError, OSError) as error:
+            raise RemoteRefused("none", "its trainer gave none") from error
+        finally:
+            path.unlink(missing_ok=True)  # what is mapped stays until it is dropped
+        return Moments(donated.steps, vector)
+
+
+@dataclass
+class Taking:
+    """Fetches a donor's moments into a file for the trainer."""
+
+    transport: Transport
+    manifest: Manifest
+    directory: Path
+    offload: Offload
+    greet: Callable[[PeerId], Awaitable[None]]  # strangers are given nothing
+
+    async def take(self, donors: Sequence[PeerId], state_s: float) -> tuple[Taken, str]:
+        """From the first of ``donors``, in any order, whose moments can be used; and what to say.
+
+        ``state_s``: what the state's download took. Raises one of ``FAILURES``: what became of the
+        last donor that was asked.
+        """
+        if not moments_last(self.manifest):
+            raise RemoteRefused("none", "this run's islands have none that another could use")
+        layout = await self.offload(lambda: Layout.of_manifest(self.manifest))
+        places = Places.of(layout, self.manifest.inner)
+        path = self.directory / TAKEN
+        failure: Exception = Unreachable("any donor", Why.NO_ADDRESS, "no island is active")
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(LEAST_S + TIMES * state_s):
+                for peer in random.sample(list(donors), min(len(donors), MAX_DONORS)):
+                    try:
+                        steps = await self._take(peer, places, path)
+                    except (TransportError, RemoteProtocolError) as error:
+                        failure = error
+                        continue
+                    took, size = time.monotonic() - began, FLOAT_BYTES * places.size
+                    said = f"of {steps:,} steps, {size / 1e6:.1f} MB from {peer} in {took:.1f} s"
+                    return Taken(path, steps), said
+                raise failure
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    async def _take(self, peer: PeerId, places: Places, path: Path) -> int:
+        """Fill the file; the steps that the moments have seen."""
+        with contextlib.suppress(TransportError, OperatorError):  # it then says why, below
+            await self.greet(peer)
+        run, inner = self.manifest.run_id, self.manifest.inner
+        offer = await offered_moments(self.transport, peer, run, FLOAT_BYTES * places.size)
+        vector = await self.offload(lambda: mapped(path, places.size, create=True))
+        await download_moments(self.transport, peer, run, offer, [vector], offload=self.offload)
+        if wrong := await self.offload(lambda: faults(vector, places, inner)):
+            raise Malformed(f"{peer} offers moments of which {wrong}")
+        return offer.steps

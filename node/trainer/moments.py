@@ -1,0 +1,184 @@
+"""The inner optimizer's moments of the whole model as one flat fp32 vector, and as a file of it.
+
+First ``exp_avg`` of all parameters in the layout's order, then ``exp_avg_sq`` of those that AdamW
+trains. Which these are follows from the manifest, so a donor may share the model among its ranks in
+another way than the newcomer. The file lies on the host of daemon and rank 0, little-endian and
+without a header.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bootstrap.manifest import Inner, Manifest
+from node.trainer.layout import Entry, Layout
+from node.trainer.optim import by_muon
+from node.trainer.resume import moment_of, new_moments
+from node.trainer.weights import Weights
+
+FIRST, SECOND = "exp_avg", "exp_avg_sq"
+FLOAT_BYTES = 4
+# what rounding adds to the bound of a first moment, and what second moments lose below 2^-126
+SLACK, UNSEEN = 1.01, 1e-18
+
+
+def moments_last(manifest: Manifest) -> bool:
+    """Whether islands of a run keep moments from round to round, of a kind that all know."""
+    kept = manifest.inner.keep_moments and manifest.mode != "allreduce"  # where none are used
+    return kept and not manifest.script.layout
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one moment of a parameter lies: elements ``[start, start + entry.size)``."""
+
+    moment: str
+    entry: Entry
+    start: int
+    twin: int = -1  # where its second moment lies, of a first one that has one
+
+
+@dataclass(frozen=True)
+class Places:
+    """All of them, in order; ``size`` elements together."""
+
+    places: tuple[Place, ...]
+    size: int
+
+    @classmethod
+    def of(cls, layout: Layout, inner: Inner) -> Places:
+        """Of a run's model and inner optimizer."""
+        entries = layout.entries
+        with_second = [e for e in entries if not by_muon(inner, e.name, len(e.shape))]
+        places, at = [], layout.size
+        twins = {}
+        for entry in with_second:
+            twins[entry.name] = at
+            places.append(Place(SECOND, entry, at))
+            at += entry.size
+        first = [Place(FIRST, e, e.offset, twins.get(e.name, -1)) for e in entries]
+        return cls((*first, *places), at)
+
+    def views(self, vector: Tensor) -> Iterator[tuple[Place, Tensor]]:
+        """Each with its part [shape] of ``vector`` [size]."""
+        for place in self.places:
+            end = place.start + place.entry.size
+            yield place, vector[place.start : end].view(place.entry.shape)
+
+
+def mapped(path: Path, size: int, *, create: bool = False) -> Tensor:
+    """A file as a vector, fp32 [size]; without ``create`` what is written to it stays in memory.
+
+    Raises OSError where it cannot be had, also where the disk is full.
+    """
+    if create:
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):  # else a full disk would be a bus error, later
+                os.posix_fallocate(file.fileno(), 0, FLOAT_BYTES * size)
+            else:
+                file.truncate(FLOAT_BYTES * size)
+    if path.stat().st_size != FLOAT_BYTES * size:
+        raise OSError(f"{path} is not of {size} moments")
+    return torch.from_numpy(np.memmap(path, np.float32, "r+" if create else "c", shape=(size,)))
+
+
+@torch.no_grad()
+def write(path: Path, places: Places, weights: Weights, optimizer: torch.optim.Optimizer) -> str:
+    """Gather the moments on rank 0 into a file, zeros where there are none yet.
+
+    Every rank must call it. Returns what went wrong, empty on success and on other ranks.
+    """
+    problem, file = "", None
+    if weights.ranks.leads:
+        try:
+            file = path.open("wb", buffering=0)
+        except OSError as error:
+            problem = _said(error)
+    for place in places.places:
+
+        def pick(parameter: Tensor, moment: str = place.moment) -> Tensor:
+            kept: dict[str, Tensor] = optimizer.state.get(parameter, {})
+            return kept[moment] if moment in kept else torch.zeros_like(parameter)
+
+        whole = weights.gather(place.entry.name, pick)  # also after a failure: others are at it
+        if file is not None and not problem:
+            assert whole is not None
+            problem = _append(file, whole)
+    if file is not None:
+        file.close()
+    return problem
+
+
+def _append(file: BinaryIO, whole: Tensor) -> str:
+    left = whole.to("cpu", torch.float32).contiguous().view(-1).numpy().data.cast("B")
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        return _said(error)
+    return ""
+
+
+def _said(error: OSError) -> str:
+    return str(error) or type(error).__name__
+
+
+@torch.no_grad()
+def read(
+    path: Path, steps: int, places: Places, weights: Weights, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put a file's moments, which have seen so many steps, into the optimizer of all ranks.
+
+    The file is gone afterwards. Every rank must call it. Raises OSError on rank 0 where it is not
+    there.
+    """
+    vector = None
+    if weights.ranks.leads:
+        vector = mapped(path, places.size)
+        path.unlink()
+    kept: dict[str, list[str]] = {}
+    for place in places.places:
+        kept.setdefault(place.entry.name, []).append(place.moment)
+    for name, moments in kept.items():
+        for parameter in weights.parts.get(name, ()):
+            optimizer.state[parameter] = new_moments(parameter, moments, steps)
+    for place in places.places:
+        pick = moment_of(optimizer, place.moment)
+        end = place.start + place.entry.size
+        whole = None if vector is None else vector[place.start : end].view(place.entry.shape)
+        weights.set(place.entry.name, whole, pick)
+
+
+def faults(vector: Tensor, places: Places, inner: Inner) -> str:
+    """Why moments [size] from elsewhere are of no use; empty where nothing speaks against them.
+
+    They must be finite, second moments not negative, and where β₁² < β₂ first moments no larger
+    than any gradients could have made them beside their second ones: with Cauchy and Schwarz,
+    |m| ≤ (1 - β₁) / √((1 - β₂)(1 - β₁²/β₂)) · √v. So no element's first step can be beyond bounds.
+    """
+    beta1, beta2 = inner.betas
+    limit = math.inf
+    if beta1**2 < beta2:
+        limit = SLACK * (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
+    order = sorted(places.views(vector), key=lambda pair: pair[0].moment != SECOND)
+    for place, view in order:  # second moments first: the others are held against them
+        name = place.entry.name
+        if not bool(torch.isfinite(view).all()):
+            return f"{place.moment} of {name} is not finite"
+        if place.moment == SECOND and bool((view < 0).any()):
+            return f"{place.moment} of {name} is negative"
+        if place.moment == FIRST and place.twin >= 0 and math.isfinite(limit):
+            second = vector[place.twin : place.twin + place.entry.size].view(view.shape)
+            bound = second.sqrt().mul_(limit).add_(UNSEEN)
+            if bool((view.abs() > bound).any()):
+                return f"{place.moment} of {name} is larger than its second moments allow"
+    return ""

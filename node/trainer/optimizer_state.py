@@ -1,0 +1,102 @@
+"""What an inner optimizer keeps of each parameter: of what kind it is, and whether it fits.
+
+Moments belong to a place and to a rule. Those of another place are kept where that is near; those
+of another rule never are: the optimizer would take its own and leave the others, or fail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from node.trainer.weights import Weights, local
+
+COUNT = "step"  # of what an optimizer keeps for a parameter; in the checkpoint once for all
+# ‖θ − base‖ / ‖base‖ up to which moments are kept. Up to 0.56 they were better than none
+# (docs/experiments.md); a model from another seed is further away than the norm itself.
+NEAR = 0.5
+# options that say what is kept. Numbers such as betas do not: schedules change them on the way
+OPTIONS = ("amsgrad", "centered", "momentum", "muon")
+
+
+def moments(state: Mapping[str, object]) -> list[str]:
+    """What of an optimizer's state of one parameter is a tensor like it."""
+    return [key for key, value in state.items() if key != COUNT and isinstance(value, Tensor)]
+
+
+def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
+    """Steps that the optimizer's moments have seen; 0 when it has none that can be kept.
+
+    A script's optimizer may keep anything. What is no tensor of the parameter's shape (Adafactor's
+    rows and columns) is left out of checkpoints, and the whole optimizer begins anew.
+    """
+    steps = 0
+    for parameter, state in optimizer.state.items():
+        kept = moments(state)
+        rest = [key for key in state if key != COUNT and key not in kept]
+        if any(state[m].shape != parameter.shape for m in kept) or any(
+            state[key] is not None for key in rest
+        ):
+            return 0
+        if kept:  # who does not count has seen one at least
+            steps = max(steps, int(state.get(COUNT, 1)))
+    return steps
+
+
+@torch.no_grad()
+def sanitise(optimizer: torch.optim.Optimizer) -> None:
+    """Replace moments that are not finite by zero: a NaN in them would never leave again."""
+    for state in optimizer.state.values():
+        for moment in moments(state):
+            if state[moment].is_floating_point():
+                local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def kinds(optimizer: torch.optim.Optimizer, weights: Weights) -> dict[str, str]:
+    """The optimizer of every parameter that it has, as in ``AdamW`` or ``AdamW amsgrad``.
+
+    By name, of all ranks' parameters; every rank must call it.
+    """
+    bare = optimizer
+    while isinstance(inside := getattr(bare, "optimizer", None), torch.optim.Optimizer):
+        bare = inside  # a wrapper of accelerate's
+    of: dict[Tensor, str] = {}
+    for group in optimizer.param_groups:
+        options = [option for option in OPTIONS if group.get(option)]
+        of |= dict.fromkeys(group["params"], " ".join([type(bare).__name__, *options]))
+    mine = {name: of[parts[0]] for name, parts in weights.parts.items() if parts[0] in of}
+    return {name: kind for part in weights.everywhere(mine) for name, kind in part.items()}
+
+
+def changed(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Which parameters have another kind of optimizer than they had, in words; empty: none."""
+    pairs = Counter((kind, now.get(name)) for name, kind in was.items() if kind != now.get(name))
+    return "; ".join(
+        f"{count} parameters were trained by {before}, now by {after or 'no optimizer'}"
+        for (before, after), count in pairs.items()
+    )
+
+
+@torch.no_grad()
+def distance(weights: Weights, base: Mapping[str, Tensor]) -> float:
+    """‖θ − base‖ / ‖base‖ on every rank, infinite where θ is not finite.
+
+    ``base``: whole tensors by name, on rank 0 alone.
+    Every rank must call it.
+    """
+    moved = norm = 0.0
+    for name in weights.names:
+        whole = weights.gather(name)
+        if weights.ranks.leads:
+            assert whole is not None
+            there = base[name].to(whole.device)
+            moved += float((whole.float() - there).square().sum())
+            norm += float(there.square().sum())
+    far = math.sqrt(moved / norm) if norm else math.inf if moved else 0.0
+    far = far if math.isfinite(far) else math.inf
+    return float(json.loads(weights.ranks.broadcast(json.dumps(far).encode())))

@@ -1,0 +1,80 @@
+"""Which codec a letter has, by what letters have taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from gossip_kit import EVERYBODY, announce_of
+
+from gossip.letter_times import LetterTimes, Terms
+from protocols.messages import Announce
+
+BYTES = {"fp32": 4000, "bf16": 2000, "int8": 1000}
+ME, A, B = (EVERYBODY[number].peer_id for number in range(3))
+
+
+def times(**terms: Any) -> LetterTimes:
+    return LetterTimes(Terms(tuple(BYTES), **terms), BYTES.__getitem__)
+
+
+def said(peer: str = ME, upload: float = 0.0, download: float = 0.0) -> Announce:
+    return announce_of(peer, upload=upload, download=download, steps_per_second=10.0)
+
+
+def test_the_budget_is_what_may_be_exposed_and_what_inner_steps_hide() -> None:
+    assert times().budget(10.0, said(), 1) == pytest.approx(0.5)
+    assert times(overlap_steps=5).budget(10.0, said(), 1) == pytest.approx(1.0)
+    assert times(overlap_steps=5).budget(10.0, said(), 2) == pytest.approx(0.5)
+    assert times(fragments=5).budget(10.0, said(), 1) == pytest.approx(0.1)
+    assert times(overlap_steps=500).budget(10.0, said(), 1) == pytest.approx(10.5)
+    still = dataclasses.replace(said(), steps_per_second=0.0)
+    assert times(overlap_steps=5).budget(10.0, still, 1) == pytest.approx(0.5)
+    assert times().budget(0.0, said(), 1) == 0.0
+
+
+def test_before_a_round_was_timed_letters_are_as_fine_as_they_may_be() -> None:
+    assert times().choose(0.0, said(upload=1.0), [said(A)]).codec == "fp32"
+
+
+def test_the_first_one_goes_by_the_link_as_it_was_measured() -> None:
+    assert times().choose(1.0, said(upload=2500.0), [said(A)]).codec == "bf16"
+    assert times().choose(1.0, said(upload=2500.0), [said(A), said(B)]).codec == "int8"
+
+
+def test_letters_get_coarser_and_finer_by_what_they_took() -> None:
+    one, to = times(), [said(A)]
+    one.note(one.choose(1.0, said(), to), 4.0, [A], 1.0)
+    assert one.choose(1.0, said(), to).codec == "int8"
+    one.note(one.choose(1.0, said(), to), 0.1, [A], 1.0)
+    chosen = one.choose(1.0, said(), to)
+    assert chosen.codec == "bf16", "one rung at a time"
+    one.note(chosen, 0.2, [A], 1.0)
+    assert one.choose(1.0, said(), to).codec == "fp32"
+
+
+def test_a_slow_peer_among_others_changes_nothing_and_two_in_a_row_do() -> None:
+    one, to = times(), [said(A)]
+    for took, peer, wanted in ((0.1, A, "fp32"), (4.0, B, "fp32"), (0.1, A, "fp32")):
+        one.note(one.choose(1.0, said(), to), took, [peer], 1.0)
+        assert one.choose(1.0, said(), to).codec == wanted
+    one.note(one.choose(1.0, said(), to), 4.0, [B], 1.0)
+    one.note(one.choose(1.0, said(), to), 4.0, [A], 1.0)
+    assert one.choose(1.0, said(), to).codec == "int8"
+
+
+def test_a_partner_with_a_narrow_link_gets_a_coarse_letter_that_says_nothing_of_others() -> None:
+    one = times()
+    one.note(one.choose(1.0, said(), [said(A)]), 0.1, [A], 1.0)
+    narrow = one.choose(1.0, said(), [said(B, download=1000.0)])
+    assert narrow == ("int8", False)
+    one.note(narrow, 9.0, [B], 1.0)
+    one.note(narrow, 9.0, [B], 1.0)
+    assert one.choose(1.0, said(), [said(A, download=1e6)]) == ("fp32", True)
+
+
+def test_one_codec_is_no_choice() -> None:
+    one = LetterTimes(Terms(("int8",)), BYTES.__getitem__)
+    one.note(one.choose(1.0, said(), [said(A)]), 100.0, [A], 1.0)
+    assert one.choose(1.0, said(), [said(A, download=1.0)]) == ("int8", True)

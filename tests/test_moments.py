@@ -1,0 +1,174 @@
+"""A trainer's moments as a file: written for newcomers, read by one, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from trainer_kit import Bench, begin, committing, tiny_manifest
+
+from bootstrap.manifest import Manifest
+from node.trainer.channel import Checkpoint, Command, Donate, Donated, Report, StepDone, Stop
+from node.trainer.layout import Layout
+from node.trainer.moments import SECOND, Places, faults, mapped, moments_last
+from node.trainer.optim import REENTRY_STEPS
+
+STEPS = REENTRY_STEPS + 4
+
+
+def manifest_of(**inner: object) -> Manifest:
+    manifest = tiny_manifest()
+    return manifest.model_copy(update={"inner": manifest.inner.model_copy(update=inner)})
+
+
+def places_of(manifest: Manifest) -> Places:
+    return Places.of(Layout.of_manifest(manifest), manifest.inner)
+
+
+def donor(
+    directory: Path,
+    path: Path,
+    *,
+    steps: int = STEPS,
+    manifest: Manifest | None = None,
+    **how: bool,
+) -> tuple[Bench, Donated]:
+    """A trainer that has taken so many inner steps, and its answer when it is asked then."""
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == steps:
+            return [Donate(str(path)), Stop()]
+        return committing(99)(bench, report)
+
+    bench = Bench(directory, answer, manifest=manifest or manifest_of())
+    [donated] = bench.run(begin(**how)).of(Donated)
+    return bench, donated
+
+
+def kept(bench: Bench) -> dict[str, Tensor]:
+    """What the optimizer keeps, by parameter."""
+    optimizer, found = bench.trainer.optimizer, {}
+    for name, (parameter,) in bench.trainer.weights.parts.items():
+        for key, value in optimizer.state[parameter].items():
+            found[f"{name} {key}"] = value.clone()
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_newcomer_has_its_donors_moments(tmp_path: Path, optimizer: str) -> None:
+    path, manifest = tmp_path / "moments", manifest_of(optimizer=optimizer)
+    one, donated = donor(tmp_path / "one", path, manifest=manifest)
+    assert (donated.steps, donated.problem) == (STEPS, "")
+    assert path.stat().st_size == 4 * places_of(manifest).size
+    other = Bench(tmp_path / "other", committing(1), manifest=manifest)
+    other.run(begin(moments=str(path), moments_steps=STEPS), Stop())
+    mine, theirs = kept(other), kept(one)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert not path.exists()
+
+
+def test_muons_matrices_have_no_second_moment_on_the_way() -> None:
+    adam, muon = (places_of(manifest_of(optimizer=name)) for name in ("adamw", "muon"))
+    size = Layout.of_manifest(tiny_manifest()).size
+    assert adam.size == 2 * size
+    assert size < muon.size < 1.6 * size
+    ends = [p.start + p.entry.size for p in muon.places]
+    assert [p.start for p in muon.places[1:]] == ends[:-1]
+    assert ends[-1] == muon.size
+    assert all("layers." not in p.entry.name for p in muon.places if p.moment == SECOND
+               and len(p.entry.shape) > 1)  # fmt: skip
+
+
+def test_with_a_donors_moments_the_learning_rate_does_not_warm_up(tmp_path: Path) -> None:
+    path = tmp_path / "moments"
+    donor(tmp_path / "one", path)
+    other = Bench(tmp_path / "other", committing(1))
+    rates = [r.lr for r in other.run(
+        begin(step=50, moments=str(path), moments_steps=STEPS)).of(StepDone)]  # fmt: skip
+    assert rates[0] > 0.4 * other.settings.manifest.inner.lr
+    assert all(b <= a for a, b in pairwise(rates))
+
+
+def test_cold_moments_are_not_given(tmp_path: Path) -> None:
+    path = tmp_path / "moments"
+    assert donor(tmp_path / "one", path, steps=REENTRY_STEPS - 1)[1].steps == 0
+    assert not path.exists()
+    assert donor(tmp_path / "two", path, steps=REENTRY_STEPS - 1, rewarm=True)[1].steps == 0
+    assert not path.exists()
+
+
+def test_a_disk_that_takes_no_file_ends_nobodys_training(tmp_path: Path) -> None:
+    bench, donated = donor(tmp_path / "one", tmp_path / "nowhere" / "moments")
+    assert "nowhere" in donated.problem
+    assert bench.trainer.step == STEPS
+
+
+def test_a_run_that_forgets_moments_or_uses_none_has_none_to_give() -> None:
+    assert moments_last(tiny_manifest())
+    assert not moments_last(manifest_of(keep_moments=False))
+    assert not moments_last(Manifest(mode="allreduce"))
+
+
+def test_who_resumes_keeps_moments_of_its_own(tmp_path: Path) -> None:
+    def saving(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == 3:
+            return [Checkpoint(str(tmp_path)), Stop()]
+        return []
+
+    before = Bench(tmp_path / "before", saving, manifest=manifest_of())
+    before.run(begin())
+    donor(tmp_path / "donor", path := tmp_path / "moments")
+    after = Bench(tmp_path / "after", committing(1), manifest=manifest_of())
+    resume = begin(resume=str(tmp_path), moments=str(path), moments_steps=STEPS)
+    after.run(resume, Stop())
+    mine, own = kept(after), kept(before)
+    assert mine.keys() == own.keys()
+    assert all(torch.equal(mine[key], own[key]) for key in own)
+
+
+def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(4 * 99))
+    with pytest.raises(OSError, match="not of 100 moments"):
+        mapped(tmp_path / "file", 100)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "why"),
+    [
+        (0, float("nan"), "not finite"),
+        (-1, float("inf"), "not finite"),
+        (-1, -1e-12, "negative"),
+        (5, 1e6, "larger than"),
+        (5, -1e6, "larger than"),
+    ],
+)
+def test_moments_that_no_training_makes_are_refused(
+    tmp_path: Path, where: int, value: float, why: str
+) -> None:
+    manifest, path = manifest_of(), tmp_path / "moments"
+    donor(tmp_path / "one", path, manifest=manifest)
+    places = places_of(manifest)
+    vector = mapped(path, places.size)
+    assert faults(vector, places, manifest.inner) == ""
+    vector[where] = value
+    assert why in faults(vector, places, manifest.inner)
+
+
+def test_gradients_of_any_kind_make_moments_that_pass() -> None:
+    """The worst case of the bound: gradients that grow as a power of the betas' quotient."""
+    manifest = manifest_of()
+    places, (beta1, beta2) = places_of(manifest), manifest.inner.betas
+    generator = torch.Generator().manual_seed(0)
+    half = places.size // 2
+    for growth in (1.0, beta2 / beta1, beta1 / beta2, 0.5, 2.0):
+        vector = torch.zeros(places.size)
+        first, second = vector[:half], vector[half:]
+        for step in range(60):
+            gradient = growth**step * (1 + 0.01 * torch.randn(half, generator=generator))
+            first.lerp_(gradient, 1 - beta1)
+            second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        assert faults(vector, places, manifest.inner) == "", growth
