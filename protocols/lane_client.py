@@ -81,8 +81,10 @@ class LaneClient:
         async with feeding(body) as feed, self._lane(peer, timeout) as link:
             began = clock()
             frame = reply_frame(MAX_CALL_BYTES)
-            sending = link.start_sending(request, feed, stall=timeout)
+            # First: the reply may come while the body goes out, and a lane whose user expects
+            # nothing is cut when something comes.
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
+            sending = link.start_sending(request, feed, stall=timeout)
             try:
                 await _either(link, sending, receiving)
             finally:
@@ -108,8 +110,8 @@ class LaneClient:
             asked = clock()
             self._stats.sent(peer, name, len(header))
             frame = reply_frame(None)
-            sending = link.start_sending(request, None, stall=timeout)
             receiving = link.start_receiving(frame, frame.length, stall=timeout)
+            sending = link.start_sending(request, None, stall=timeout)
             await _either(link, sending, receiving)
             reply = _reply(frame.data, peer)
             link.reusable = bool(reply.code) and len(reply.detail) == reply.length

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -51,6 +52,19 @@ def remembered_signatures() -> Iterator[None]:
         patch.setattr("gossip.certificate.verify", remembering)
         patch.setattr("protocols.envelope.verify", remembering)
         yield
+
+
+@pytest.fixture
+def quick_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that do not exist are told so at once; some machines' resolvers take seconds."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *rest: Any, **named: Any) -> Any:
+        if str(host).endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *rest, **named)
+
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ from protocols.transport import Buffer, Outgoing
 # --- who answers there ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_resolver")
 async def test_reasons_are_told_apart() -> None:
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)

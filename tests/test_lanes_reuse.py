@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
 
 import pytest
@@ -27,6 +28,7 @@ from protocols.bodies import BufferFeed, read_into
 from protocols.errors import IdentityMismatch, RemoteRefused, Unreachable, Why
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
+from protocols.lane_link import Link, Transfer
 from protocols.limits import Limits
 from protocols.transport import Feed, Incoming
 
@@ -56,6 +58,32 @@ async def test_a_refused_body_that_was_sent_leaves_the_lane_whole() -> None:
             assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(99)), timeout=5) == b"99"
         assert a.stats.connections == 1
         assert a.stats.refused_requests == 5
+
+
+async def test_a_refusal_may_come_while_the_body_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK, tls=False) as a,
+        HttpTransport(B, limits=QUICK, tls=False) as b,
+    ):
+        b.book.add(a.peer_id, address(a))
+        a.on_push("take", take, max_length=100)
+        assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(99)), timeout=5) == b"99"
+        start, answered = Link.start_sending, []
+
+        def answered_at_once(
+            link: Link, head: bytes, feed: Feed | None, *, stall: float
+        ) -> Transfer:
+            transfer = start(link, head, feed, stall=stall)
+            if feed is not None and feed.length > 100:  # the data thread's next news is the answer
+                link._post(lambda: answered.extend(select.select([link.lane._sock], [], [], 5)[0]))
+                link._post(lambda: link.lane.ready(True, False))
+            return transfer
+
+        monkeypatch.setattr(Link, "start_sending", answered_at_once)
+        with pytest.raises(RemoteRefused) as error:
+            await b.push(A.peer_id, "take", b"", BufferFeed(bytes(3_000_000)), timeout=5)
+        assert error.value.code == "too_large"
+        assert answered
 
 
 async def test_transfers_at_one_time_have_lanes_of_their_own_up_to_a_bound() -> None:
@@ -156,6 +184,7 @@ async def test_another_peer_at_the_address_is_a_mismatch() -> None:
             assert error.value.got == A.peer_id
 
 
+@pytest.mark.usefixtures("quick_resolver")
 async def test_reasons_are_told_apart() -> None:
     async with (
         HttpTransport(B, limits=Limits(grace=0.1, connect=0.5)) as b,

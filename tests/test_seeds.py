@@ -186,6 +186,7 @@ async def home() -> AsyncIterator[HttpTransport]:
         yield transport
 
 
+@pytest.mark.usefixtures("quick_resolver")
 async def test_real_sockets_tell_the_reasons_apart(home: HttpTransport) -> None:
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(HttpTransport(identity(2), listen="127.0.0.1:0"))
