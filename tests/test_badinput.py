@@ -16,6 +16,7 @@ from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from protocols.errors import RemoteRefused
 from protocols.http import HttpTransport
+from protocols.messages import PROTOCOL_VERSION
 from protocols.whereabouts import Whereabouts
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -134,7 +135,7 @@ def test_another_version(refused):
 
     with peer(prepare) as address:
         text, _ = quickly(lambda: refused("E202", *START, *LONG, "--peers", address))
-    assert "this node: protocol 1, atoll " in text
+    assert f"this node: protocol {PROTOCOL_VERSION}, atoll " in text
     assert "protocol 7, atoll 9.0" in text
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from node import __version__
 from node.cli import app
 from node.config import NodeConfig
+from protocols.messages import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.usefixtures("own_directory")
 
@@ -51,7 +52,7 @@ def test_every_setting_is_an_option_of_start():
 def test_version(command):
     status, out, _ = command("version")
     assert status == 0
-    assert f"atoll {__version__} (protocol 1)" in out
+    assert f"atoll {__version__} (protocol {PROTOCOL_VERSION})" in out
     assert command("--version")[1] == f"atoll {__version__}\n"
 
 

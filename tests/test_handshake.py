@@ -20,7 +20,7 @@ from protocols.errors import OperatorError, RemoteRefused
 from protocols.http import HttpTransport
 from protocols.identity import Identity
 from protocols.memory import Link, MemoryNetwork
-from protocols.messages import Hello, Welcome
+from protocols.messages import PROTOCOL_VERSION, Hello, Welcome
 from protocols.whereabouts import Whereabouts
 
 RUN, OTHER = b"\x01" * 32, b"\x02" * 32
@@ -132,7 +132,7 @@ async def test_versions_are_both_told_from_either_side(
     ):
         seed.transport.on_call("hello", answer)
         error = await refused("E202", newcomer, seed)
-        assert "this node: protocol 1, atoll 0.2.0" in error.why
+        assert f"this node: protocol {PROTOCOL_VERSION}, atoll 0.2.0" in error.why
         assert said in error.why
     seed.gate()
     monkeypatch.setattr("bootstrap.handshake.PROTOCOL_VERSION", 1)
@@ -166,7 +166,7 @@ async def test_somebody_elses_record_is_refused(hosts: tuple[Host, Host]) -> Non
     gate = seed.gate()
     foreign = seed.whereabouts.own
     assert foreign is not None
-    hello = Hello(1, "0.1.0", b"", 0.0, "", foreign.data)
+    hello = Hello(PROTOCOL_VERSION, "0.1.0", b"", 0.0, "", foreign.data)
     with pytest.raises(RemoteRefused) as raised:
         await newcomer.transport.call(seed.peer, "hello", hello.encode(), timeout=5)
     assert raised.value.code == "protocol"
@@ -246,7 +246,9 @@ async def test_a_record_that_does_not_hold_is_left_out(hosts: tuple[Host, Host])
     assert own is not None
 
     async def lying(peer: str, body: bytes) -> bytes:
-        return Welcome(1, "0.1.0", RUN, 0.0, "", own.data[:-1] + b"\x00", ()).encode()
+        return Welcome(
+            PROTOCOL_VERSION, "0.1.0", RUN, 0.0, "", own.data[:-1] + b"\x00", ()
+        ).encode()
 
     seed.transport.on_call("hello", lying)
     assert (await newcomer.greet(seed)).welcome.run == RUN
