@@ -115,6 +115,18 @@ async def test_alarms_are_said_and_texts_of_peers_are_no_markup(page: Page) -> N
     assert [error for error in page.errors if "ERR_" not in error] == []
 
 
+async def test_a_panel_that_fails_does_not_stop_the_others(page: Page) -> None:
+    swarm = Imagined(4, 20)
+    async with served(swarm) as url:
+        await page.go(url)
+        await page.until(f"{FILLED} && document.querySelectorAll('.peers tbody tr').length === 4")
+        await page.evaluate("document.querySelector('#run').remove()")
+        views = swarm.peers()
+        swarm.state.providers.peers = lambda: views[:3]
+        await page.until("document.querySelectorAll('.peers tbody tr').length === 3")
+        assert [error for error in page.errors if "TypeError" in error]
+
+
 async def test_a_name_cannot_turn_the_text_around_it(page: Page) -> None:
     swarm = Imagined(4, 20)
     views, turned = swarm.peers, "isle\u202e-99"

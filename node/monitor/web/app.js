@@ -145,9 +145,16 @@ class App {
     this.draw(!anew && news.rows.length === 0);
   }
 
-  /** Charts change with a round only; the rest with each update. */
+  /** Charts change with a round only; the rest with each update. One that fails is reported, and does not stop the others. */
   draw(still = false) {
-    for (const panel of this.panels) if (!(still && panel === this.charts)) panel.draw(this.store);
+    for (const panel of this.panels) {
+      if (still && panel === this.charts) continue;
+      try {
+        panel.draw(this.store);
+      } catch (error) {
+        reportError(error);
+      }
+    }
   }
 
   /** Ask for the chosen range; of several answers that of the newest question counts. */
