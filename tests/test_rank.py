@@ -1,10 +1,13 @@
-"""How a trainer rank's process is set up."""
+"""How a trainer rank's process is set up, and what it makes of another one's end."""
 
 import threading
+from datetime import timedelta
 
+import pytest
 import torch
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, TCPStore
 
-from node.trainer.rank import set_up_arithmetic
+from node.trainer.rank import rank_lost, set_up_arithmetic
 
 TINY = 1e-39  # below 2^-126: fp32 has it with fewer digits only
 
@@ -22,3 +25,36 @@ def test_numbers_too_small_for_full_speed_count_as_zero_in_the_rank_alone() -> N
     daemon = torch.full((64,), TINY).mul(0.5).sum().item()
     assert found == [0.0]
     assert 30e-39 < daemon < 34e-39
+
+
+def test_a_store_tells_a_rank_that_is_gone_from_one_that_does_not_answer() -> None:
+    limit = timedelta(seconds=0.3)
+    first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    second = TCPStore("127.0.0.1", first.port, wait_for_workers=False, timeout=limit)
+    with pytest.raises(DistStoreError) as late:
+        second.wait(["what nobody sets"])
+    assert rank_lost(late.value) == "E406"
+    del first
+    with pytest.raises(DistNetworkError) as gone:
+        second.get("anything")
+    assert rank_lost(gone.value) == "E405"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DistBackendError("NCCL error: remote process exited"), "E405"),
+        (DistBackendError("Watchdog caught collective operation timeout: ALLREDUCE"), "E406"),
+        (DistNetworkError("The client socket has failed to connect to any address"), "E405"),
+        (DistNetworkError("The client socket has timed out after 1000ms"), "E406"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), "E405"),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting"), "E406"),
+        (RuntimeError("Wait timeout"), "E406"),  # of a store in a file
+        (RuntimeError("shapes do not fit"), ""),
+        (TimeoutError("the corpus is read over a network"), ""),
+        (ConnectionResetError("connection reset by peer"), ""),
+        (ValueError("no such backend: nccl"), ""),
+    ],
+)
+def test_another_ranks_end_is_told_from_a_failure_of_ones_own(error: Exception, code: str) -> None:
+    assert rank_lost(error) == code

@@ -291,7 +291,7 @@ class Joined:
         """
         try:
             self._carry_out(until, decide)
-        except RuntimeError as error:  # of gloo and NCCL, which have no class of their own
+        except RuntimeError as error:  # torch's DistError is one, and gloo raises it as it is
             code = rank_lost(error) if self._progress.ranks.size > 1 else ""
             if not code:
                 raise

@@ -143,9 +143,10 @@ def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]
         return EXIT_REFUSED, error.code, error.text()
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
         return EXIT_OUT_OF_MEMORY, "E401", text
-    if settings.ranks > 1 and rank_lost(error) == "E406":
-        return EXIT_STUCK, "E406", text
-    if settings.ranks > 1 and rank_lost(error):  # the daemon sees which one has ended, and how
+    lost = rank_lost(error) if settings.ranks > 1 else ""
+    if lost == "E406":
+        return EXIT_STUCK, lost, text
+    if lost:  # the daemon sees which one has ended, and how
         return EXIT_RANK_LOST, "", text
     return EXIT_CRASHED, "", text
 
@@ -153,13 +154,18 @@ def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]
 def rank_lost(error: Exception) -> str:
     """E406 where a collective call took too long, E405 where another rank has gone; else empty.
 
-    Judged by the words of gloo and NCCL, which say it in no other way.
+    What NCCL and the store raise has a class; gloo's is a plain RuntimeError, known by its words
+    alone, as is how long was waited. Anything else is this rank's own, whatever it says.
     """
-    text = f"{type(error).__name__}: {error}".lower()
+    from torch.distributed import DistError
+
+    text = str(error).lower()
+    if type(error) is not RuntimeError and not isinstance(error, DistError):
+        return ""
     if any(word in text for word in ("timed out", "timeout")):
         return "E406"
-    lost = ("gloo", "nccl", "closed by peer", "connection reset")
-    return "E405" if any(word in text for word in lost) else ""
+    lost = ("gloo", "closed by peer", "connection reset")
+    return "E405" if isinstance(error, DistError) or any(word in text for word in lost) else ""
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
