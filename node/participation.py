@@ -167,7 +167,7 @@ class Participation:
             self.node, self.entrance, self.swarm, self.replicas[0], self._on_rejected
         )
         self.node.state.parameters = layout.size
-        self._serve(run)
+        self._serve(stack, run)
         await self._start(stack, run)
 
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
@@ -190,7 +190,7 @@ class Participation:
             self.node.transport, run.signed.run_id, manifest=run.signed.data, blobs=run.blobs
         )
 
-    def _serve(self, run: Run) -> None:
+    def _serve(self, stack: AsyncExitStack, run: Run) -> None:
         """Let newcomers have the state and an optimizer's moments, and hear who is there."""
         self.states = StateServer(
             self.node.transport,
@@ -206,7 +206,10 @@ class Participation:
             if moments_last(run.manifest) and isinstance(self._layout, Layout):
                 places = Places.of(self._layout, run.manifest.inner)
                 giving = Giving(self.conductor, places, root, offload)
-                MomentsServer(self.node.transport, run.signed.run_id, giving.copy, offload=offload)
+                moments = MomentsServer(
+                    self.node.transport, run.signed.run_id, giving.copy, offload=offload
+                )
+                stack.push_async_callback(moments.aclose)
             wanted = self.config.moments == "donor"
             self.conductor.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)

@@ -56,7 +56,10 @@ class TrainerFiles:
         return await self._donated
 
     def told(self, report: Staged | Saved | Donated) -> None:
-        """The trainer has copied its files for a checkpoint, or has written something."""
+        """The trainer has copied its files for a checkpoint, or has written something.
+
+        A copy of moments that nobody waits for any more is removed.
+        """
         match report:
             case Staged() if self._staged is not None and not self._staged.done():
                 self._staged.set_result(None)
@@ -64,6 +67,8 @@ class TrainerFiles:
                 self._saved.set_result(report)
             case Donated() if self._donated is not None and not self._donated.done():
                 self._donated.set_result(report)
+            case Donated():
+                Path(report.path).unlink(missing_ok=True)
 
     def lost(self) -> None:
         """The trainer is started anew, and writes nothing any more."""

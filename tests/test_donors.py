@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from bootstrap.manifest import Manifest
 from bootstrap.state import Moments, MomentsServer, download_moments, offered_moments
 from bootstrap.state.moments import MAX_AGE_S
 from node.donors import FAILURES, TAKEN, Giving, Taking
-from node.trainer.channel import ChannelClosedError, Donated
+from node.trainer.channel import ChannelClosedError, Donate, Donated
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, mapped
+from node.trainer_files import TrainerFiles
 from protocols import virtual_time
 from protocols.errors import (
     BadSignature,
@@ -63,8 +65,10 @@ class Bench:
         transport = self.network.join(self.peers[number])
         return MomentsServer(transport, self.run, copy, offload=inline)
 
-    async def offer(self, run: bytes = RUN, length: int = 4 * N) -> MomentsOffer:
-        return await offered_moments(self.me, self.peers[0], run, length, timeout=5.0)
+    async def offer(
+        self, run: bytes = RUN, length: int = 4 * N, timeout: float = 5.0
+    ) -> MomentsOffer:
+        return await offered_moments(self.me, self.peers[0], run, length, timeout=timeout)
 
     async def download(self) -> torch.Tensor:
         got = torch.full((self.size,), float("nan"))
@@ -155,6 +159,43 @@ def test_copies_take_little_of_a_trainers_time_whoever_asks() -> None:
             await asyncio.sleep(0.5)
         assert asked > 100
         assert bench.copies[0] <= 11
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_who_hangs_up_leaves_the_copy_to_the_next(
+    refuses: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a trainer would be at copies as often as somebody hangs up."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.copy_s = 30.0
+        bench.refuses = {0} if refuses else set()
+        for _ in range(20):
+            with pytest.raises(TransportError):
+                await bench.offer(timeout=0.1)
+            await asyncio.sleep(1)
+        await asyncio.sleep(60)
+        assert bench.servers[0].keeps != refuses
+        await asyncio.sleep(62)
+        assert not bench.servers[0].keeps
+        assert bench.copies == [1]
+
+    run(scenario)
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_server_that_is_closed_makes_no_copy() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.copy_s = 30.0
+        asked = asyncio.create_task(bench.offer(timeout=60.0))
+        await asyncio.sleep(1)
+        await bench.servers[0].aclose()
+        with pytest.raises(TransportError):
+            await asked
+        assert not bench.servers[0].keeps
 
     run(scenario)
 
@@ -346,4 +387,18 @@ async def test_a_donor_that_has_none_says_so(tmp_path: Path, case: str) -> None:
     trainer.training = case != "idle"
     with pytest.raises(RemoteRefused, match="none"):
         await giving(trainer, tmp_path).copy()
+    assert not list(tmp_path.iterdir())  # noqa: ASYNC240 - nothing else runs in this loop
+
+
+async def test_a_copy_that_comes_too_late_is_removed(tmp_path: Path) -> None:
+    class Island:
+        async def send(self, command: Donate) -> None:
+            assert command.path == str(tmp_path / "copy")
+
+    files = TrainerFiles(Island())  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await files.donate(tmp_path / "copy")
+    (tmp_path / "copy").write_bytes(bytes(8))
+    files.told(Donated(str(tmp_path / "copy"), 50, ""))
     assert not list(tmp_path.iterdir())  # noqa: ASYNC240 - nothing else runs in this loop

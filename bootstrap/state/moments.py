@@ -20,6 +20,7 @@ from protocols.bodies import BufferFeed
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MomentsChunk, MomentsOffer, MomentsRequest
+from protocols.tasks import Background
 from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class MomentsServer:
 
     It raises :class:`RemoteRefused` where there are none. The copy is given up when nobody has read
     it for ``idle_s``. The time spent on copies is one part in ``COPY_COSTS`` at most, whoever asks,
-    and whether or not they succeed: meanwhile the answer is ``busy``.
+    and whether or not they succeed: meanwhile the answer is ``busy``. Who hangs up leaves the copy
+    that is being made to the next who asks.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class MomentsServer:
     ) -> None:
         self._run, self._copy, self._offload, self._idle_s = run, copy, offload, idle_s
         self._kept: _Kept | None = None
-        self._copying = asyncio.Lock()
+        self._background = Background()
+        self._making: asyncio.Task[_Kept] | None = None
         self._next = 0.0  # when the next copy may be made
         self._expiry: asyncio.TimerHandle | None = None
         transport.on_call("moments", self._on_moments)
@@ -77,8 +80,9 @@ class MomentsServer:
         """Whether a copy is held."""
         return self._kept is not None
 
-    def close(self) -> None:
-        """Give the copy up."""
+    async def aclose(self) -> None:
+        """Give the copy up, also one that is being made."""
+        await self._background.aclose()
         if self._expiry is not None:
             self._expiry.cancel()
         self._kept = None
@@ -86,17 +90,26 @@ class MomentsServer:
     async def _on_moments(self, peer: PeerId, body: bytes) -> bytes:
         del peer
         self._check_run(MomentsRequest.decode(body).run)
-        async with self._copying:  # who asks meanwhile finds it below
-            now = asyncio.get_running_loop().time()
-            kept = self._kept
-            if kept is None:
+        now = asyncio.get_running_loop().time()
+        kept = self._kept
+        if kept is None:
+            if self._making is None:
                 if now < self._next:
                     raise RemoteRefused("busy", "a copy of the moments was made a moment ago")
-                kept = await self._make()
-            elif now - kept.made > MAX_AGE_S:
-                raise RemoteRefused("busy", "an old copy of the moments is still being read")
+                self._making = self._background.spawn(self._make())
+                self._making.add_done_callback(self._on_made)
+            making = self._making
+            await asyncio.wait([making])
+            kept = making.result()
+        elif now - kept.made > MAX_AGE_S:
+            raise RemoteRefused("busy", "an old copy of the moments is still being read")
         self._touch(kept)
         return kept.offer.encode()
+
+    def _on_made(self, making: asyncio.Task[_Kept]) -> None:
+        self._making = None
+        if not making.cancelled():
+            making.exception()  # nobody may be waiting any more: that is no error of its own
 
     async def _make(self) -> _Kept:
         clock = asyncio.get_running_loop().time
@@ -113,8 +126,9 @@ class MomentsServer:
             offer, state = await self._offload(describe)
         finally:
             self._next = clock() + COPY_COSTS * (clock() - began)
-        self._kept = _Kept(offer, state, began, clock())
-        return self._kept
+        self._kept = kept = _Kept(offer, state, began, clock())
+        self._touch(kept)  # also where nobody waits for it any more: it is given up in time
+        return kept
 
     async def _on_chunk(self, peer: PeerId, header: bytes) -> Feed:
         del peer
