@@ -37,7 +37,8 @@ from protocols.transport import Transport
 GIVEN, TAKEN = "moments.given", "moments.taken"  # files in the state directory, while in use
 COPY_S = 120.0  # for the trainer's copy, which it makes between two inner steps
 MAX_DONORS = 3  # that are asked
-# all of it may take so many times what the state took, which is about as large, and some seconds
+# all of it may take so many times what the state took, which is about as large, and some seconds;
+# of that each donor has its share to answer in, so that a silent one does not use up all
 TIMES, LEAST_S = 3.0, 60.0
 
 FAILURES = (TransportError, RemoteProtocolError, OSError, TimeoutError)
@@ -101,12 +102,12 @@ class Taking:
         places = Places.of(layout, self.manifest.inner)
         path = self.directory / TAKEN
         failure: Exception = Unreachable("any donor", Why.NO_ADDRESS, "no island is active")
-        began = time.monotonic()
+        began, limit_s = time.monotonic(), LEAST_S + TIMES * state_s
         try:
-            async with asyncio.timeout(LEAST_S + TIMES * state_s):
+            async with asyncio.timeout(limit_s):
                 for peer in random.sample(list(donors), min(len(donors), MAX_DONORS)):
                     try:
-                        steps = await self._take(peer, places, path)
+                        steps = await self._take(peer, places, path, limit_s / MAX_DONORS)
                     except (TransportError, RemoteProtocolError) as error:
                         failure = error
                         continue
@@ -114,16 +115,17 @@ class Taking:
                     said = f"of {steps:,} steps, {size / 1e6:.1f} MB from {peer} in {took:.1f} s"
                     return Taken(path, steps), said
                 raise failure
-        except BaseException:
+        except BaseException:  # also cancellation: leave no half-written file behind
             path.unlink(missing_ok=True)
             raise
 
-    async def _take(self, peer: PeerId, places: Places, path: Path) -> int:
+    async def _take(self, peer: PeerId, places: Places, path: Path, answer_s: float) -> int:
         """Fill the file; the steps that the moments have seen."""
         with contextlib.suppress(TransportError, OperatorError):  # it then says why, below
             await self.greet(peer)
         run, inner = self.manifest.run_id, self.manifest.inner
-        offer = await offered_moments(self.transport, peer, run, FLOAT_BYTES * places.size)
+        size = FLOAT_BYTES * places.size
+        offer = await offered_moments(self.transport, peer, run, size, timeout=answer_s)
         vector = await self.offload(lambda: mapped(path, places.size, create=True))
         await download_moments(self.transport, peer, run, offer, [vector], offload=self.offload)
         if wrong := await self.offload(lambda: faults(vector, places, inner)):

@@ -52,12 +52,13 @@ class Bench:
         self.vectors = [honest(size, seed) for seed in range(donors)]
         self.servers = [self._server(number) for number in range(donors)]
         self.refuses: set[int] = set()
+        self.silent: set[int] = set()
         self.copy_s = 0.0
 
     def _server(self, number: int) -> MomentsServer:
         async def copy() -> Moments:
             self.copies[number] += 1
-            await asyncio.sleep(self.copy_s)
+            await asyncio.sleep(1e6 if number in self.silent else self.copy_s)
             if number in self.refuses:
                 raise RemoteRefused("none", "its moments are cold themselves")
             return Moments(50 + number, self.vectors[number].clone())
@@ -69,6 +70,14 @@ class Bench:
         self, run: bytes = RUN, length: int = 4 * N, timeout: float = 5.0
     ) -> MomentsOffer:
         return await offered_moments(self.me, self.peers[0], run, length, timeout=timeout)
+
+    async def chunk(self, digest: bytes, index: int = 0) -> int:
+        """Fetch one; its bytes."""
+        header = MomentsChunk(RUN, digest, index).encode()
+        async with self.me.pull(
+            self.peers[0], "moment", header, max_length=4 * N, timeout=5.0
+        ) as incoming:
+            return sum([len(piece) async for piece in incoming])
 
     async def download(self) -> torch.Tensor:
         got = torch.full((self.size,), float("nan"))
@@ -138,10 +147,8 @@ def test_all_who_ask_have_one_copy_which_is_given_up_when_idle() -> None:
         assert bench.servers[0].keeps
         await asyncio.sleep(2)
         assert not bench.servers[0].keeps
-        header = MomentsChunk(RUN, offers[0].digest, 0).encode()
         with pytest.raises(RemoteRefused, match="gone"):
-            async with bench.me.pull(bench.peers[0], "moment", header, max_length=N, timeout=5.0):
-                pass
+            await bench.chunk(offers[0].digest)
 
     run(scenario)
 
@@ -203,13 +210,9 @@ def test_a_server_that_is_closed_makes_no_copy() -> None:
 def test_an_old_copy_is_for_those_alone_who_are_at_it() -> None:
     async def scenario(bench: Bench) -> None:
         offer = await bench.offer()
-        header = MomentsChunk(RUN, offer.digest, 0).encode()
         for _ in range(int(MAX_AGE_S // 50) + 1):
             await asyncio.sleep(50)
-            async with bench.me.pull(
-                bench.peers[0], "moment", header, max_length=offer.chunk, timeout=5.0
-            ) as incoming:
-                assert sum([len(piece) async for piece in incoming]) == offer.chunk
+            assert await bench.chunk(offer.digest) == offer.chunk
         with pytest.raises(RemoteRefused, match="busy"):
             await bench.offer()
         await asyncio.sleep(61)
@@ -221,10 +224,9 @@ def test_an_old_copy_is_for_those_alone_who_are_at_it() -> None:
 
 def test_a_chunk_that_is_not_there_is_refused() -> None:
     async def scenario(bench: Bench) -> None:
-        header = MomentsChunk(RUN, (await bench.offer()).digest, 10**6).encode()
+        offer = await bench.offer()
         with pytest.raises(RemoteRefused, match="protocol"):
-            async with bench.me.pull(bench.peers[0], "moment", header, max_length=N, timeout=5.0):
-                pass
+            await bench.chunk(offer.digest, 10**6)
 
     run(scenario)
 
@@ -321,12 +323,25 @@ def test_a_newcomer_gives_up_in_time(tmp_path: Path) -> None:
         with pytest.raises(RemoteRefused, match="cold"):
             await taking.take(bench.peers, 1.0)
         await asyncio.sleep(10)
-        bench.refuses, bench.copy_s = set(), 1e6
+        bench.refuses, bench.silent = set(), {0, 1}
         began = asyncio.get_running_loop().time()
         with pytest.raises(FAILURES):
             await taking.take(bench.peers, 10.0)
         assert asyncio.get_running_loop().time() - began <= 91
         assert not (tmp_path / TAKEN).exists()
+
+    tried(tmp_path, scenario)
+
+
+def test_a_silent_donor_leaves_time_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.sample", lambda donors, count: donors[:count])
+
+    async def scenario(bench: Bench, taking: Taking) -> None:
+        bench.silent = {0}
+        taken, _ = await taking.take(bench.peers, 1.0)
+        assert taken.steps == 51
 
     tried(tmp_path, scenario)
 
