@@ -192,7 +192,7 @@ class Participation:
 
     def _serve(self, stack: AsyncExitStack, run: Run) -> None:
         """Let newcomers have the state and an optimizer's moments, and hear who is there."""
-        self.states = StateServer(
+        states = StateServer(
             self.node.transport,
             run.signed.run_id,
             lambda fragment: self.replicas[fragment].standing,
@@ -200,6 +200,7 @@ class Participation:
             offload=self.node.offload,
             fragments=len(self.replicas),
         )
+        stack.push_async_callback(states.aclose)
         root, offload = self.node.home.root, self.node.offload
         clean(root)
         if self.conductor is not None:

@@ -16,11 +16,9 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
-from bootstrap.state.server import COPY_COSTS
+from bootstrap.state.copies import COPY_COSTS
 from protocols import virtual_time
-from protocols.errors import (
-    RemoteRefused,
-)
+from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
 from protocols.memory import MemoryTransport
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
@@ -126,10 +124,39 @@ def test_who_left_its_side_of_a_fork_offers_the_other_sides_state(identities: Id
     run(identities, [1e9], scenario)
 
 
+def test_who_hangs_up_leaves_the_copy_to_the_next(identities: Identities) -> None:
+    """Else a state that takes longer to copy than anybody waits would never be had."""
+
+    async def main() -> None:
+        bench, copies = Bench(identities(1), []), 0
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            nonlocal copies
+            copies += 1
+            await asyncio.sleep(9.0)
+            return work()
+
+        transport = bench.network.join(Identity.from_seed(b"s" * 32).peer_id)
+        server = StateServer(transport, RUN, bench.current, still=free, offload=offload)
+        bench.peers = [transport.peer_id]
+        for _ in range(3):
+            with pytest.raises(TransportError):
+                await ask(bench)  # for 5 s, of 18
+        assert (await ask(bench)).digest == bench.digest
+        assert copies == 2  # copied, and hashed
+        await asyncio.sleep(61)
+        with pytest.raises(TransportError):
+            await ask(bench)
+        await asyncio.sleep(80)
+        assert server.pinned == []  # given up, though nobody has ever read it
+
+    virtual_time.run(main())
+
+
 def test_close_gives_all_up(identities: Identities) -> None:
     async def scenario(bench: Bench) -> None:
         await ask(bench)
-        bench.servers[0].close()
+        await bench.servers[0].aclose()
         assert bench.servers[0].pinned == []
 
     run(identities, [1e9], scenario)

@@ -12,15 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootstrap.state.digest import StateBytes, chunk_size, state_digest
+from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from bootstrap.state.download import OFFER_TIMEOUT_S, Progress, Words, check_offer, download
-from bootstrap.state.server import COPY_COSTS, IDLE_S, TIMER_SLACK_S, Offload
+from bootstrap.state.server import Offload
 from protocols.asking import ask
-from protocols.bodies import BufferFeed
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MomentsChunk, MomentsOffer, MomentsRequest
-from protocols.tasks import Background
 from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:
@@ -40,10 +38,10 @@ class Moments:
 
 @dataclass
 class _Kept:
-    """The copy, as bytes."""
+    """The copy."""
 
-    offer: MomentsOffer
-    state: StateBytes
+    copy: Copy
+    offer: bytes
     made: float
     used: float  # when it was last asked for
 
@@ -66,12 +64,10 @@ class MomentsServer:
         offload: Offload,
         idle_s: float = IDLE_S,
     ) -> None:
-        self._run, self._copy, self._offload, self._idle_s = run, copy, offload, idle_s
+        self._run, self._copy, self._offload = run, copy, offload
         self._kept: _Kept | None = None
-        self._background = Background()
-        self._making: asyncio.Task[_Kept] | None = None
+        self._maker, self._expiry = Maker(), Expiry(idle_s, self._expire)
         self._next = 0.0  # when the next copy may be made
-        self._expiry: asyncio.TimerHandle | None = None
         transport.on_call("moments", self._on_moments)
         transport.on_pull("moment", self._on_chunk)
 
@@ -82,9 +78,8 @@ class MomentsServer:
 
     async def aclose(self) -> None:
         """Give the copy up, also one that is being made."""
-        await self._background.aclose()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        await self._maker.aclose()
+        self._expiry.cancel()
         self._kept = None
 
     async def _on_moments(self, peer: PeerId, body: bytes) -> bytes:
@@ -93,40 +88,24 @@ class MomentsServer:
         now = asyncio.get_running_loop().time()
         kept = self._kept
         if kept is None:
-            if self._making is None:
-                if now < self._next:
-                    raise RemoteRefused("busy", "a copy of the moments was made a moment ago")
-                self._making = self._background.spawn(self._make())
-                self._making.add_done_callback(self._on_made)
-            making = self._making
-            await asyncio.wait([making])
-            kept = making.result()
+            if now < self._next and not self._maker.busy:
+                raise RemoteRefused("busy", "a copy of the moments was made a moment ago")
+            kept = await self._maker.make(self._make)
         elif now - kept.made > MAX_AGE_S:
             raise RemoteRefused("busy", "an old copy of the moments is still being read")
         self._touch(kept)
-        return kept.offer.encode()
-
-    def _on_made(self, making: asyncio.Task[_Kept]) -> None:
-        self._making = None
-        if not making.cancelled():
-            making.exception()  # nobody may be waiting any more: that is no error of its own
+        return kept.offer
 
     async def _make(self) -> _Kept:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
             moments = await self._copy()
-
-            def describe() -> tuple[MomentsOffer, StateBytes]:
-                state = StateBytes([moments.vector])
-                chunk = chunk_size(state.length)
-                digest, hashes = state_digest([moments.vector], chunk)
-                return MomentsOffer(moments.steps, digest, state.length, chunk, hashes), state
-
-            offer, state = await self._offload(describe)
+            copy: Copy = await self._offload(lambda: Copy.of([moments.vector]))
         finally:
             self._next = clock() + COPY_COSTS * (clock() - began)
-        self._kept = kept = _Kept(offer, state, began, clock())
+        offer = MomentsOffer(moments.steps, copy.digest, copy.length, copy.chunk, copy.hashes)
+        self._kept = kept = _Kept(copy, offer.encode(), began, clock())
         self._touch(kept)  # also where nobody waits for it any more: it is given up in time
         return kept
 
@@ -135,36 +114,24 @@ class MomentsServer:
         request = MomentsChunk.decode(header)
         self._check_run(request.run)
         kept = self._kept
-        if kept is None or kept.offer.digest != request.digest:
+        if kept is None or kept.copy.digest != request.digest:
             raise RemoteRefused("gone", "that copy of the moments")
-        start = request.index * kept.offer.chunk
-        if not 0 <= start < kept.state.length:
-            raise Malformed(f"there is no chunk {request.index}")
+        feed = kept.copy.feed(request.index)
         self._touch(kept)
-        end = min(start + kept.offer.chunk, kept.state.length)
-        return BufferFeed(*kept.state.pieces(start, end))
+        return feed
 
     def _check_run(self, run: bytes) -> None:
         if run != self._run:
             raise Stale("another run")
 
     def _touch(self, kept: _Kept) -> None:
-        loop = asyncio.get_running_loop()
-        kept.used = loop.time()
-        if self._expiry is None:
-            self._expiry = loop.call_later(self._idle_s, self._expire)
+        kept.used = asyncio.get_running_loop().time()
+        self._expiry.start()
 
-    def _expire(self) -> None:
-        """Drop a copy that is idle; look again when it may be."""
-        loop = asyncio.get_running_loop()
-        self._expiry = None
-        if self._kept is None:
-            return
-        due = self._kept.used + self._idle_s
-        if due <= loop.time() + TIMER_SLACK_S:
+    def _expire(self, by: float) -> float | None:
+        if self._kept is not None and self._kept.used <= by:
             self._kept = None
-        else:
-            self._expiry = loop.call_at(due, self._expire)
+        return self._kept.used if self._kept is not None else None
 
 
 async def offered_moments(

@@ -9,8 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bootstrap.state.digest import StateBytes, chunk_size, state_digest
-from protocols.bodies import BufferFeed
+from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
@@ -26,9 +25,6 @@ Still = Callable[[], AbstractAsyncContextManager[None]]
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
-IDLE_S = 60.0  # a copy that nobody reads is given up
-TIMER_SLACK_S = 0.01
-COPY_COSTS = 10.0  # nobody can have more of the time spent on copies than one in so many
 EVICT_S = 10.0  # where another round is wanted and there is no room, already after this
 
 
@@ -36,10 +32,8 @@ EVICT_S = 10.0  # where another round is wanted and there is no room, already af
 class _Pin:
     """A copy of the state of one round, kept while somebody reads it."""
 
+    copy: Copy
     offer: bytes
-    digest: bytes
-    state: StateBytes
-    chunk: int
     used: float  # when it was last asked for
     replaceable: float  # by a newer one for its only reader, from then on: copies are not for free
     readers: set[PeerId] = field(default_factory=set)  # who has not asked for another one since
@@ -49,10 +43,10 @@ class StateServer:
     """Answers ``state`` calls and ``chunk`` pulls, for each of so many ``fragments``.
 
     ``current`` gives a fragment's round, the digest of its state, and its live vectors, base first.
-    They are copied while
-    ``still()`` is held, which is to keep outer steps from being applied, and hashed after it was
-    let go; both run in ``offload``. A state nobody has asked for in time is ``gone`` once the
-    next round is applied; ``busy`` means that all copies are in use.
+    They are copied while ``still()`` is held, which is to keep outer steps from being applied, and
+    hashed after it was let go; both run in ``offload``, and to their end also where who asked hangs
+    up. A state nobody has asked for in time is ``gone`` once the next round is applied; ``busy``
+    means that all copies are in use.
     """
 
     def __init__(
@@ -73,10 +67,10 @@ class StateServer:
         self._still = still
         self._offload = offload
         self._fragments = fragments
-        self._max_pins, self._idle_s, self._evict_s = fragments * max_pins, idle_s, evict_s
+        self._max_pins, self._evict_s = fragments * max_pins, evict_s
         self._pins: dict[tuple[int, int], _Pin] = {}  # by fragment and round
         self._pinning = asyncio.Lock()
-        self._expiry: asyncio.TimerHandle | None = None
+        self._maker, self._expiry = Maker(), Expiry(idle_s, self._expire)
         transport.on_call("state", self._on_state)
         transport.on_pull("chunk", self._on_chunk)
 
@@ -85,16 +79,17 @@ class StateServer:
         """Rounds of which a copy is held."""
         return sorted(round_ for _, round_ in self._pins)
 
-    def close(self) -> None:
-        """Give all copies up."""
-        if self._expiry is not None:
-            self._expiry.cancel()
+    async def aclose(self) -> None:
+        """Give all copies up, also one that is being made."""
+        await self._maker.aclose()
+        self._expiry.cancel()
         self._pins.clear()
 
     async def _on_state(self, peer: PeerId, body: bytes) -> bytes:
         request = StateRequest.decode(body)
         self._check_run(request.run)
         async with self._pinning:  # who asks for the same round meanwhile finds it below
+            await self._maker.wait()  # for a copy that somebody wanted who has hung up
             pin = await self._pin(peer, request)
         self._touch(pin, peer)
         return pin.offer
@@ -106,7 +101,9 @@ class StateServer:
             raise Malformed(f"there is no fragment {fragment}")
         here, digest, _ = self._current(fragment)
         old = self._pins.get((fragment, here))
-        if old is not None and old.digest != digest:  # of a fork's other side, which we have left
+        if (
+            old is not None and old.copy.digest != digest
+        ):  # of a fork's other side, which we have left
             del self._pins[fragment, here]
         wanted = max(round_, here) if request.or_newer else round_
         self._let_go(peer, (fragment, wanted))
@@ -119,9 +116,10 @@ class StateServer:
             if not (request.or_newer and kept):
                 raise
             return self._pins[max(kept)]  # better than nothing: the rest is replayed
-        round_, pin = await self._copy(fragment, wanted, or_newer=request.or_newer)
-        log.info("keeping the state of round %d for %s", round_, peer)
-        return self._pins.setdefault((fragment, round_), pin)
+        log.info("a copy of the state of round %d for %s", wanted, peer)
+        return await self._maker.make(
+            lambda: self._copy(fragment, wanted, or_newer=request.or_newer)
+        )
 
     async def _on_chunk(self, peer: PeerId, header: bytes) -> Feed:
         request = ChunkRequest.decode(header)
@@ -129,17 +127,15 @@ class StateServer:
         pin = self._pins.get((request.fragment, request.round))
         if pin is None:
             raise RemoteRefused("gone", f"the state of round {request.round}")
-        start = request.index * pin.chunk
-        if start >= pin.state.length:
-            raise Malformed(f"there is no chunk {request.index}")
+        feed = pin.copy.feed(request.index)
         self._touch(pin, peer)
-        return BufferFeed(*pin.state.pieces(start, min(start + pin.chunk, pin.state.length)))
+        return feed
 
     def _check_run(self, run: bytes) -> None:
         if run != self._run:
             raise Stale("another run")
 
-    async def _copy(self, fragment: int, round_: int, *, or_newer: bool) -> tuple[int, _Pin]:
+    async def _copy(self, fragment: int, round_: int, *, or_newer: bool) -> _Pin:
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with self._still():
@@ -148,15 +144,12 @@ class StateServer:
                 raise RemoteRefused("gone", f"round {round_}; this peer stands at {held}")
             vectors = await self._offload(lambda: [vector.clone() for vector in live])
 
-        def describe() -> _Pin:
-            state = StateBytes(vectors)
-            chunk = chunk_size(state.length)
-            digest, hashes = state_digest(vectors, chunk)
-            offer = StateOffer(held, digest, state.length, chunk, hashes).encode()
-            now = loop.time()
-            return _Pin(offer, digest, state, chunk, now, now + COPY_COSTS * (now - began))
-
-        return held, await self._offload(describe)
+        copy: Copy = await self._offload(lambda: Copy.of(vectors))
+        offer = StateOffer(held, copy.digest, copy.length, copy.chunk, copy.hashes).encode()
+        now = loop.time()
+        pin = _Pin(copy, offer, now, now + COPY_COSTS * (now - began))
+        self._expiry.start()  # also where nobody waits for it any more
+        return self._pins.setdefault((fragment, held), pin)
 
     def _let_go(self, peer: PeerId, wanted: tuple[int, int]) -> None:
         """A peer wants this copy in the place of the fragment's that it had."""
@@ -177,19 +170,10 @@ class StateServer:
         del self._pins[key]
 
     def _touch(self, pin: _Pin, reader: PeerId) -> None:
-        loop = asyncio.get_running_loop()
         pin.readers.add(reader)
-        pin.used = loop.time()
-        if self._expiry is None:
-            self._expiry = loop.call_later(self._idle_s, self._expire)
+        pin.used = asyncio.get_running_loop().time()
+        self._expiry.start()
 
-    def _expire(self) -> None:
-        """Drop idle copies; look again when the next one may be idle."""
-        loop = asyncio.get_running_loop()
-        self._expiry = None
-        # A timer may fire a clock's tick early; without slack it would be set again for now.
-        due = loop.time() + TIMER_SLACK_S
-        self._pins = {key: pin for key, pin in self._pins.items() if pin.used + self._idle_s > due}
-        if self._pins:
-            next_ = min(pin.used for pin in self._pins.values()) + self._idle_s
-            self._expiry = loop.call_at(next_, self._expire)
+    def _expire(self, by: float) -> float | None:
+        self._pins = {key: pin for key, pin in self._pins.items() if pin.used > by}
+        return min((pin.used for pin in self._pins.values()), default=None)
