@@ -27,11 +27,12 @@ if [[ "${SLURM_NNODES:-1}" -gt 1 ]]; then
   command=(srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill "${command[@]}" --nnodes auto)
 fi
 
+node='' again=yes
+# set before the node starts, so that none is left behind; a signal ends `wait` before the node has
+# ended: wait once more
+trap 'again=yes; node=${node:-$(jobs -p)}; [[ -n "$node" ]] || exit 143; kill -TERM "$node" 2>/dev/null || true' TERM INT
 "${command[@]}" &
 node=$!
-# a signal ends `wait` before the node has ended: wait once more
-again=yes
-trap 'again=yes; kill -TERM "$node" 2>/dev/null || true' TERM INT
 while [[ -n "$again" ]]; do
   again=
   status=0
