@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +21,7 @@ from torch import Tensor
 from bootstrap.manifest import Inner, Manifest
 from node.trainer.layout import Entry, Layout
 from node.trainer.optim import by_muon
-from node.trainer.resume import moment_of, new_moments
+from node.trainer.optimizer_state import moment_of, new_moments
 from node.trainer.weights import Weights
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
@@ -44,7 +43,11 @@ class Place:
     moment: str
     entry: Entry
     start: int
-    twin: int = -1  # where its second moment lies, of a first one that has one
+    second: Place | None = None  # of a first moment that has one beside it
+
+    def view(self, vector: Tensor) -> Tensor:
+        """Its part [shape] of the vector of all moments."""
+        return vector[self.start : self.start + self.entry.size].view(self.entry.shape)
 
 
 @dataclass(frozen=True)
@@ -57,22 +60,14 @@ class Places:
     @classmethod
     def of(cls, layout: Layout, inner: Inner) -> Places:
         """Of a run's model and inner optimizer."""
-        entries = layout.entries
-        with_second = [e for e in entries if not by_muon(inner, e.name, len(e.shape))]
-        places, at = [], layout.size
-        twins = {}
-        for entry in with_second:
-            twins[entry.name] = at
-            places.append(Place(SECOND, entry, at))
-            at += entry.size
-        first = [Place(FIRST, e, e.offset, twins.get(e.name, -1)) for e in entries]
-        return cls((*first, *places), at)
-
-    def views(self, vector: Tensor) -> Iterator[tuple[Place, Tensor]]:
-        """Each with its part [shape] of ``vector`` [size]."""
-        for place in self.places:
-            end = place.start + place.entry.size
-            yield place, vector[place.start : end].view(place.entry.shape)
+        seconds: dict[str, Place] = {}
+        at = layout.size
+        for entry in layout.entries:
+            if not by_muon(inner, entry.name, len(entry.shape)):
+                seconds[entry.name] = Place(SECOND, entry, at)
+                at += entry.size
+        firsts = [Place(FIRST, e, e.offset, seconds.get(e.name)) for e in layout.entries]
+        return cls((*firsts, *seconds.values()), at)
 
 
 def mapped(path: Path, size: int, *, create: bool = False) -> Tensor:
@@ -152,10 +147,8 @@ def read(
         for parameter in weights.parts.get(name, ()):
             optimizer.state[parameter] = new_moments(parameter, moments, steps)
     for place in places.places:
-        pick = moment_of(optimizer, place.moment)
-        end = place.start + place.entry.size
-        whole = None if vector is None else vector[place.start : end].view(place.entry.shape)
-        weights.set(place.entry.name, whole, pick)
+        whole = None if vector is None else place.view(vector)
+        weights.set(place.entry.name, whole, moment_of(optimizer, place.moment))
 
 
 def faults(vector: Tensor, places: Places, inner: Inner) -> str:
@@ -169,16 +162,14 @@ def faults(vector: Tensor, places: Places, inner: Inner) -> str:
     limit = math.inf
     if beta1**2 < beta2:
         limit = SLACK * (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
-    order = sorted(places.views(vector), key=lambda pair: pair[0].moment != SECOND)
-    for place, view in order:  # second moments first: the others are held against them
-        name = place.entry.name
+    for place in reversed(places.places):  # second moments first: the others are held against them
+        name, view = place.entry.name, place.view(vector)
         if not bool(torch.isfinite(view).all()):
             return f"{place.moment} of {name} is not finite"
         if place.moment == SECOND and bool((view < 0).any()):
             return f"{place.moment} of {name} is negative"
-        if place.moment == FIRST and place.twin >= 0 and math.isfinite(limit):
-            second = vector[place.twin : place.twin + place.entry.size].view(view.shape)
-            bound = second.sqrt().mul_(limit).add_(UNSEEN)
+        if place.second is not None and math.isfinite(limit):
+            bound = place.second.view(vector).sqrt().mul_(limit).add_(UNSEEN)
             if bool((view.abs() > bound).any()):
                 return f"{place.moment} of {name} is larger than its second moments allow"
     return ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from node.trainer.weights import Weights, local
+from node.trainer.weights import Pick, Weights, local
 
 COUNT = "step"  # of what an optimizer keeps for a parameter; in the checkpoint once for all
 # ‖θ − base‖ / ‖base‖ up to which moments are kept. Up to 0.56 they were better than none
@@ -27,6 +27,17 @@ OPTIONS = ("amsgrad", "centered", "momentum", "muon")
 def moments(state: Mapping[str, object]) -> list[str]:
     """What of an optimizer's state of one parameter is a tensor like it."""
     return [key for key, value in state.items() if key != COUNT and isinstance(value, Tensor)]
+
+
+def moment_of(optimizer: torch.optim.Optimizer, name: str) -> Pick:
+    """What picks a parameter's moment of this name."""
+    return lambda parameter: optimizer.state[parameter][name]
+
+
+def new_moments(parameter: Tensor, moments: Iterable[str], steps: int) -> dict[str, Tensor]:
+    """What an optimizer keeps for a parameter after so many steps, with zeros to be filled."""
+    count = torch.tensor(float(steps), device=local(parameter).device)
+    return {COUNT: count, **{moment: torch.zeros_like(parameter) for moment in moments}}
 
 
 def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
-from node.trainer.optimizer_state import COUNT, changed, kinds, moments
+from node.trainer.optimizer_state import changed, kinds, moment_of, moments, new_moments
 from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
 
@@ -193,11 +193,6 @@ def _write_whole(
     return cast("Future[object]", future)
 
 
-def moment_of(optimizer: torch.optim.Optimizer, name: str) -> Pick:
-    """What picks a parameter's moment of this name."""
-    return lambda parameter: optimizer.state[parameter][name]
-
-
 @torch.no_grad()
 def load(
     directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, *, one_disk: bool = True
@@ -256,12 +251,6 @@ def load(
             for moment, value in optimizer.state.get(parts[0], {}).items():
                 local(optimizer.state[twin][moment]).copy_(local(value))
     return standing, left_out
-
-
-def new_moments(parameter: Tensor, moments: Iterable[str], steps: int) -> dict[str, Tensor]:
-    """What an optimizer keeps for a parameter after so many steps, with zeros to be filled."""
-    count = torch.tensor(float(steps), device=local(parameter).device)
-    return {COUNT: count, **{moment: torch.zeros_like(parameter) for moment in moments}}
 
 
 def _read_whole(
