@@ -106,7 +106,7 @@ class ScriptProgress(Progress):
         seen = False
         with suppress(OSError):
             seen = mark.read_text(encoding="utf-8") == word
-        self.one_disk = self.ranks.all_true(seen)
+        self.files.one_disk = self.ranks.all_true(seen)
         if self.ranks.leads:
             mark.unlink(missing_ok=True)
 
@@ -318,7 +318,7 @@ class Joined:
 
     def _last_commands(self, leader: Leader) -> Action:
         """What the daemon commands once nothing is trained any more: no need to write beside it."""
-        self._progress.finish_writing()
+        self._progress.files.finish()
         return leader.channel.receive(LONGEST_WAIT_S) or Idle()
 
     def _agree(self, decide: Decide | None) -> Action:

@@ -55,8 +55,8 @@ class Leader:
     def decide(self, trainer: Progress) -> Action:
         """What to do at this step boundary: a command first, then a snapshot, then a step."""
         left = self.left_s(trainer)
-        trainer.look_after_writing()
-        longest = WRITING_POLL_S if trainer.writing else LONGEST_WAIT_S
+        trainer.files.look_after()
+        longest = WRITING_POLL_S if trainer.files.writing else LONGEST_WAIT_S
         since = self.clock()
         command = self.channel.receive(min(left, longest))
         if left > 0:

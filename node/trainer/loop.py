@@ -81,9 +81,9 @@ class Trainer(Progress):
             leader,
             manifest.rounds.overlap_steps,
         )
-        self.one_disk = settings.hosts == 1
+        self.files.one_disk = settings.hosts == 1
         if moments_last(manifest):
-            self.moments = Places.of(self.layout, manifest.inner)
+            self.files.places = Places.of(self.layout, manifest.inner)
         self.speed = Speed.of(manifest, self.layout.dense, ranks)
         if settings.compile:  # takes a minute or two: before the swarm counts on this island
             self._gradients()

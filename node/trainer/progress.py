@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from diloco.pseudo_gradient import is_finite, rebase
-from node.checkpoint import FULL_DISK
 from node.trainer.channel import (
     Applied,
     Apply,
@@ -22,27 +21,25 @@ from node.trainer.channel import (
     Checkpoint,
     Cold,
     Donate,
-    Donated,
     Evaluated,
     Pace,
     Report,
-    Saved,
     Shift,
     Shifted,
     Snapshot,
-    Staged,
     Stop,
     Stopped,
     Terms,
 )
+from node.trainer.files import Files
 from node.trainer.layout import Layout
 from node.trainer.leader import Action, Leader, TakeSnapshot
-from node.trainer.moments import Places, read, write
+from node.trainer.moments import read
 from node.trainer.optim import REENTRY_STEPS
 from node.trainer.optimizer_state import NEAR, distance, optimizer_steps, sanitise
 from node.trainer.parallel import Ranks
 from node.trainer.pieces import Piece, due, due_at_will
-from node.trainer.resume import Share, Standing, Work, Writing, load, save
+from node.trainer.resume import Share, Standing, Work, load
 from node.trainer.weights import Weights, gradient, itself
 from protocols.errors import OperatorError
 
@@ -84,10 +81,7 @@ class Progress:
         self.position = 0  # in the learning rate's schedule: of the swarm, which may be further
         self.rewarm_from: int | None = None
         self.bad_steps = 0  # in a row
-        self.moments: Places | None = None  # None: what the optimizer keeps is not for others
-        self.one_disk = True  # every rank sees the same files
-        self._writing: Writing | None = None
-        self._written_to = ""
+        self.files = Files(self.weights, optimizer, self.report)
 
     @property
     def round(self) -> int:
@@ -154,9 +148,10 @@ class Progress:
             case Checkpoint():
                 self.checkpoint(action)
             case Donate():
-                self.donate(action)
+                cold = self.rewarm_from is not None and self.step - self.rewarm_from < REENTRY_STEPS
+                self.files.donate(action.path, warm=not cold)
             case Stop():
-                self.finish_writing()
+                self.files.finish()
                 self.report(Stopped(self.step, self.tokens))
                 return True
         return False
@@ -198,7 +193,7 @@ class Progress:
         self.rewarm_from = command.step if cold or (command.rewarm and not warm) else None
         if command.resume:
             standing, cold = load(
-                Path(command.resume), self.weights, self.optimizer, one_disk=self.one_disk
+                Path(command.resume), self.weights, self.optimizer, one_disk=self.files.one_disk
             )
             shares = standing.fragments
             if (made := tuple(share.round for share in shares)) != rounds:
@@ -217,9 +212,9 @@ class Progress:
                 cold = "the checkpoint holds none"
             if cold:
                 self.rewarm_from = self.step  # its moments are as cold as a joiner's
-        elif command.moments and self.moments is not None:
+        elif command.moments and (places := self.files.places) is not None:
             path, steps = Path(command.moments), command.moments_steps
-            read(path, steps, self.moments, self.weights, self.optimizer)
+            read(path, steps, places, self.weights, self.optimizer)
         self._set_pace(command)
         for piece, share in zip(self.pieces, shares, strict=True):
             piece.begin(share)
@@ -331,7 +326,7 @@ class Progress:
             self.overlap = command.tau
 
     def checkpoint(self, command: Checkpoint) -> None:
-        """Copy θ and moments, and begin to write them: training goes on meanwhile."""
+        """Begin to write θ, moments and where the island stands."""
         standing = Standing(
             fragments=tuple(piece.share() for piece in self.pieces),
             round_step=self.round_step,
@@ -341,53 +336,7 @@ class Progress:
             rewarm_from=self.rewarm_from,
             optimizer_steps=optimizer_steps(self.optimizer),
         )
-        self.finish_writing()
-        failure: OSError | None = None
-        try:
-            self._writing = save(
-                Path(command.directory),
-                self.weights,
-                self.optimizer,
-                standing,
-                one_disk=self.one_disk,
-            )
-        except OSError as error:
-            failure = error
-        self._written_to = command.directory
-        self.report(Staged(command.directory))
-        if self._writing is None:
-            self._tell_saved(failure)
-
-    def donate(self, command: Donate) -> None:
-        """Write the moments for a newcomer, if they have seen enough to be worth the way."""
-        steps, problem = optimizer_steps(self.optimizer), ""
-        cold = self.rewarm_from is not None and self.step - self.rewarm_from < REENTRY_STEPS
-        worth = self.moments is not None and steps >= REENTRY_STEPS and not cold
-        if worth := self.ranks.broadcast(b"1" if worth else b"0") == b"1":
-            assert self.moments is not None
-            problem = write(Path(command.path), self.moments, self.weights, self.optimizer)
-        self.report(Donated(command.path, steps if worth else 0, problem[:2000]))
-
-    @property
-    def writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
-        return self._writing is not None
-
-    def look_after_writing(self) -> None:
-        """Tell the daemon of a checkpoint that is complete; without waiting for one."""
-        if self._writing is not None and self._writing.done:
-            self.finish_writing()
-
-    def finish_writing(self) -> None:
-        """Wait for a checkpoint that is on its way; a disk that is full or broken is told of."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            self._tell_saved(writing.finish())
-
-    def _tell_saved(self, failure: OSError | None) -> None:
-        problem = "" if failure is None else str(failure) or type(failure).__name__
-        full = failure is not None and failure.errno in FULL_DISK
-        self.report(Saved(self._written_to, problem[:2000], full))
+        self.files.save(command.directory, standing)
 
     def _read_vectors(self, validation_loss: float | None, fragment: int | None) -> None:
         """Tell the daemon that nothing is left to read in the vectors, None: in all fragments."""

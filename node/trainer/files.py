@@ -1,0 +1,80 @@
+"""What a trainer writes between its steps: its share of a checkpoint, its moments for newcomers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from node.checkpoint import FULL_DISK
+from node.trainer.channel import Donated, Report, Saved, Staged
+from node.trainer.moments import Places, write
+from node.trainer.optim import REENTRY_STEPS
+from node.trainer.optimizer_state import optimizer_steps
+from node.trainer.resume import Standing, Writing, save
+from node.trainer.weights import Weights
+
+
+class Files:
+    """At most one checkpoint is on its way to the disk; ``report`` tells the daemon.
+
+    Every rank has one, and must call :meth:`save` and :meth:`donate` when the others do.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        optimizer: torch.optim.Optimizer,
+        report: Callable[[Report], None],
+    ) -> None:
+        self.weights, self.optimizer, self.report = weights, optimizer, report
+        self.one_disk = True  # every rank sees the same files
+        self.places: Places | None = None  # of moments; None: what is kept is not for others
+        self._writing: Writing | None = None
+        self._written_to = ""
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._writing is not None
+
+    def save(self, directory: str, standing: Standing) -> None:
+        """Copy θ and moments, and begin to write them: training goes on meanwhile."""
+        self.finish()
+        failure: OSError | None = None
+        try:
+            self._writing = save(
+                Path(directory), self.weights, self.optimizer, standing, one_disk=self.one_disk
+            )
+        except OSError as error:
+            failure = error
+        self._written_to = directory
+        self.report(Staged(directory))
+        if self._writing is None:
+            self._tell(failure)
+
+    def look_after(self) -> None:
+        """Tell the daemon of a checkpoint that is complete; without waiting for one."""
+        if self._writing is not None and self._writing.done:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is on its way; a disk that is full or broken is told of."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._tell(writing.finish())
+
+    def donate(self, path: str, *, warm: bool) -> None:
+        """Write the moments for a newcomer, if they are ``warm`` and have seen enough steps."""
+        steps, problem = optimizer_steps(self.optimizer), ""
+        worth = self.places is not None and steps >= REENTRY_STEPS and warm
+        if worth := self.weights.ranks.broadcast(b"1" if worth else b"0") == b"1":
+            assert self.places is not None
+            problem = write(Path(path), self.places, self.weights, self.optimizer)
+        self.report(Donated(path, steps if worth else 0, problem[:2000]))
+
+    def _tell(self, failure: OSError | None) -> None:
+        problem = "" if failure is None else str(failure) or type(failure).__name__
+        full = failure is not None and failure.errno in FULL_DISK
+        self.report(Saved(self._written_to, problem[:2000], full))
