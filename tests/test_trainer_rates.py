@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from node.trainer.channel import (
     StepDone,
     Stop,
 )
+from node.trainer.resume import FOLDER, STATE
 
 
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
@@ -76,3 +78,23 @@ def test_who_resumes_without_moments_warms_up_again(tmp_path: Path) -> None:
     assert [cold.why for cold in after.script.of(Cold)] == ["the checkpoint holds none"]
     assert rates[0] < full / 15
     assert all(a < b for a, b in pairwise(rates))
+
+
+def test_a_checkpoint_that_says_no_position_goes_on_at_its_step(tmp_path: Path) -> None:
+    """Those of earlier versions, which had each island begin the schedule by itself."""
+
+    def answer(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, Applied) and report.round == 2:
+            return [Checkpoint(str(tmp_path)), Stop()]
+        return committing(99)(bench, report)
+
+    before = Bench(tmp_path, answer)
+    steps = before.run(begin()).of(StepDone)
+    path = tmp_path / FOLDER / STATE
+    standing = json.loads(path.read_text())
+    del standing["position"], standing["kinds"]
+    path.write_text(json.dumps(standing))
+    after = Bench(tmp_path, committing(3))
+    after.vectors.base[:] = before.vectors.base
+    resumed = after.run(begin(round=2, resume=str(tmp_path))).of(StepDone)[0]
+    assert resumed.position == resumed.step == steps[-1].step + 1

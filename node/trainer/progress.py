@@ -204,7 +204,7 @@ class Progress:
                     "begin at the checkpoint's round, then apply the later ones",
                 )
             self.round_step, self.step = standing.round_step, standing.step
-            self.position = standing.position
+            self.position = max(standing.position, standing.step)
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
             if self.forgets or self.gradients:
                 cold = ""  # there are none to lose

@@ -83,7 +83,8 @@ class Standing(BaseModel):
     round_step: int = Field(ge=0)
     step: int = Field(ge=0)
     tokens: int = Field(ge=0)
-    position: int = Field(ge=0)  # in the learning rate's schedule
+    # in the learning rate's schedule, the step or beyond; 0: by a version that did not say
+    position: int = Field(default=0, ge=0)
     rewarm_from: int | None
     optimizer_steps: int = Field(ge=0)  # 0: there are no moments
     without: tuple[str, ...] = ()  # parameters that have none, where the others have
