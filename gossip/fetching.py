@@ -73,7 +73,8 @@ class Fetching:
         sources.insert(0 if here is None else len(sources), result.owner)
         left = deque([peer for peer in sources if peer != self.me] * 2)
         while left and not self._has(result):
-            peer, before = left.popleft(), pieced.inflow.elements
+            peer = left.popleft()
+            before = pieced.before(peer).elements
             try:
                 await pieced.pull(peer, plan.patience_s)
             except RemoteProtocolError as error:

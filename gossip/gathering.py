@@ -175,7 +175,7 @@ class Gathering:
 
         Raises TransportError or RemoteProtocolError.
         """
-        moving = _Moving(self.wiring.now, pieced.inflow)
+        moving = _Moving(self.wiring.now, pieced.before(donor))
         found: list[PeerId] = []
 
         def slow() -> bool:

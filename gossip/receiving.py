@@ -138,19 +138,23 @@ class Pieced:
         self.inflow = self._fresh() if inflow is None else inflow
         self.inflow.newest = None
 
+    def before(self, donor: PeerId) -> Inflow:
+        """What this donor goes on with: nothing of others, where each has to give all of it."""
+        if self.alone and not self._givers <= {donor}:
+            self._begin_anew()
+        self._givers.add(donor)
+        return self.inflow
+
     async def pull(self, donor: PeerId, timeout: float) -> None:
         """Pull what is not here yet, and check all of it. What came stays where it is left.
 
         ``timeout`` seconds it may stand still. Raises TransportError, and RemoteProtocolError for
         what is no such part: see :meth:`spoilt_by`.
         """
-        if self.alone and self._givers != {donor}:
-            self._begin_anew()
-        self._givers.add(donor)
-        result = self.result
-        drain = PartDrain(self.inflow, None, 0, lambda _: None)
+        inflow, result = self.before(donor), self.result
+        drain = PartDrain(inflow, None, 0, lambda _: None)
         at = (self._wiring.run, result.fragment, result.round, result.start, result.stop)
-        header = PartRequest(*at, result.digest, len(self.inflow.data) - drain.length)
+        header = PartRequest(*at, result.digest, len(inflow.data) - drain.length)
         if drain.length:
             async with self._wiring.transport.pull(
                 donor, "part", header.encode(), max_length=drain.length, timeout=timeout
@@ -158,7 +162,7 @@ class Pieced:
                 if incoming.length != drain.length:
                     raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
                 await incoming.into(drain)
-        self.inflow.check_digest(result.digest)
+        inflow.check_digest(result.digest)
 
     def spoilt_by(self, donor: PeerId) -> bool:
         """It is no such part: begin anew. Returns whether that is the doing of this donor alone."""

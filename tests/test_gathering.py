@@ -32,6 +32,7 @@ class Scene:
     given: Counter[PeerId] = field(default_factory=Counter)  # bytes of parts, by donor
     asked: Counter[PeerId] = field(default_factory=Counter)
     rejected: list[PeerId] = field(default_factory=list)
+    rates: dict[PeerId, float] = field(default_factory=dict)  # that donors were found to give
     spoilt: set[PeerId] = field(default_factory=set)
 
     def tamper(self, sender: PeerId, receiver: PeerId, name: str, data: bytes) -> bytes:
@@ -45,9 +46,16 @@ class Scene:
 
     async def gather(self, announced: float = FAST, link: float = 0.0) -> float:
         """Get all parts, of which donors announce so much; returns the virtual seconds."""
+        rates = self.rates
+
+        class Heard(Paces):
+            def gives(self, donor: PeerId, rate: float) -> None:
+                rates[donor] = rate
+                super().gives(donor, rate)
+
         gathering = Gathering(
             self.newcomer.wiring,
-            Paces(lambda peer: announced, lambda: link),
+            Heard(lambda peer: announced, lambda: link),
             lambda peer, error: self.rejected.append(peer),
         )
         names = [donor.me for donor in self.donors]
@@ -133,6 +141,22 @@ def test_where_two_gave_one_part_and_it_is_wrong_only_who_lied_is_rejected(liar:
             assert it.asked[it.donors[0].me] >= 1
             assert set(it.rejected) <= {it.donors[liar].me}
             assert it.rejected or liar == 0
+
+    run(scene)
+
+
+def test_who_has_to_give_all_of_a_part_is_measured_by_what_it_gives() -> None:
+    async def scene() -> None:
+        async with missed() as it:
+            it.results = it.results[:1]
+            slow, liar, sound = it.donors
+            upload(it, slow, SLOW)
+            upload(it, liar, FAST / 2)
+            upload(it, sound, FAST / 8)  # 4 s, in which it is looked at several times
+            it.spoilt.add(liar.me)
+            await it.gather()
+            assert it.rejected == [liar.me]
+            assert it.rates[sound.me] == pytest.approx(FAST / 8, rel=0.3)
 
     run(scene)
 
