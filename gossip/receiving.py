@@ -27,8 +27,8 @@ class Inflow:
         self.chunks = codec.chunks(start, stop)
         self.data = whole.take(codec, start, stop)
         self.checked = 0  # chunks that are here, whole and sound
-        self.moved = 0  # bytes that have come, in all transfers together
         self.filled = 0  # bytes from the part's beginning that are here
+        self.moved = 0  # so many were at most: a chunk that broke off and comes again is no news
         self.newest: object = None  # of the transfers: an older one has no more to say
         self.open = 0  # pushes of it that are going on
         self._values = whole.values if codec.name != "fp32" else None
@@ -106,11 +106,11 @@ class PartDrain:
 
     def took(self, count: int) -> None:
         """Raises RemoteProtocolError for what cannot be held."""
-        self._inflow.moved += count
         self._left -= count
         if self._at < len(self._view):
             self._at += count
             self._inflow.filled = self._at
+            self._inflow.moved = max(self._inflow.moved, self._at)
             if self._at == self._chunk_end():
                 self._inflow.check()
         if not self._left:

@@ -21,7 +21,7 @@ from protocols.bodies import BufferFeed
 from protocols.codecs import CHUNK
 from protocols.errors import RemoteRefused
 from protocols.memory import Link
-from protocols.messages import PartRequest, PartResult, Plan
+from protocols.messages import PartRequest, PartResult, Plan, Transfer
 
 CHUNKS = 30  # of a part
 SHAPE = Shape(4 * CHUNKS * CHUNK, ("int8",))
@@ -84,14 +84,32 @@ class Scene:
         key = (part.start, part.stop, part.owner, basis_of(plan.codec, plan.contributors))
         route = self.newcomer.exchange.inbox.planned.get(key)
         assert route is not None
-        push = asyncio.create_task(self._push(plan))
+        push = asyncio.create_task(self._push(plan, 0))
         await until(lambda: route.inflow is not None and route.inflow.checked >= 2, 60.0)
         return push
 
-    async def _push(self, plan: Plan) -> None:
+    async def breaks_on(self, seconds: float) -> None:
+        """Have the owner push what is left from the next chunk on, and break off, again and again.
+
+        Each try lasts so long.
+        """
+        plan, held = self.plan(merged=False), self.newcomer.exchange.parts
+        header = header_of(self.owner.exchange.place, key_of(self.result), plan).encode()
+        while key_of(self.result) not in held:
+            transport = self.owner.wiring.transport
+            with suppress(RemoteRefused):
+                reply = await transport.call(self.newcomer.me, "merged", header, timeout=5.0)
+                push = asyncio.create_task(self._push(plan, Transfer.decode(reply).done))
+                await asyncio.wait([push], timeout=seconds)
+                push.cancel()
+
+    async def _push(self, plan: Plan, done: int) -> None:
         data = self.owner.exchange.parts[key_of(self.result)][1]
         header = header_of(self.owner.exchange.place, key_of(self.result), plan)
-        feed = BufferFeed(as_bytes(data), trailer_of(self.result, len(plan.contributors)))
+        header = dataclasses.replace(header, done=done)
+        chunks = self.owner.wiring.codec.named(plan.codec).chunks(header.start, header.stop)
+        at = next(chunk.offset for chunk in chunks if chunk.start == header.start + done)
+        feed = BufferFeed(as_bytes(data)[at:], trailer_of(self.result, len(plan.contributors)))
         with suppress(RemoteRefused):  # it has come from another one
             await self.owner.wiring.transport.push(
                 self.newcomer.me, "merged", header.encode(), feed, timeout=60.0
@@ -154,6 +172,21 @@ def test_a_part_that_trickles_is_taken_from_another_one() -> None:
             assert asyncio.get_running_loop().time() - began < 10.0
             assert 0 < it.pulled["part"] < it.size - 2 * CHUNK
             await push
+
+    run(main)
+
+
+def test_a_part_whose_connection_breaks_in_each_chunk_is_not_on_its_way() -> None:
+    async def main() -> None:
+        async with scene() as it:
+            push = await it.some_comes(1.5e6)  # 0.09 s a chunk
+            push.cancel()
+            began = asyncio.get_running_loop().time()
+            breaking = asyncio.create_task(it.breaks_on(0.05))
+            it.newcomer.exchange.work(it.plan(merged=True))
+            await it.held()
+            assert asyncio.get_running_loop().time() - began < 10.0
+            await breaking
 
     run(main)
 
