@@ -70,6 +70,7 @@ class Mixing(Protocol):
 class Own(NamedTuple):
     """This island's letter of the exchange under way."""
 
+    key: Key
     body: Encoded
     weight: float
     choice: Choice
@@ -236,7 +237,7 @@ class Roamer(Wired):
     async def _begin(self) -> None:
         self._ours = True
         await self.replica.start()
-        self._began, self._exchanged, self._own, self._codecs = self.now(), [], None, {}
+        self._began, self._exchanged, self._codecs = self.now(), [], {}
         exchanges = self.neighbours + self._extra
         await self._carry(self.core.begin(self.replica.place.round, exchanges, self._began))
         self.presence.tell()  # the round may have another number now
@@ -251,7 +252,9 @@ class Roamer(Wired):
             following: list[Instruction] = []
             posts = [one for one in instructions if isinstance(one, Post)]
             if posts:
-                self._own = self._own or await self._write(posts)
+                key = posts[0].round, posts[0].exchange
+                if self._own is None or self._own.key != key:  # the last brought nothing to mix in
+                    self._own = await self._write(key, posts)
                 self.wiring.spawn(self._send_all(posts, self._own))
             for instruction in instructions:
                 match instruction:
@@ -264,14 +267,14 @@ class Roamer(Wired):
                         await self._finish(round_)
             instructions = following
 
-    async def _write(self, posts: Sequence[Post]) -> Own:
+    async def _write(self, key: Key, posts: Sequence[Post]) -> Own:
         """This island's letter of an exchange."""
         me, said = self.status, [self.membership.announcement(post.to) for post in posts]
         budget = self.times.budget(self.core.cycle_s, me, self.exchanges)
         choice = self.times.choose(budget, me, [one for one in said if one is not None])
-        own = Own(*await self.replica.encode(len(posts), choice.codec), choice, budget)
-        self._bodies[posts[0].round, posts[0].exchange] = own.body
-        self._codecs[posts[0].exchange] = choice.codec
+        own = Own(key, *await self.replica.encode(len(posts), choice.codec), choice, budget)
+        self._bodies[key] = own.body
+        self._codecs[key[1]] = choice.codec
         return own
 
     async def _send_all(self, posts: Sequence[Post], own: Own) -> None:

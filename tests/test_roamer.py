@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from roamer_kit import Islander, Islands, islands
+from roamer_kit import Islander, Islands, ToyState, islands
 
 from diloco.mixing import extra_exchanges
 from protocols.memory import Link
@@ -56,6 +58,30 @@ def test_what_codecs_lose_does_not_move_the_mean(codec: str):
     spread, moved = run(main())
     assert spread < 0.02
     assert moved < 1e-4
+
+
+def test_each_exchange_of_a_round_has_a_letter_though_the_one_before_came_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An answer is compared with the letter as it travelled, or the mean would not stay."""
+    mix, unknown = ToyState.mix, []
+
+    async def watched(state: ToyState, letters: Sequence[Any]) -> float:
+        unknown.extend(letter.stamp for letter, _, own in letters if own is None)
+        return await mix(state, letters)
+
+    monkeypatch.setattr(ToyState, "mix", watched)
+
+    async def main() -> None:
+        async with islands(4, codec="int8", neighbours=2, staleness=50) as swarm:
+            swarm.seconds = lambda number: 1.0 + 0.7 * number  # whom nobody waits for
+            await swarm.rounds(12)
+            ended = [e for one in swarm.living() for r in one.rounds for e in r.exchanged]
+            assert any(each.met.outcome == "open" and not each.met.exchange for each in ended)
+            assert unknown == []
+            assert all(each.codec for each in ended if each.met.outcome in ("open", "mixed"))
+
+    run(main())
 
 
 def test_noloco_learns_and_keeps_together():
