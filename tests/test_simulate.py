@@ -15,7 +15,7 @@ from diloco import optimizers
 from node.cli import app
 from node.simulate.learner import Learner, initial, rate_factor, validation_loss
 from node.simulate.scenario import IN_FRAGMENTS, MODES, PAIRED, Scenario, load
-from node.simulate.world import Result, decide, simulate
+from node.simulate.world import Node, Result, World, decide, simulate
 from node.trainer.pieces import OVERDUE
 from protocols.errors import OperatorError
 
@@ -193,6 +193,20 @@ def test_islands_that_are_replaced_do_not_stop_it(mode: str, changes: dict[str, 
     result = run(mode, islands=4, rounds=8, churn=1.5, **changes)
     assert result.notes["replaced"] >= 2
     assert result.loss < result.points[0].loss - 0.5
+
+
+def test_who_replaces_an_island_has_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    add, shards = World.add, list[list[int]]()
+
+    def noted(world: World, shard: int) -> Node:
+        node = add(world, shard)
+        shards.append(sorted(one.shard for one in world.nodes.values()))
+        return node
+
+    monkeypatch.setattr(World, "add", noted)
+    run("diloco", islands=4, rounds=12, churn=1.5)
+    assert len(shards) >= 8
+    assert shards[3:] == [[0, 1, 2, 3]] * len(shards[3:])
 
 
 def test_a_fragment_may_be_late_by_its_delay_only_up_to_a_quarter() -> None:

@@ -264,7 +264,7 @@ class Members:
         """Kill an island; a new one takes its text, and the state that the others have."""
         await self.running.pop(gone.me).end()  # first: it is not to hear of its own end
         self.world.kill(gone)
-        newcomer = self.world.add(gone.number % self.world.scenario.islands)
+        newcomer = self.world.add(gone.shard)
         await self.start(newcomer, joins=True)
 
 

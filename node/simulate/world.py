@@ -35,7 +35,7 @@ Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
 class Node:
     """One simulated machine: an island, or a server that does not train."""
 
-    number: int
+    shard: int  # whose text it has
     identity: Identity
     transport: MemoryTransport
     learner: Learner
@@ -146,7 +146,7 @@ class World:
         identity = Identity.from_seed((self.born + 1).to_bytes(32, "big"))
         transport = self.network.join(identity.peer_id)
         learner = Learner(self.scenario, self.born, shard)
-        node = Node(self.born, identity, transport, learner, step_s, honest, self)
+        node = Node(shard, identity, transport, learner, step_s, honest, self)
         self.born += 1
         return node
 
