@@ -120,7 +120,7 @@ def test_ranks_on_two_hosts_that_share_no_disk_are_one_island(tmp_path: Path) ->
         steps = max(event["step"] for event in hosts[0].events("step"))
         assert hosts[0].events("checkpoint")
         assert not any(state.glob("checkpoints/*/trainer/*rank1*"))
-        life(29_402, ATOLL_RESUME="true", ATOLL_ROUNDS="1")
+        life(29_402, ATOLL_RESUME="true", ATOLL_ROUNDS="3")
         assert max(event["step"] for event in hosts[0].events("step")) > steps
         assert not any(host.left_over() for host in hosts)
 
