@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,7 @@ import torch
 
 from gossip.bodies import Wiring, as_bytes, chunk_at
 from gossip.meeting import Key, Stamp
-from gossip.transfers import Transfers
+from gossip.transfers import AT_ONCE, Transfers
 from protocols.bodies import BufferFeed
 from protocols.codecs import Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
@@ -32,6 +33,7 @@ from protocols.transport import CHUNK_BYTES, Incoming
 VERB = "letter"
 _TRAILER = struct.Struct(">HqHd")  # exchange, round and exchange it answers, weight
 _OPENS = (-1, 0)  # it answers nothing
+PUSHES = 2 * AT_ONCE  # by one peer: a letter and the one before it, which may have broken
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Letters:
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
     transfers: Transfers = field(init=False)
     _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
+    _pushes: Counter[PeerId] = field(default_factory=Counter)  # going on, of any letter
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
     _newest: dict[PeerId, bytes] = field(default_factory=dict)  # names of letters that came whole
@@ -174,11 +177,10 @@ class Letters:
         at = chunks[chunk].offset if chunk < len(chunks) else self._sizes[codec.name]
         if incoming.length != self._length(header) - at:
             raise Malformed(f"{incoming.length} bytes of a letter in {codec.name}")
-        receipt = self._receipt(sender, header)
-        if at > receipt.filled:
-            raise Malformed("a letter that goes on behind what is here")
+        receipt = self._receipt(sender, header, at)
         self.mail.coming(sender)
         receipt.at_work += 1
+        self._pushes[sender] += 1
         try:
             await self.transfers.receive(sender, header, incoming, _Drain(receipt, at))
             letter = await self._checked(sender, receipt)
@@ -187,6 +189,9 @@ class Letters:
             raise
         finally:
             receipt.at_work -= 1
+            self._pushes[sender] -= 1
+            if not self._pushes[sender]:
+                del self._pushes[sender]
             if receipt.filled == len(receipt.data) and self._arriving.get(sender) is receipt:
                 del self._arriving[sender]
         if self._newest.get(sender) != header.basis:  # else two tries have both come through
@@ -249,10 +254,22 @@ class Letters:
     def _length(self, header: Transfer) -> int:
         return self._sizes[header.codec] + _TRAILER.size
 
-    def _receipt(self, sender: PeerId, header: Transfer) -> _Receipt:
-        """Where a letter goes; of one peer one at a time arrives, and the newest counts."""
+    def _receipt(self, sender: PeerId, header: Transfer, at: int) -> _Receipt:
+        """Where a letter goes that comes from byte ``at`` on; of each peer's the newest goes on.
+
+        Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
+        and ``busy`` where there is no room.
+        """
+        if self._newest.get(sender) == header.basis:
+            raise RemoteRefused("again", "all of it came with the try before")
+        if self._pushes[sender] >= PUSHES:
+            raise RemoteRefused("busy", "too many of its letters are on their way")
         receipt = self._arriving.get(sender)
-        if receipt is not None and _same(receipt.header, header):
+        if receipt is not None and not _same(receipt.header, header):
+            receipt = None
+        if at > (receipt.filled if receipt is not None else 0):
+            raise RemoteRefused("again", "it stands elsewhere by now")
+        if receipt is not None:
             return receipt
         for peer in [p for p, one in self._arriving.items() if not one.at_work]:
             if len(self._arriving) >= self.room:

@@ -53,7 +53,7 @@ class Transfers:
     bytes_received: int = 0
     closed: bool = False  # the round is over here
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _receiving: Counter[tuple[object, ...]] = field(default_factory=Counter)
+    receiving: Counter[tuple[object, ...]] = field(default_factory=Counter)  # bodies, tries of each
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that nobody waits for, owned by the node."""
@@ -126,14 +126,16 @@ class Transfers:
         if incoming.length != drain.length:
             raise Malformed(f"{incoming.length} bytes where {drain.length} belong")
         what = (sender, header.start, header.stop, header.basis)
-        if self._receiving[what] >= AT_ONCE:
+        if self.receiving[what] >= AT_ONCE:
             raise RemoteRefused("busy", "it is on its way already")
-        self._receiving[what] += 1
+        self.receiving[what] += 1
         try:
             await incoming.into(drain, stall=patience)
             self.bytes_received += drain.length
         finally:
-            self._receiving[what] -= 1
+            self.receiving[what] -= 1
+            if not self.receiving[what]:  # letters come for as long as a run lasts
+                del self.receiving[what]
 
 
 class Breaks:

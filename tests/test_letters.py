@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from gossip.bodies import Wiring
-from gossip.letters import Letter, Letters, Mail, receive
-from protocols.codecs import Encoded, RangeCodec
+from gossip.letters import PUSHES, Letter, Letters, Mail, receive
+from protocols.bodies import BufferFeed
+from protocols.codecs import CHUNK, Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteRefused, TransportError
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
@@ -33,6 +35,7 @@ class Box:
         self.arrived: list[Letter] = []
         self.rejected: list[str] = []
         self.strangers: set[PeerId] = set()
+        self.coming = 0  # letters that have begun to arrive
 
         def spawn(coroutine: Any) -> asyncio.Task[None]:
             task = asyncio.get_running_loop().create_task(coroutine)
@@ -46,7 +49,7 @@ class Box:
         )
         mail = Mail(
             welcome=lambda peer: peer not in self.strangers,
-            coming=lambda peer: None,
+            coming=self._count,
             broken=lambda peer: None,
             arrived=self.arrived.append,
             dropped=lambda stamp: None,
@@ -54,6 +57,9 @@ class Box:
         )
         self.letters = Letters(wiring, SIZE, mail, **more)
         receive([self.letters])
+
+    def _count(self, peer: PeerId) -> None:
+        self.coming += 1
 
     def body(self, value: float, codec: str = "") -> Encoded:
         chosen = self.codec.named(codec or self.codec.name)
@@ -183,6 +189,60 @@ def test_broken_letters_of_any_codec_go_on() -> None:
 
     more: dict[str, Any] = {"codecs": ("fp32", "bf16", "int8"), "keep_all": True, "room": 20}
     with_boxes(test, link=Link(latency=0.01, drop=0.3), **more)
+
+
+def test_nothing_is_kept_of_letters_that_have_come() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        for value in range(3):
+            await a.send(B, float(value))
+        assert not b.letters.transfers.receiving
+
+    with_boxes(test)
+
+
+def test_a_peer_has_a_bounded_number_of_letters_on_their_way() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        sent = [a.send(B, float(value)) for value in range(PUSHES + 3)]
+        ended = await asyncio.gather(*sent, return_exceptions=True)
+        refused = [one for one in ended if isinstance(one, RemoteRefused)]
+        assert [one.code for one in refused] == ["busy"] * 3
+        assert len(b.arrived) == PUSHES
+        await a.send(B, 9.0)
+
+    with_boxes(test, keep_all=True, room=20)
+
+
+def test_a_letter_that_is_here_does_not_come_again() -> None:
+    """Whoever is told that it is coming would wait for an end of which nobody tells."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        body = a.body(1.0).data.numpy().tobytes() + struct.pack(">HqHd", 0, -1, 0, 1.0)
+        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0).encode()
+        transport = a.letters.wiring.transport
+        await transport.push(B.peer_id, "letter", header, BufferFeed(body), timeout=5.0)
+        with pytest.raises(RemoteRefused) as error:
+            await transport.push(B.peer_id, "letter", header, BufferFeed(body), timeout=5.0)
+        assert error.value.code == "again"
+        assert (b.coming, len(b.arrived)) == (1, 1)
+
+    with_boxes(test)
+
+
+def test_what_made_way_while_its_sender_asked_is_asked_about_again() -> None:
+    """Nobody has lied: no memory is taken, nobody is blamed, and it comes from its beginning."""
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), CHUNK)
+        body = a.body(1.0).data.numpy().tobytes() + bytes(20)
+        left = BufferFeed(body[2 * CHUNK :])
+        transport = a.letters.wiring.transport
+        with pytest.raises(RemoteRefused) as error:
+            await transport.push(B.peer_id, "letter", header.encode(), left, timeout=5.0)
+        assert error.value.code == "again"
+        assert b.rejected == []
+        assert not b.letters._arriving
+
+    with_boxes(test)
 
 
 def test_no_memory_is_taken_for_a_letter_of_another_length_than_its_codec_has() -> None:
