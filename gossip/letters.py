@@ -217,7 +217,7 @@ class Letters:
 
     def _put(self, letter: Letter) -> None:
         if not self.keep_all:
-            for old in [s for s in self.held if s.sender == letter.stamp.sender]:
+            for old in [s for s in self.held if s.makes_way(letter.stamp)]:
                 del self.held[old]
             while len(self.held) >= self.room:
                 oldest = next(iter(self.held))

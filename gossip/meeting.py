@@ -31,6 +31,13 @@ class Stamp:
     answers: Key | None  # which of our letters; None: it opens an exchange
     number: int  # of all letters that came
 
+    def makes_way(self, newer: Stamp) -> bool:
+        """Whether only the newer one counts, since both open an exchange, or answer.
+
+        The other has moved by what it answers, and an opening does not make up for that.
+        """
+        return self.sender == newer.sender and (self.answers is None) == (newer.answers is None)
+
 
 @dataclass(frozen=True, slots=True)
 class Post:

@@ -154,7 +154,7 @@ class Wandering:
         self._coming.discard(stamp.sender)
         held = self._held.setdefault(stamp.sender, [])
         if not self.habits.one_way:
-            held.clear()  # only the newest counts; of shares every one does
+            held[:] = [one for one in held if not one.makes_way(stamp)]  # all shares count
         held.append(stamp)
         if self._phase == "meeting" and stamp.sender == self._partner and stamp in self._fresh():
             took = now - self._since
@@ -277,8 +277,14 @@ class Wandering:
         return found
 
     def _waiting(self) -> list[Stamp]:
-        """Openings of others, to be answered."""
-        return [s for s in self._fresh() if not s.answers and s.sender not in self._opened]
+        """Openings of others, to be answered.
+
+        Who opens an exchange while we have opened one with it meets us in that one, unless its
+        answer is here as well.
+        """
+        fresh = self._fresh()
+        met = self._opened.keys() - {stamp.sender for stamp in fresh if stamp.answers}
+        return [stamp for stamp in fresh if not stamp.answers and stamp.sender not in met]
 
     def _waits(self, now: float) -> bool:
         """Whether the partner's answer is still worth waiting for."""
@@ -318,8 +324,12 @@ class Wandering:
             taken.append(Taken(stamp, HALF, mine))
         return [*first, Take(tuple(taken))] if taken else [*first, *self.on_taken(now)]
 
+    def _moves(self) -> bool:
+        """Whether a letter is on its way that the exchange waits for, however long that takes."""
+        return bool(self._posting) or self._partner in self._coming
+
     def _count_moving(self, now: float) -> None:
-        if self._phase == "meeting" and (self._posting or self._partner in self._coming):
+        if self._phase == "meeting" and self._moves():
             self._moving_s += now - self._seen
         self._seen = now
 

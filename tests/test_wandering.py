@@ -86,6 +86,23 @@ def test_a_late_answer_is_compared_with_the_letter_that_it_answers():
     assert take.letters[0].mine == (3, 0)
 
 
+@pytest.mark.parametrize("opening_first", [False, True])
+def test_an_answer_counts_though_its_sender_opens_another_exchange(opening_first: bool):
+    """It has moved by half of the way, so this island does; and then its opening is answered."""
+    core = member(3, eta=30.0)
+    (post,) = core.begin(3, 1, 0.0)
+    assert isinstance(post, Post)
+    core.on_posted(post.to, 0.05)
+    core.on_finished()
+    came = [letter(post.to, answers=(3, 0)), letter(post.to, 4, number=1)]
+    for stamp in reversed(came) if opening_first else came:
+        assert core.on_letter(stamp, 1.0) == []
+    answer, take = core.begin(4, 1, 2.0)
+    assert answer == Post(post.to, 4, 0, answers=(4, 0), awaited=False)
+    assert isinstance(take, Take)
+    assert [(t.stamp, t.mine) for t in take.letters] == [(came[0], (3, 0)), (came[1], (4, 0))]
+
+
 def test_an_opening_is_answered_instead_of_opening_another():
     core = member(3, eta=30.0)
     core.on_letter(letter(PEERS[2]), 0.0)
