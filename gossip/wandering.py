@@ -217,8 +217,8 @@ class Wandering:
 
     def wake_at(self, now: float) -> float:
         """When :meth:`tick` is due."""
-        if self._phase != "meeting":
-            return now + LOOK_S
+        if self._phase != "meeting" or self._moves():
+            return now + LOOK_S  # events tell of all ends
         return max(now, self._since + self.patience_s)
 
     # --- inside ----------------------------------------------------------------------------------

@@ -68,9 +68,11 @@ def test_patience_ends():
 def test_what_moves_is_waited_for():
     core = member(2)
     core.begin(3, 1, 0.0)
+    assert core.wake_at(30.0) > 31.0
     core.on_posted(PEERS[1], 0.05)
     core.on_coming(PEERS[1], 0.05)
     assert core.tick(60.0) == []
+    assert core.wake_at(60.0) > 61.0  # there is nothing to look for before
     assert core.on_broken(PEERS[1], 60.0) == [Finish(3)]
 
 
