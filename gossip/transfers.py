@@ -77,7 +77,7 @@ class Transfers:
         ``ask``: it may be there already. Raises TransportError, RemoteProtocolError for an answer
         that makes no sense, and whatever the feed raises.
         """
-        breaks = Breaks(self.wiring.now, timeout)
+        breaks = _Breaks(self.wiring.now, timeout)
         while True:
             try:
                 if ask:
@@ -138,7 +138,7 @@ class Transfers:
                 del self.receiving[what]
 
 
-class Breaks:
+class _Breaks:
     """Breaks of one transfer, since it last came further.
 
     It may break as often as it likes while it comes further from break to break. Where it does

@@ -195,8 +195,7 @@ class Wandering:
         """The letters of a :class:`Take` are mixed in."""
         self.exchange += 1
         if not self.habits.one_way and self._waiting():
-            self._since, self._partner = now, None
-            self._moving_s, self._seen = 0.0, now
+            self._start(now)
             return self._close(now)
         if self.habits.one_way or self.exchange >= self.exchanges:
             self._phase = "finishing"
@@ -224,9 +223,8 @@ class Wandering:
     # --- inside ----------------------------------------------------------------------------------
 
     def _open(self, now: float) -> list[Instruction]:
-        self._phase, self._since = "meeting", now
-        self._lost, self._partner = set(), None
-        self._moving_s, self._seen = 0.0, now
+        self._phase, self._lost = "meeting", set()
+        self._start(now)
         if self.habits.one_way:
             everybody = [a.peer for a in self.others(now)]
             to = successors(everybody, self.me, self._label, self.habits.seed, self.exchanges)
@@ -238,6 +236,11 @@ class Wandering:
             return self._close(now)
         chosen = self._choose(now)
         return self._close(now) if chosen is None else self._turn_to(chosen)
+
+    def _start(self, now: float) -> None:
+        """An exchange begins, with nobody yet."""
+        self._since, self._partner = now, None
+        self._moving_s, self._seen = 0.0, now
 
     def _choose(self, now: float) -> PeerId | None:
         """Whom to open an exchange with; nobody who owes us an answer, or was just tried."""

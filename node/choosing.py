@@ -5,8 +5,8 @@ round all take the most that anybody's links ask for. In pairs nobody has to agr
 whose rounds have unlike lengths count apart and answer each other late: so an island takes what its
 own exchanges ask for, but never less than the median of all, which is whose rounds the run counts,
 nor so much more that answers to its letters, or its own ones, would come too late to count
-(``rounds.max_staleness``). Every choice that
-differs from the one before is an event (:class:`~node.monitor.events.KnobSet`) with its inputs.
+(``rounds.max_staleness``). Every choice that differs from the one before is an event
+(:class:`~node.monitor.events.KnobSet`) with its inputs.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class Chooser:
     exchange: Usual = field(default_factory=Usual)
     transfer: Usual = field(default_factory=Usual)  # a fragment's seconds on the way
     _told: dict[str, int] = field(default_factory=dict)
-    _newest: deque[float] = field(default_factory=deque)  # of such seconds
+    _newest: deque[float] = field(init=False)  # of such seconds
+
+    def __post_init__(self) -> None:
+        self._newest = deque(maxlen=RECENT * self.manifest.rounds.fragments)
 
     def timed(self, seconds: float) -> None:
         """An exchange took so long."""
         self.exchange.add(seconds)
         self._newest.append(seconds)
-        while len(self._newest) > RECENT * self.manifest.rounds.fragments:
-            self._newest.popleft()
 
     def steps(self, others: Sequence[Announce]) -> int:
         """H of this island: the swarm's, and ⌊H · v / v_max⌋ where it is slower (2401.09135)."""
