@@ -159,30 +159,42 @@ class Entrance:
             how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
             self._progress(3, "reach", f"dial-back ok {how}")
             return
-        own = self.whereabouts.own
-        where = ", ".join(own.record.addresses) if own else ""
-        if self.config.require_reachable or self.config.public_addr:
-            given = f"--public-addr {self.config.public_addr}" if self.config.public_addr else ""
-            raise operator_error(
-                "E302",
-                f"peers cannot dial this node at {where or 'any address'}",
-                why=why,
-                fix=f"correct {given}, or leave it out: a peer then relays for this node"
-                if given
-                else "forward the port and give its public address with --public-addr HOST:PORT, "
-                "or leave --require-reachable out: a peer then relays for this node",
-            )
+        if self._insists:
+            raise self._unreachable(why)
         places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in reached]
         self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
         relay = await self.outbound.enter(places)
         if relay is None:
-            raise none_found(where, why)
+            raise none_found(self._where, why)
         for greeting in greetings[:3]:  # they are told where this node is called now
             await self._greet(greeting.peer, greeting.peer, run)
         why = await self._why_unreachable(greetings)
         if why:
             raise none_found(self.outbound.address, why)
         self._progress(3, "reach", f"outbound only -> relay {relay}, dial-back ok")
+
+    @property
+    def _insists(self) -> bool:
+        """Whether the operator has said that peers must be able to dial this node."""
+        return bool(self.config.require_reachable or self.config.public_addr)
+
+    @property
+    def _where(self) -> str:
+        """The addresses that peers are given."""
+        own = self.whereabouts.own
+        return ", ".join(own.record.addresses) if own else ""
+
+    def _unreachable(self, why: str) -> OperatorError:
+        given = f"--public-addr {self.config.public_addr}" if self.config.public_addr else ""
+        return operator_error(
+            "E302",
+            f"peers cannot dial this node at {self._where or 'any address'}",
+            why=why,
+            fix=f"correct {given}, or leave it out: a peer then relays for this node"
+            if given
+            else "forward the port and give its public address with --public-addr HOST:PORT, "
+            "or leave --require-reachable out: a peer then relays for this node",
+        )
 
     async def _why_unreachable(self, greetings: list[Greeting]) -> str:
         """Why no peer can dial this node; empty where one can, or none says anything."""
@@ -265,6 +277,9 @@ class Entrance:
         """The run of the peers that were greeted. Raises OperatorError E201, E501 and others."""
         runs = [g.welcome.run for g in greetings if g.welcome.run]
         if not runs:
+            # who must be dialled learns now that nobody can, and not when there is a run some day
+            if self._insists and (why := await self._why_unreachable(greetings)):
+                raise self._unreachable(why)
             raise operator_error(
                 "E501",
                 "the peers take part in no run",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from badinput_kit import CREATOR, OTHER, RUN, SHARD, START, answering, free_port, island, peer
 
-from bootstrap.handshake import shared_token
+from bootstrap.handshake import Gate, shared_token
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
 from protocols.errors import RemoteRefused
@@ -165,6 +165,19 @@ def test_nobody_can_dial_back(refused):
     assert closed in text
     assert "--public-addr" in text
     assert [e["name"] for e in events if e["kind"] == "join"] == ["dial", "checks"]
+
+
+def test_nobody_can_dial_back_is_said_before_there_is_a_run(refused):
+    def seed(transport: HttpTransport, whereabouts: Whereabouts) -> None:
+        Gate(transport, whereabouts, software="0.1.0", run=lambda: b"")
+
+    closed = f"127.0.0.1:{free_port()}"
+    with peer(seed) as address:
+        text, events = quickly(
+            lambda: refused("E302", *START, *LONG, "--peers", address, "--public-addr", closed)
+        )
+    assert closed in text
+    assert [e["name"] for e in events if e["kind"] == "join"] == ["dial"]
 
 
 def test_a_manifest_that_is_not_the_runs(refused):

@@ -181,10 +181,12 @@ def test_two_of_three_clients_train_in_each_round(
                 if len(certificate.roster) == 3
             ]
 
+        def all_were_drawn() -> bool:
+            return set().union(*drawn_of_three()) == {island.peer for island in swarm}
+
         until(lambda: len(drawn_of_three()) >= 6, 150, "six rounds of three", first.tail)
-        rounds = drawn_of_three()
-        assert all(len(who) <= 2 for who in rounds)
-        assert set().union(*rounds) == {island.peer for island in swarm}
+        until(all_were_drawn, 60, "a round of each", first.tail)
+        assert all(len(who) <= 2 for who in drawn_of_three())
         victim = swarm[2]
         victim.kill()
         before = first.events("round")[-1]["round"]
