@@ -63,9 +63,12 @@ class NodeProcess:
             "ATOLL_API": "127.0.0.1:0",
         }
         words = [*self.prefix, sys.executable, *runner, str(script), *map(str, arguments)]
-        return self._launch(words, {**settings, **self.environment})
+        # what a script writes where it stands stays with the test's files
+        return self._launch(words, {**settings, **self.environment}, cwd=self.out.parent)
 
-    def _launch(self, words: list[str], environment: dict[str, str]) -> NodeProcess:
+    def _launch(
+        self, words: list[str], environment: dict[str, str], *, cwd: Path | None = None
+    ) -> NodeProcess:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}
         self.starts += 1
         with self.out.open("ab") as out, self.err.open("ab") as err:
@@ -76,6 +79,7 @@ class NodeProcess:
                 stderr=err,
                 env={**clean, "OMP_NUM_THREADS": "1", **environment},
                 start_new_session=True,
+                cwd=cwd,
             )
         return self
 
