@@ -6,8 +6,10 @@ same bytes take what they need. Nobody tells that speed, so it is measured, much
 connection (Cardwell et al. 2016), but for all connections of a node together:
 
 - *search*: without a limit, for the first windows;
-- *cruise*: just below the speed found, which is nearly the most that arrived in any of the last
-  windows: that less arrives has many causes, a wrong speed is only one of them;
+- *cruise*: at the speed found, which is nearly the most that arrived in any four windows in a row
+  of the last ones: that less arrives has many causes, a wrong speed is only one of them. A single
+  window shows a tenth more or less, as acknowledgements come late, in lumps, behind what travels
+  the other way;
 - *probe*: somewhat faster for one window; if more arrived that is the speed now, and the next
   probe follows at once and is bolder, so that a link that is twice as fast is found within
   seconds; if not, a window *drains* what the probe left in the queue.
@@ -32,18 +34,20 @@ once, are as slow with no quick window in between: then it is the node's own lin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from statistics import fmean
 
 WINDOW_S = 0.25  # long beside the queues of links, short beside a round
 SEARCHED = 4  # windows
 CRUISED = 6  # windows from probe to probe
 KEPT = 32  # windows, eight seconds of sending: after so long a slower link is believed
+SPAN = 4  # windows in a row whose mean tells the speed
 BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, BOLDEST = 1.12, 2.0  # times the speed
-DRAIN, CALM = 0.88, 0.98  # after a probe, and otherwise: queues are to stay short
+DRAIN = 0.88  # after a probe: queues are to stay short
 HELD = 0.6  # of the rate: what was as fast was held up by pacing
 RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
 SHORT_BYTES = 8192  # with less all of it may be in one piece
@@ -128,6 +132,12 @@ class Speeds:
         return _most(self._seen) if len(self._seen) >= SEARCHED else None
 
 
+def _lasting(seen: Sequence[float]) -> float:
+    """Nearly the most over :data:`SPAN` windows in a row; of fewer, the mean of all."""
+    span = min(SPAN, len(seen))
+    return _most([fmean(seen[at : at + span]) for at in range(len(seen) - span + 1)])
+
+
 def _most(seen: Collection[float]) -> float:
     """Nearly the most; while there are few, the most but one or the only one."""
     skipped = max(int(BURSTS * len(seen)), min(1, len(seen) - 1))
@@ -157,6 +167,7 @@ class Pacer:
     _slow_to: set[str] = field(default_factory=set)  # since the last quick window
     _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # as slow
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _faster: int = SPAN  # windows since a probe has found more, up to SPAN
     _left: int = SEARCHED  # windows of this phase
     _probe: float = PROBE
 
@@ -195,7 +206,6 @@ class Pacer:
         """Some bytes have arrived in less than a window, so fast."""
         if self._held >= CRUISED:  # it was a probe
             if short >= RAISED * speed:
-                self._seen.clear()
                 self._at_least, self._shown = short, self.windows
                 self._enter(Phase.PROBE, 1)
             else:
@@ -225,6 +235,7 @@ class Pacer:
 
     def _judge(self, found: float) -> None:
         self._seen.append(found)
+        self._faster = min(self._faster + 1, SPAN)
         # too fast by little it would be refuted by no window
         if found < self._at_least / RAISED or self.windows >= self._shown + KEPT:
             self._at_least = 0.0
@@ -232,8 +243,7 @@ class Pacer:
         if self._phase is Phase.PROBE:
             assert self.speed is not None
             if found >= self.speed * (1 + self._probe) / 2:
-                self._seen.clear()  # it was slower before
-                self._seen.append(found)
+                self._faster = 1  # it was slower before, or this window was a lucky one
                 self._probe = min(2 * self._probe - 1, BOLDEST)
                 self._enter(Phase.PROBE, 1)
             else:
@@ -250,6 +260,8 @@ class Pacer:
         self._phase, self._left = phase, windows
         if phase is Phase.SEARCH:
             return
-        self.speed = max(_most(self._seen) if self._seen else 0.0, self._at_least)
-        times = {Phase.PROBE: self._probe, Phase.DRAIN: DRAIN}.get(phase, CALM)
+        seen = list(self._seen)
+        newest = fmean(seen[-self._faster :]) if self._faster < SPAN else 0.0
+        self.speed = max(_lasting(seen) if seen else 0.0, newest, self._at_least)
+        times = {Phase.PROBE: self._probe, Phase.DRAIN: DRAIN}.get(phase, 1.0)
         self.rate = times * self.speed if self.speed < MOST else inf

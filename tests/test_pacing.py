@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from statistics import fmean
 
 import pytest
 from hypothesis import example, given
@@ -88,6 +89,21 @@ def test_a_steady_link_is_used_and_its_queue_stays_short(speed: float, jitter: f
     assert wire.play(20.0) > 0.97
     assert wire.pacer.speed == pytest.approx(speed, rel=0.05)
     assert sum(wire.queues) / len(wire.queues) < QUEUE_S / 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_acknowledgements_in_lumps_hide_no_link(seed: int) -> None:
+    """They wait behind what comes the other way: a window shows a tenth more or less of it."""
+    wire = Wire(lambda now: 2.4e6, jitter=0.06, _random=random.Random(seed))
+    wire.play(4.0)
+    shares, speeds = [], []
+    for _ in range(30):
+        shares.append(wire.play(1.0))
+        assert wire.pacer.speed is not None
+        speeds.append(wire.pacer.speed / 2.4e6)
+    assert fmean(shares) > 0.97
+    assert min(speeds) > 0.95
+    assert fmean(speeds) < 1.05  # a probe may be lucky, for a second
 
 
 @pytest.mark.parametrize("times", [2.0, 10.0])
