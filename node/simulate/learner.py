@@ -11,12 +11,12 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from bootstrap.manifest import Model
+from bootstrap.manifest import Inner, Model
 from diloco import loop
 from node.simulate.scenario import HEADS, KEY_HEADS, Scenario, diverged
 from node.trainer.layout import Layout
 from node.trainer.model import build
-from node.trainer.muon import Muon
+from node.trainer.optim import make_optimizer
 
 # predicted bytes of the held-out text; with 8192, two runs that differ in rounding alone ended up
 # to 1 % apart with "llama"
@@ -25,7 +25,7 @@ AT_ONCE = 8192  # of them
 TEXT_BYTES = 400_000  # of each island, where there is so much
 COMMON = (4, 5)  # places of the texts to start from and to validate with
 BETAS = {"bytes": (0.9, 0.999), "llama": (0.9, 0.95)}  # of AdamW,
-DECAY = {"bytes": 0.01, "llama": 0.1}  # and what it decays by
+DECAY = {"bytes": 0.01, "llama": 0.1}  # and what it shrinks matrices by
 CLIP_NORM = 1.0  # of the "llama" model's gradients, as in the manifest's default
 MAX_WIDE = 8  # d_ff comes in multiples of it
 
@@ -207,15 +207,15 @@ def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None 
 
 
 def _optimizer(model: nn.Module, scenario: Scenario) -> torch.optim.Optimizer:
-    own = list(model.parameters())
-    decay, betas = DECAY[scenario.model], BETAS[scenario.model]
-    if scenario.inner == "adamw":
-        return torch.optim.AdamW(
-            own, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True
-        )
-    # the input table and the last layer are AdamW's, as Muon's author advises
-    matrices = [p for p in own if p.ndim == 2]
-    hidden = matrices[1:-1] if scenario.model == "bytes" else matrices[1:]  # tied: the same
-    others = [p for p in own if all(p is not one for one in hidden)]
-    groups = [{"params": others, "muon": False}, {"params": hidden, "muon": True}]
-    return Muon(groups, scenario.inner_lr, betas=betas, weight_decay=decay, fused=True)
+    """A node's, with the numbers of this model."""
+    inner = Inner(
+        optimizer=scenario.inner,
+        lr=scenario.inner_lr,
+        betas=BETAS[scenario.model],
+        weight_decay=DECAY[scenario.model],
+    )
+    if scenario.model == "llama":
+        return make_optimizer(model, inner)
+    # its input table and its last layer are layers too, and AdamW's, as Muon's author advises
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim == 2]
+    return make_optimizer(model, inner, (matrices[0], matrices[-1]))

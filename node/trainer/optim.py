@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -31,18 +31,21 @@ def by_muon(inner: Inner, name: str, dims: int) -> bool:
     return inner.optimizer == "muon" and dims >= 2 and "layers." in name
 
 
-def make_optimizer(model: nn.Module, inner: Inner) -> torch.optim.AdamW:
+def make_optimizer(
+    model: nn.Module, inner: Inner, tables: Collection[str] = ()
+) -> torch.optim.AdamW:
     """The run's optimizer over ``model``'s parameters; its learning rate is set before every step.
 
     Weight decay is for tensors of two or more dims, not for norms and biases. Parameters on
-    different meshes are in different groups, since a group is one kernel's call.
+    different meshes are in different groups, since a group is one kernel's call. ``tables`` names
+    matrices inside the layers that are not Muon's.
     """
     groups: dict[tuple[bool, bool, object], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         matrix = parameter.ndim >= 2
-        muon = by_muon(inner, name, parameter.ndim)
+        muon = by_muon(inner, name, parameter.ndim) and name not in tables
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         decay = inner.weight_decay if matrix else 0.0
         group = {"params": [], "weight_decay": decay, "muon": muon}
