@@ -9,7 +9,8 @@ study can be stopped and started again, and run in pieces::
 
 Data parallelism, against which all is measured, DiLoCo, NoLoCo and DiLoCo with Muon inside have
 learning rates of their own (``FAMILIES``). A row whose settings are not the study's any more is
-made again. "bytes" is what an island sends a parameter over the whole run,
+made again; so is one marked ``stale``, with the reason, which is shown until then, and compared
+with rows that are stale as well. "bytes" is what an island sends a parameter over the whole run,
 of tensors: what announcements, votes and certificates take does not grow with the model, and would
 drown in the parameters of one that is worth training.
 """
@@ -233,8 +234,8 @@ def run_for(seconds: float, path: Path, *, part: int = 0, parts: int = 1) -> Non
 
 
 def is_of(row: Row, scenario: Scenario) -> bool:
-    """Whether a row was made with these settings."""
-    return Scenario.model_validate(row["scenario"]) == scenario
+    """Whether a row was made with these settings, and stands."""
+    return "stale" not in row and Scenario.model_validate(row["scenario"]) == scenario
 
 
 def read(path: Path) -> dict[str, Row]:
@@ -271,7 +272,9 @@ def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> fl
         for seed in SEEDS
         if f"{name}/{islands}/{seed}" in rows and f"{base}/{islands}/{seed}" in rows
     ]
-    pairs = [(a, b) for a, b in pairs if "loss" in a and "loss" in b]
+    pairs = [
+        (a, b) for a, b in pairs if "loss" in a and "loss" in b and a.get("stale") == b.get("stale")
+    ]
     if not pairs:
         return None
     return 100 * statistics.mean(a["loss"] / b["loss"] - 1 for a, b in pairs)

@@ -78,7 +78,8 @@ def document(rows: dict[str, Row]) -> str:
     )
     tables = "\n".join(_table(rows, count) for count in (4, 8, 16))
     return (
-        f"{head}\n{_keys(rows)}\n{tables}\n{_special(rows)}\n{CHOICE.read_text(encoding='utf-8')}"
+        f"{head}\n{_keys(rows)}\n{tables}\n{_special(rows)}\n{_stale(rows)}\n"
+        f"{CHOICE.read_text(encoding='utf-8')}"
     )
 
 
@@ -93,6 +94,18 @@ def _rates(rows: dict[str, Row]) -> str:
 
 def _seeds(rows: dict[str, Row], name: str, islands: int) -> int:
     return sum("loss" in rows.get(f"{name}/{islands}/{seed}", {}) for seed in SEEDS)
+
+
+def _marked(rows: dict[str, Row], name: str, islands: int) -> str:
+    """The name of a row, with a dagger where it is to be made again."""
+    found = (rows.get(f"{name}/{islands}/{seed}", {}) for seed in SEEDS)
+    return f"{name} †" if any("stale" in row for row in found) else name
+
+
+def _stale(rows: dict[str, Row]) -> str:
+    """Why there are daggers, if there are."""
+    why = sorted({row["stale"] for row in rows.values() if "stale" in row})
+    return f"†: to be made again, since {'; '.join(why)}.\n" if why else ""
 
 
 def _missing(rows: dict[str, Row]) -> str:
@@ -131,8 +144,8 @@ def _table(rows: dict[str, Row], count: int) -> str:
         more = "-" if over is None else f"{over:+.2f} %"
         spread = f"{len(losses)}, {max(losses) - min(losses):.3f}" if len(losses) > 1 else "1"
         lines.append(
-            f"| {name} | {sent:,.1f} | {fewer} | {statistics.mean(losses):.4f} "
-            f"| {more} | {spread} |"
+            f"| {_marked(rows, name, count)} | {sent:,.1f} | {fewer} "
+            f"| {statistics.mean(losses):.4f} | {more} | {spread} |"
         )
     failed = [
         name
@@ -182,7 +195,8 @@ def _special(rows: dict[str, Row]) -> str:
             continue
         when = seconds_to(rows, name, target) if target and count == 4 else None
         shown = "-" if when is None else f"{when:.0f} s"
-        lines.append(f"| {name} | {loss:.4f} | {_seeds(rows, name, count)} | {shown} |")
+        marked = _marked(rows, name, count)
+        lines.append(f"| {marked} | {loss:.4f} | {_seeds(rows, name, count)} | {shown} |")
     return "\n".join(lines) + "\n" if len(lines) > 4 else ""
 
 
