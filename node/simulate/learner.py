@@ -207,13 +207,9 @@ def validation_loss(scenario: Scenario, vector: Tensor, model: nn.Module | None 
 
 
 def _optimizer(model: nn.Module, scenario: Scenario) -> torch.optim.Optimizer:
-    """A node's, with the numbers of this model."""
-    inner = Inner(
-        optimizer=scenario.inner,
-        lr=scenario.inner_lr,
-        betas=BETAS[scenario.model],
-        weight_decay=DECAY[scenario.model],
-    )
+    """A node's, with the numbers of this model; the learning rate is set before every step."""
+    betas, decay = BETAS[scenario.model], DECAY[scenario.model]
+    inner = Inner(optimizer=scenario.inner, betas=betas, weight_decay=decay)
     if scenario.model == "llama":
         return make_optimizer(model, inner)
     # its input table and its last layer are layers too, and AdamW's, as Muon's author advises
