@@ -30,7 +30,7 @@ from protocols.http import HttpTransport
 from protocols.identity import PeerId
 from protocols.lane_link import Link, Transfer
 from protocols.limits import Limits
-from protocols.transport import Feed, Incoming
+from protocols.transport import Buffer, Feed, Incoming
 
 
 async def test_a_lane_is_used_again_and_again() -> None:
@@ -60,6 +60,23 @@ async def test_a_refused_body_that_was_sent_leaves_the_lane_whole() -> None:
         assert a.stats.refused_requests == 5
 
 
+class _Answered(BufferFeed):
+    """A body whose first bytes go out when the other end has answered the head."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(bytes(size))
+        self.asked = threading.Event()
+        self.link: Link | None = None
+        self.answered = False
+
+    def next(self) -> Buffer:
+        if not self.asked.is_set():
+            assert self.link is not None
+            self.asked.set()
+            self.answered = bool(select.select([self.link.lane._sock], [], [], 5)[0])
+        return super().next()
+
+
 async def test_a_refusal_may_come_while_the_body_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         HttpTransport(A, listen="127.0.0.1:0", limits=QUICK, tls=False) as a,
@@ -68,22 +85,22 @@ async def test_a_refusal_may_come_while_the_body_goes_out(monkeypatch: pytest.Mo
         b.book.add(a.peer_id, address(a))
         a.on_push("take", take, max_length=100)
         assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(99)), timeout=5) == b"99"
-        start, answered = Link.start_sending, []
+        start = Link.start_sending
 
-        def answered_at_once(
-            link: Link, head: bytes, feed: Feed | None, *, stall: float
-        ) -> Transfer:
+        def begun(link: Link, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
+            if not isinstance(feed, _Answered):
+                return start(link, head, feed, stall=stall)
+            feed.link = link
             transfer = start(link, head, feed, stall=stall)
-            if feed is not None and feed.length > 100:  # the data thread's next news is the answer
-                link._post(lambda: answered.extend(select.select([link.lane._sock], [], [], 5)[0]))
-                link._post(lambda: link.lane.ready(True, False))
+            assert feed.asked.wait(5)  # what is posted after this finds the answer there
             return transfer
 
-        monkeypatch.setattr(Link, "start_sending", answered_at_once)
+        monkeypatch.setattr(Link, "start_sending", begun)
+        body = _Answered(3_000_000)
         with pytest.raises(RemoteRefused) as error:
-            await b.push(A.peer_id, "take", b"", BufferFeed(bytes(3_000_000)), timeout=5)
+            await b.push(A.peer_id, "take", b"", body, timeout=5)
         assert error.value.code == "too_large"
-        assert answered
+        assert body.answered
 
 
 async def test_transfers_at_one_time_have_lanes_of_their_own_up_to_a_bound() -> None:
