@@ -40,6 +40,8 @@ from node.trainer import muon
 ROUNDS, INNER_STEPS = 180, 20
 SHORT = 60  # rounds of the tables with more islands, and of the rows with a straggler
 SEEDS = (0, 1, 2)
+MORE_SEEDS = (3, 4, 5)  # of the rows that a target hangs on (DECISIVE)
+ALL_SEEDS = SEEDS + MORE_SEEDS
 MODEL: dict[str, Any] = {"model": "llama", "hidden": 48, "layers": 2, "context": 48, "batch": 8}
 # all start from what one island learnt before, as in DiLoCo (2311.08105) section 3; not counted
 TRAINING: dict[str, Any] = {"schedule": "cosine", "eval_every": 30, "start_steps": 200}
@@ -119,6 +121,15 @@ MAIN: dict[str, dict[str, Any]] = {
     "data parallel, PowerSGD": {"mode": "powersgd", "codec": "bf16"},
     "data parallel, 1-bit Adam": {"mode": "onebit-adam"},
 }
+# targets lie within 1 % of data parallelism, whose seeds alone are further apart
+DECISIVE = (
+    "data parallel, fp32",
+    "DiLoCo, int4",
+    "NoLoCo pairs, H 25, int8",
+    "Muon inside, int4",
+    "Muon inside, H 40, int2",
+    "Muon inside, H 150, int2",
+)
 STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}
 # what the keys beside the table come from: K, what differs
 SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
@@ -149,6 +160,7 @@ def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
         (4, SEEDS[:1], first[11:]),
         (8, SEEDS[:1], first[:5]),
         (16, SEEDS[:1], first[:3]),
+        (4, MORE_SEEDS, list(DECISIVE)),
         (4, SEEDS[1:], first[11:18]),
         (0, SEEDS[1:], list(SPECIAL)),
         (8, SEEDS[1:], first[:5]),
@@ -259,25 +271,29 @@ def mean_of(rows: dict[str, Row], name: str, islands: int, what: str = "loss") -
     """Over the seeds that are there."""
     found = [
         row[what]
-        for seed in SEEDS
+        for seed in ALL_SEEDS
         if (row := rows.get(f"{name}/{islands}/{seed}")) is not None and what in row
     ]
     return statistics.mean(found) if found else None
 
 
-def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> float | None:
-    """How much more loss, in percent, over the seeds that both have."""
-    pairs = [
-        (rows[f"{name}/{islands}/{seed}"], rows[f"{base}/{islands}/{seed}"])
-        for seed in SEEDS
-        if f"{name}/{islands}/{seed}" in rows and f"{base}/{islands}/{seed}" in rows
+def percent_over(
+    rows: dict[str, Row], name: str, base: str, islands: int, *, of: int = 0
+) -> float | None:
+    """How much more loss, in percent, over the seeds that both have.
+
+    ``of`` is how many islands ``base`` has, where that is another number.
+    """
+    both = (
+        (rows.get(f"{name}/{islands}/{seed}", {}), rows.get(f"{base}/{of or islands}/{seed}", {}))
+        for seed in ALL_SEEDS
+    )
+    found = [
+        a["loss"] / b["loss"] - 1
+        for a, b in both
+        if "loss" in a and "loss" in b and a.get("stale") == b.get("stale")
     ]
-    pairs = [
-        (a, b) for a, b in pairs if "loss" in a and "loss" in b and a.get("stale") == b.get("stale")
-    ]
-    if not pairs:
-        return None
-    return 100 * statistics.mean(a["loss"] / b["loss"] - 1 for a, b in pairs)
+    return 100 * statistics.mean(found) if found else None
 
 
 def seconds_to(rows: dict[str, Row], name: str, loss: float) -> float | None:
@@ -326,16 +342,11 @@ def figures(rows: dict[str, Row]) -> dict[str, float | None]:
         ]
         there = [one for one in quick if one]
         found["straggler_speedup"] = slow / min(there) if slow and there else None
-    eight = "8 islands"
+    eight, open_trust = "8 islands", "8 islands, 2 attack, open trust"
     found["churn_loss_pct"] = percent_over(rows, "8 islands, 30 % replaced", eight, 8)
-    found["byzantine_loss_pct"] = percent_over(rows, "8 islands, 2 attack, open trust", eight, 8)
-    honest = [
-        mean_of(rows, name, k)
-        for name, k in (("6 islands", 6), (f"{eight}, 2 attack, open trust", 8))
-    ]
-    six, open_ = honest
-    found["byzantine_loss_over_the_honest_alone_pct"] = (
-        100 * (open_ / six - 1) if six and open_ else None
+    found["byzantine_loss_pct"] = percent_over(rows, open_trust, eight, 8)
+    found["byzantine_loss_over_the_honest_alone_pct"] = percent_over(
+        rows, open_trust, "6 islands", 8, of=6
     )
     found["byzantine_mean_loss_pct"] = percent_over(rows, "8 islands, 2 attack, mean", eight, 8)
     return {key: None if value is None else round(value, 3) for key, value in found.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms import (
+    ALL_SEEDS,
     FAMILIES,
     INNER_STEPS,
     MAIN,
@@ -50,8 +51,10 @@ simulated network; control messages do not grow with the model (their bytes are 
 "loss" is in nats a byte on files that nobody trains on; for modes in which islands differ it is
 the mean over islands. Learning rates were tuned at K = 4 with the first seed: {rates}.
 
-The model is small and the runs are short: differences below the spread between seeds say nothing,
-and what holds for large models is what the papers say that the rules' docstrings name.
+Rows that a target hangs on have {more} seeds, the others up to {seeds}; "against it" is over the
+seeds that both have. The model is small and the runs are short: differences below the spread
+between seeds say nothing, and what holds for large models is what the papers say that the rules'
+docstrings name.
 
 {missing}
 """
@@ -73,6 +76,8 @@ def document(rows: dict[str, Row]) -> str:
         context=MODEL["context"],
         layers=MODEL["layers"],
         start=TRAINING["start_steps"],
+        seeds=len(SEEDS),
+        more=len(ALL_SEEDS),
         rates=_rates(rows),
         missing=_missing(rows),
     )
@@ -93,12 +98,12 @@ def _rates(rows: dict[str, Row]) -> str:
 
 
 def _seeds(rows: dict[str, Row], name: str, islands: int) -> int:
-    return sum("loss" in rows.get(f"{name}/{islands}/{seed}", {}) for seed in SEEDS)
+    return sum("loss" in rows.get(f"{name}/{islands}/{seed}", {}) for seed in ALL_SEEDS)
 
 
 def _marked(rows: dict[str, Row], name: str, islands: int) -> str:
     """The name of a row, with a dagger where it is to be made again."""
-    found = (rows.get(f"{name}/{islands}/{seed}", {}) for seed in SEEDS)
+    found = (rows.get(f"{name}/{islands}/{seed}", {}) for seed in ALL_SEEDS)
     return f"{name} †" if any("stale" in row for row in found) else name
 
 
@@ -135,7 +140,7 @@ def _table(rows: dict[str, Row], count: int) -> str:
     for name in sorted(names, key=lambda n: mean_of(rows, n, count) or 0.0):
         losses = [
             rows[f"{name}/{count}/{seed}"]["loss"]
-            for seed in SEEDS
+            for seed in ALL_SEEDS
             if "loss" in rows.get(f"{name}/{count}/{seed}", {})
         ]
         sent = mean_of(rows, name, count, "bytes_per_parameter") or 0.0
@@ -150,7 +155,7 @@ def _table(rows: dict[str, Row], count: int) -> str:
     failed = [
         name
         for name in MAIN
-        if any("failed" in rows.get(f"{name}/{count}/{seed}", {}) for seed in SEEDS)
+        if any("failed" in rows.get(f"{name}/{count}/{seed}", {}) for seed in ALL_SEEDS)
     ]
     if failed:
         lines.append(f"\nDiverged: {', '.join(failed)}.")
