@@ -189,7 +189,8 @@ def _special(rows: dict[str, Row]) -> str:
         "## Stragglers, churn, attackers\n",
         f"Rows with a straggler have the tokens of {SHORT} rounds, the others of {ROUNDS}. The "
         f"time is virtual, until {1 + WITHIN[1] / 100:g} times the loss at which the run that "
-        "waits ends.\n",
+        "waits ends. Whoever waits there stands still, as in DiLoCo's paper; a node would train on "
+        "meanwhile.\n",
         "| case | loss | seeds | time to the target |",
         "|---|---|---|---|",
     ]
