@@ -146,6 +146,24 @@ SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "8 islands, 30 % replaced": (8, DILOCO | {"churn": 0.3}),
 }
 
+BASE = "data parallel, fp32"
+# keys that are percents of loss: which row, of how many islands, over which (of how many)
+COMPARED: dict[str, tuple[str, str, int, int]] = {
+    "gossip_vs_diloco_loss": ("NoLoCo pairs, H 25, int8", "DiLoCo, int4", 4, 4),
+    # two thirds of the bytes
+    "gossip_vs_diloco_same_codec_loss": ("NoLoCo pairs, int8", "DiLoCo, int8", 4, 4),
+    "muon_vs_dp_loss": ("Muon inside, int4", BASE, 4, 4),
+    "churn_loss_pct": ("8 islands, 30 % replaced", "8 islands", 8, 8),
+    "byzantine_loss_pct": ("8 islands, 2 attack, open trust", "8 islands", 8, 8),
+    "byzantine_loss_over_the_honest_alone_pct": (
+        "8 islands, 2 attack, open trust",
+        "6 islands",
+        8,
+        6,
+    ),
+    "byzantine_mean_loss_pct": ("8 islands, 2 attack, mean", "8 islands", 8, 8),
+}
+
 Row = dict[str, Any]
 
 
@@ -161,8 +179,8 @@ def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
         (8, SEEDS[:1], first[:5]),
         (16, SEEDS[:1], first[:3]),
         (4, MORE_SEEDS, list(DECISIVE)),
-        (4, SEEDS[1:], first[11:18]),
         (0, SEEDS[1:], list(SPECIAL)),
+        (4, SEEDS[1:], first[11:18]),
         (8, SEEDS[1:], first[:5]),
         (16, SEEDS[1:], first[:3]),
         (4, SEEDS[1:], first[18:]),
@@ -277,23 +295,29 @@ def mean_of(rows: dict[str, Row], name: str, islands: int, what: str = "loss") -
     return statistics.mean(found) if found else None
 
 
-def percent_over(
-    rows: dict[str, Row], name: str, base: str, islands: int, *, of: int = 0
-) -> float | None:
-    """How much more loss, in percent, over the seeds that both have.
+def percents_over(
+    rows: dict[str, Row], name: str, base: str, islands: int, of: int | None = None
+) -> list[float]:
+    """How much more loss, in percent, by each of the seeds that both have.
 
     ``of`` is how many islands ``base`` has, where that is another number.
     """
+    of = of or islands
     both = (
-        (rows.get(f"{name}/{islands}/{seed}", {}), rows.get(f"{base}/{of or islands}/{seed}", {}))
+        (rows.get(f"{name}/{islands}/{seed}", {}), rows.get(f"{base}/{of}/{seed}", {}))
         for seed in ALL_SEEDS
     )
-    found = [
-        a["loss"] / b["loss"] - 1
+    return [
+        100 * (a["loss"] / b["loss"] - 1)
         for a, b in both
         if "loss" in a and "loss" in b and a.get("stale") == b.get("stale")
     ]
-    return 100 * statistics.mean(found) if found else None
+
+
+def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> float | None:
+    """The mean of :func:`percents_over`."""
+    found = percents_over(rows, name, base, islands)
+    return statistics.mean(found) if found else None
 
 
 def seconds_to(rows: dict[str, Row], name: str, loss: float) -> float | None:
@@ -308,47 +332,45 @@ def target_loss(rows: dict[str, Row]) -> float | None:
     return (1 + WITHIN[1] / 100) * waited[-1][3] if waited else None
 
 
+def cheapest(rows: dict[str, Row], percent: float) -> tuple[float, str] | None:
+    """How many times fewer bytes suffice for at most ``percent`` more loss, and by which row."""
+    baseline = mean_of(rows, BASE, 4, "bytes_per_parameter")
+    found = [
+        (baseline / sent, name)
+        for name in MAIN
+        if name != BASE
+        and (over := percent_over(rows, name, BASE, 4)) is not None
+        and over <= percent
+        and (sent := mean_of(rows, name, 4, "bytes_per_parameter")) is not None
+        and baseline is not None
+    ]
+    return max(found, default=None)
+
+
+def straggler_speedup(rows: dict[str, Row]) -> float | None:
+    """How much sooner the target loss is reached by who does not wait for a slow island."""
+    target = target_loss(rows)
+    if target is None:
+        return None
+    slow = seconds_to(rows, "straggler, waited for", target)
+    quick = [
+        seconds
+        for name in ("straggler, fewer steps", "straggler, asynchronous")
+        if (seconds := seconds_to(rows, name, target))
+    ]
+    return slow / min(quick) if slow and quick else None
+
+
 def figures(rows: dict[str, Row]) -> dict[str, float | None]:
     """The keys of the study; None where rows are missing."""
-    base = "data parallel, fp32"
-    baseline = mean_of(rows, base, 4, "bytes_per_parameter")
     found: dict[str, float | None] = {}
     for percent in WITHIN:
-        ratios = [
-            baseline / sent
-            for name in MAIN
-            if name != base
-            and (over := percent_over(rows, name, base, 4)) is not None
-            and over <= percent
-            and (sent := mean_of(rows, name, 4, "bytes_per_parameter")) is not None
-            and baseline is not None
-        ]
-        found[f"bytes_ratio_at_{percent:g}pct"] = max(ratios, default=None)
-    found["gossip_vs_diloco_loss"] = percent_over(
-        rows, "NoLoCo pairs, H 25, int8", "DiLoCo, int4", 4
-    )
-    # two thirds of the bytes
-    found["gossip_vs_diloco_same_codec_loss"] = percent_over(
-        rows, "NoLoCo pairs, int8", "DiLoCo, int8", 4
-    )
-    found["muon_vs_dp_loss"] = percent_over(rows, "Muon inside, int4", base, 4)
-    target = target_loss(rows)
-    found["straggler_speedup"] = None
-    if target is not None:
-        slow = seconds_to(rows, "straggler, waited for", target)
-        quick = [
-            seconds_to(rows, name, target)
-            for name in ("straggler, fewer steps", "straggler, asynchronous")
-        ]
-        there = [one for one in quick if one]
-        found["straggler_speedup"] = slow / min(there) if slow and there else None
-    eight, open_trust = "8 islands", "8 islands, 2 attack, open trust"
-    found["churn_loss_pct"] = percent_over(rows, "8 islands, 30 % replaced", eight, 8)
-    found["byzantine_loss_pct"] = percent_over(rows, open_trust, eight, 8)
-    found["byzantine_loss_over_the_honest_alone_pct"] = percent_over(
-        rows, open_trust, "6 islands", 8, of=6
-    )
-    found["byzantine_mean_loss_pct"] = percent_over(rows, "8 islands, 2 attack, mean", eight, 8)
+        best = cheapest(rows, percent)
+        found[f"bytes_ratio_at_{percent:g}pct"] = best[0] if best else None
+    for key, compared in COMPARED.items():
+        percents = percents_over(rows, *compared)
+        found[key] = statistics.mean(percents) if percents else None
+    found["straggler_speedup"] = straggler_speedup(rows)
     return {key: None if value is None else round(value, 3) for key, value in found.items()}
 
 

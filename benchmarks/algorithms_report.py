@@ -8,6 +8,8 @@ from typing import Any
 
 from benchmarks.algorithms import (
     ALL_SEEDS,
+    BASE,
+    COMPARED,
     FAMILIES,
     INNER_STEPS,
     MAIN,
@@ -19,9 +21,11 @@ from benchmarks.algorithms import (
     TRAINING,
     WITHIN,
     best_rate,
+    cheapest,
     figures,
     mean_of,
     percent_over,
+    percents_over,
     seconds_to,
     target_loss,
 )
@@ -29,7 +33,6 @@ from node.simulate.learner import initial
 from node.simulate.scenario import Scenario
 
 Row = dict[str, Any]
-BASE = "data parallel, fp32"
 SHOWN = 1.08  # in the plot: up to so many times the lowest loss
 
 HEAD = """# Which algorithm for which network
@@ -177,10 +180,21 @@ TARGETS = {
 
 
 def _keys(rows: dict[str, Row]) -> str:
-    lines = ["## Figures against their targets\n", "| figure | is | asked for |", "|---|---|---|"]
+    lines = [
+        "## Figures against their targets\n",
+        "| figure | is | asked for | percent of loss by seed |",
+        "|---|---|---|---|",
+    ]
+    by_seed = {key: ("", percents_over(rows, *compared)) for key, compared in COMPARED.items()}
+    for percent in WITHIN:
+        if best := cheapest(rows, percent):
+            over = percents_over(rows, best[1], BASE, 4)
+            by_seed[f"bytes_ratio_at_{percent:g}pct"] = (f"{best[1]}: ", over)
     for key, value in figures(rows).items():
         shown = "not measured" if value is None else f"{value:,.3f}"
-        lines.append(f"| `{key}` | {shown} | {TARGETS[key]} |")
+        name, percents = by_seed.get(key, ("", []))
+        seeds = ", ".join(f"{one:+.2f}" for one in percents)
+        lines.append(f"| `{key}` | {shown} | {TARGETS[key]} | {name}{seeds or '-'} |")
     return "\n".join(lines) + "\n"
 
 
