@@ -140,14 +140,16 @@ def _table(rows: dict[str, Row], count: int) -> str:
         "| seeds, spread |",
         "|---|---|---|---|---|---|",
     ]
-    for name in sorted(names, key=lambda n: mean_of(rows, n, count) or 0.0):
+    # losses of unlike seeds tell little: what counts is how much more the same seeds lose
+    over_base = {name: percent_over(rows, name, BASE, count) for name in names}
+    for name in sorted(names, key=lambda n: (over_base[n] is None, over_base[n] or 0.0)):
         losses = [
             rows[f"{name}/{count}/{seed}"]["loss"]
             for seed in ALL_SEEDS
             if "loss" in rows.get(f"{name}/{count}/{seed}", {})
         ]
         sent = mean_of(rows, name, count, "bytes_per_parameter") or 0.0
-        over = percent_over(rows, name, BASE, count)
+        over = over_base[name]
         fewer = f"{base / sent:,.0f}x" if base and sent else "-"
         more = "-" if over is None else f"{over:+.2f} %"
         spread = f"{len(losses)}, {max(losses) - min(losses):.3f}" if len(losses) > 1 else "1"
