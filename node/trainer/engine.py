@@ -25,6 +25,7 @@ from node.trainer.context import positions
 from node.trainer.data import IGNORED
 from node.trainer.evaluate import evaluate
 from node.trainer.foreign import cut_stage
+from node.trainer.foreign_documents import check_documents
 from node.trainer.foreign_experts import experts_of
 from node.trainer.hf import ForeignDecoder, build_foreign
 from node.trainer.layout import Layout
@@ -45,7 +46,8 @@ class Engine:
         """Build this rank's part; parameters have no particular values with several ranks.
 
         Every rank must call it. Raises ValueError where layout and run do not fit, OperatorError
-        E411 where nothing can be compiled.
+        E411 where nothing can be compiled, E606 where a model of transformers cannot be built, or
+        cannot keep documents apart.
         """
         self.ranks, self.dims, self.computing = ranks, ranks.dims, computing
         self.batch, self.seq_len = manifest.data.batch_size, manifest.data.seq_len
@@ -78,6 +80,8 @@ class Engine:
         model: Decoder
         if manifest.model.kind == "hf":
             model = build_foreign(manifest.model, manifest.seed)
+            if self.document_end is not None:
+                check_documents(model, self.seq_len)
             if self.dims.stages > 1:
                 cut_stage(model, stage, self.dims.stages)
         elif self.ranks.size == 1:

@@ -43,9 +43,9 @@ def check_cp(config: Model, data: Data, size: int, kind: Attention, tp: int) -> 
             f"--cp {size} with --attention ulysses does not divide num_key_value_heads "
             f"{heads // tp}; use --attention ring"
         )
-    window = getattr(text, "sliding_window", None)
+    window = short_window(text, data.seq_len)
     others = set(getattr(text, "layer_types", None) or ()) - set(FULL)
-    if others or (window is not None and window < data.seq_len and _slides(text)):
+    if others or window is not None:
         how = ", ".join(sorted(others)) or f"a window of {window} tokens"
         raise _refused(config, size, f"not every layer sees all tokens before its own ({how})")
 
@@ -80,9 +80,9 @@ def _probe(model: ForeignDecoder, ranks: int, length: int) -> None:
     model.lm.set_attn_implementation(before)
     if seen:
         raise _refused(model.config, ranks, f"its attention knows of {', '.join(sorted(seen))}")
-    if not _close(ours, library):
+    if not close(ours, library):
         raise _refused(model.config, ranks, "its attention is not plainly causal")
-    if not _close(part, whole[:, half:]):
+    if not close(part, whole[:, half:]):
         raise _refused(model.config, ranks, "not its attention alone looks at other tokens")
 
 
@@ -125,16 +125,25 @@ def _of(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask[:, 0, 0]
 
 
-def _slides(text: Any) -> bool:
-    """Whether a window is used: some families have one in their configuration and none."""
+def short_window(text: Any, seq_len: int) -> int | None:
+    """Tokens that a layer sees at a time, where these are fewer than a sequence's; else None.
+
+    ``text``: the library's configuration. Some families have a window there that they do not use.
+    """
     types = getattr(text, "layer_types", None)
-    if types is not None:
-        return "sliding_attention" in types
-    return bool(getattr(text, "use_sliding_window", True))
+    slides = (
+        getattr(text, "use_sliding_window", True)
+        if types is None
+        else ("sliding_attention" in types)
+    )
+    used = {"sliding_window": slides, "attention_chunk_size": "chunked_attention" in (types or ())}
+    sizes = [getattr(text, name, None) for name, is_used in used.items() if is_used]
+    return min((size for size in sizes if size is not None and size < seq_len), default=None)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= CLOSE * other.abs().max())
+def close(one: Tensor, other: Tensor, limit: float = CLOSE) -> bool:
+    """Whether no element differs by more than so much of the largest of ``other``."""
+    return bool((one - other).abs().max() <= limit * other.abs().max())
 
 
 def _refused(config: Model, ranks: int, why: str) -> ValueError:

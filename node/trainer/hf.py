@@ -93,6 +93,8 @@ class ForeignDecoder(Decoder):
             if documents is None:
                 documents = document_numbers(x, self.config.document_end)
             mask = self.mask_of(documents)
+            if self.lm.config._attn_implementation == "eager":
+                mask = _added(mask)
         model = self.lm if self.last else self.lm.base_model
         given = {"input_ids" if self.first else "inputs_embeds": x, "attention_mask": mask}
         if positions is not None:  # else they are counted from 0
@@ -100,6 +102,12 @@ class ForeignDecoder(Decoder):
         out = model(**given, use_cache=False, return_dict=True)
         made: Tensor = out.logits if self.last else out.last_hidden_state
         return made
+
+
+def _added(mask: Tensor) -> Tensor:
+    """A bool mask in the form of the library's eager attention, which adds it to the scores."""
+    hidden = torch.finfo(torch.float32).min
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, hidden)
 
 
 class Passed(nn.Module):
@@ -154,7 +162,7 @@ def model_of(config: dict[str, Any], **others: Any) -> Model:
     kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     if len(text.encode()) > MAX_CONFIG_BYTES:
-        raise _unfit(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
+        raise unfit(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
     parsed = _parse(text)
     inner = parsed.get_text_config()
     return Model(
@@ -193,7 +201,7 @@ def _parse(text: str) -> Any:
     except OperatorError:
         raise
     except Exception as error:  # the library checks its configurations in ways of its own
-        raise _unfit(f"{type(error).__name__}: {error}"[:500]) from error
+        raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
 
 
 def _build(config: Model) -> Any:
@@ -208,7 +216,7 @@ def _build(config: Model) -> Any:
                 parsed, attn_implementation=attention, dtype=torch.float32
             )
     except Exception as error:  # whatever a family makes of numbers that do not fit together
-        raise _unfit(f"{type(error).__name__}: {error}"[:500]) from error
+        raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
     return lm.train()
 
 
@@ -238,5 +246,6 @@ def _offline() -> Iterator[None]:
             os.environ["HF_HUB_OFFLINE"] = before
 
 
-def _unfit(why: str) -> OperatorError:
+def unfit(why: str) -> OperatorError:
+    """E606: this configuration is no model for this run."""
     return operator_error("E606", why=why)
