@@ -2,8 +2,8 @@
 
 The folder has ``config.json``, weights as safetensors (one file, or several with their index) and
 perhaps ``tokenizer.json``. A model like Llama or Mixtral becomes one of ours; any other that
-``transformers`` has built in is trained as it is (:mod:`node.trainer.hf`). Weights are read as
-safetensors alone: nothing is unpickled.
+``transformers`` has built in is trained as it is, and read by the library
+(:mod:`node.trainer.hf`). Weights are read as safetensors alone: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 from bootstrap.manifest import Model
 from node.errors import operator_error
 from node.export import byte_tokenizer, hf_weights
+from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
     import torch
+
+    from node.trainer.layout import Layout
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -49,26 +52,40 @@ def tokenizer_in(folder: Path) -> Path | None:
 def import_hf(model: Model, folder: Path, out: torch.Tensor, fragments: int = 1) -> torch.Tensor:
     """Write the folder's weights into ``out`` (fp32 [N], in the order of the flat layout).
 
-    Raises OperatorError E606 where one is missing or has another shape.
+    Raises OperatorError E606 where one is missing or has another shape, and where the folder has
+    buffers that are no parameters and would be lost.
     """
     from node.trainer.layout import Layout
 
-    where = _weights(folder)
+    where, layout = _weights(folder), Layout.of_config(model, fragments)
+    if model.kind == "hf":
+        return _import_theirs(model, folder, out, layout)
     files: dict[Path, Any] = {}
-    for name, view in Layout.of_config(model, fragments).views(out).items():
+    for name, view in layout.views(out).items():
         for wanted, part in hf_weights(model, name, view).items():
             path = where.get(wanted)
             if path is None:
                 raise _unfit(folder, f"the weight {wanted} is missing")
             if path not in files:
                 files[path] = _open(path)
-            tensor = files[path].get_tensor(wanted)
+            tensor = _read(files[path], path, wanted)
             if tensor.shape != part.shape:
                 raise _unfit(
                     folder, f"{wanted} has the shape {tuple(tensor.shape)}, not {tuple(part.shape)}"
                 )
             part.copy_(tensor)
     return out
+
+
+def _import_theirs(model: Model, folder: Path, out: torch.Tensor, layout: Layout) -> torch.Tensor:
+    from node.trainer.hf import PREFIX, pretrained
+
+    try:
+        parameters = dict(pretrained(model, folder).named_parameters())
+    except OperatorError as error:
+        raise _unfit(folder, error.why) from error
+    named = {f"{PREFIX}{name}": parameter for name, parameter in parameters.items()}
+    return layout.flatten_into(named, out)
 
 
 def _as_ours(config: dict[str, Any]) -> Model | None:
@@ -125,6 +142,16 @@ def _weights(folder: Path) -> dict[str, Path]:
     if not (folder / ONE_FILE).is_file():
         raise _unfit(folder, f"there is no {ONE_FILE} and no {INDEX}")
     return dict.fromkeys(_open(folder / ONE_FILE).keys(), folder / ONE_FILE)
+
+
+def _read(file: Any, path: Path, name: str) -> torch.Tensor:
+    from safetensors import SafetensorError
+
+    try:
+        tensor: torch.Tensor = file.get_tensor(name)
+    except SafetensorError as error:
+        raise _unfit(path, f"the weight {name} is missing or damaged: {error}") from error
+    return tensor
 
 
 def _open(path: Path) -> Any:

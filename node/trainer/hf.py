@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ PREFIX = "lm."  # of the parameters' names
 LEFT_OUT = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 REFUSED = ("auto_map", "quantization_config", "custom_pipelines")
 REFUSED_PARTS = ("attn_implementation", "experts_implementation", "kernel")
+
+ADAPTER = "adapter_config.json"
 
 
 class ForeignDecoder(Decoder):
@@ -123,6 +126,49 @@ def build_foreign(config: Model, seed: int) -> ForeignDecoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return ForeignDecoder(config)
+
+
+def pretrained(config: Model, folder: Path) -> Any:
+    """The library's model with the weights of a folder, read as the library reads them, in fp32.
+
+    Files have a family's own names and pieces (an entry an expert), which the library knows how to
+    put together. Of ``folder`` only safetensors are read. Raises OperatorError E606 where they do
+    not fit, or have buffers that training would not carry.
+    """
+    transformers = need("transformers", "hf", "read a model of transformers")
+    if (folder / ADAPTER).exists():  # the library would look for what it adapts
+        raise unfit(f"{ADAPTER} tells of an adapter, not of a whole model")
+    transformers.utils.logging.disable_progress_bar()  # the terminal has a panel of its own
+    try:
+        with _offline(), torch.random.fork_rng(devices=[]):
+            lm, found = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=_parse(config.config),
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,  # they are told
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever a family makes of files that do not fit
+        raise unfit(f"{type(error).__name__}: {error}"[:500]) from error
+    if found["mismatched_keys"]:
+        name, theirs, ours = sorted(found["mismatched_keys"])[0]
+        raise unfit(f"{name} has the shape {tuple(theirs)}, not {tuple(ours)}")
+    buffers = dict(_kept_buffers(lm))
+    if missing := sorted(set(found["missing_keys"]) - set(buffers)):
+        raise unfit(f"the weight {missing[0]} is missing")
+    fresh = dict(_kept_buffers(build_foreign(config, 0).lm)) if buffers else {}
+    for name, buffer in buffers.items():
+        if not torch.equal(buffer, fresh[name]):
+            raise unfit(f"{name} is no parameter, and its values would be lost in training")
+    return lm
+
+
+def _kept_buffers(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What the library writes to files beside parameters."""
+    parameters = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    return ((name, x) for name, x in lm.state_dict().items() if name not in parameters)
 
 
 def tp_plan(config: Model) -> dict[str, str]:
