@@ -8,7 +8,7 @@ import torch
 from hf_kit import GPT2, MIXTRAL, OURS, QWEN, transformers
 from safetensors.torch import load_file, save_file
 
-from bootstrap.manifest import Data, Manifest
+from bootstrap.manifest import Data, Inner, Manifest
 from node.data.supply import Given, _with_model
 from node.export import export_hf
 from node.import_hf import import_hf, read_config, tokenizer_in
@@ -17,6 +17,7 @@ from node.trainer.foreign import cut_stage
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
 from node.trainer.layout import Layout, initial_vector
 from node.trainer.model import build
+from node.trainer.optim import make_optimizer
 from protocols.errors import OperatorError
 
 families = pytest.mark.parametrize("plain", [GPT2, QWEN], ids=["gpt2", "qwen2"])
@@ -337,6 +338,43 @@ def test_documents_apart_are_computed_as_if_each_stood_alone(config):
     if "gpt2" not in config.config:
         torch.testing.assert_close(packed[:, 10:], second, rtol=0, atol=1e-5)
     assert not torch.allclose(packed[:, 10:], whole[:, 10:], atol=1e-5)
+
+
+XLM = {
+    "model_type": "xlm", "vocab_size": 300, "emb_dim": 32, "n_layers": 2, "n_heads": 2,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        GPT2,
+        QWEN,
+        {"model_type": "mpt", "vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 2},
+        QWEN | {"model_type": "bert"},
+    ],
+    ids=lambda plain: plain["model_type"],
+)
+def test_matrices_of_layers_are_muons_and_layers_make_fragments(plain):
+    model = build(model_of(plain), 0)
+    optimizer = make_optimizer(model, Inner(optimizer="muon"))
+    muons = {id(p) for group in optimizer.param_groups if group["muon"] for p in group["params"]}
+    matrices = {id(p) for block in model.blocks for p in block.parameters() if p.ndim >= 2}
+    assert len(matrices) >= 8
+    assert muons == matrices
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    layout = Layout.of_module(model, fragments=2)
+    for fragment, block in enumerate(model.blocks):
+        assert {names[id(p)] for p in block.parameters()} <= layout.names(fragment)
+
+
+def test_layers_that_are_not_known_by_name_are_refused_by_muon():
+    model = build(model_of(XLM), 0)
+    make_optimizer(model, Inner())
+    with pytest.raises(OperatorError, match="layers are not known by their names") as caught:
+        make_optimizer(model, Inner(optimizer="muon"))
+    assert caught.value.code == "E606"
 
 
 def test_a_folder_is_found_by_its_config(tmp_path: Path):

@@ -112,7 +112,7 @@ class Layout:
         """
         named = list(shapes)
         sizes = [math.prod(shape) for _, shape in named]
-        layers = [_layer(name) for name, _ in named]
+        layers = [layer_of(name) for name, _ in named]
         where = assign(layers, sizes, fragments) if fragments > 1 else [0] * len(named)
         # sorted() is stable, so definition order holds within each group
         order = sorted(range(len(named)), key=lambda at: (where[at], len(named[at][1]) < 2))
@@ -217,9 +217,14 @@ def _matching(named: Mapping[str, Tensor], name: str, view: Tensor) -> Tensor:
     return tensor
 
 
-def _layer(name: str) -> int | None:
+# a parameter of a layer: ours and most families of transformers say ``layers``, GPT-2 and its like
+# ``h``, BERT's ``layer``, MPT and RWKV ``blocks``
+IN_LAYER = re.compile(r"\b(?:layers|layer|h|blocks)\.(\d+)\.")
+
+
+def layer_of(name: str) -> int | None:
     """The number of the layer that a parameter is in, None for one outside of the layers."""
-    found = re.search(r"\blayers\.(\d+)\.", name)
+    found = IN_LAYER.search(name)
     return int(found[1]) if found else None
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bootstrap.manifest import Inner
+from node.errors import operator_error
+from node.trainer.layout import layer_of
 from node.trainer.muon import Muon
 from node.trainer.parallel import Ranks
 from node.trainer.weights import local
@@ -28,7 +30,7 @@ def reentry_factor(steps_since_join: int, steps: int = REENTRY_STEPS) -> float:
 
 def by_muon(inner: Inner, name: str, dims: int) -> bool:
     """Whether a parameter is trained by Muon, which keeps no second moment; else by AdamW."""
-    return inner.optimizer == "muon" and dims >= 2 and "layers." in name
+    return inner.optimizer == "muon" and dims >= 2 and layer_of(name) is not None
 
 
 def make_optimizer(
@@ -39,7 +41,17 @@ def make_optimizer(
     Weight decay is for tensors of two or more dims, not for norms and biases. Parameters on
     different meshes are in different groups, since a group is one kernel's call. ``tables`` names
     matrices inside the layers that are not Muon's.
+
+    Raises OperatorError E606 where Muon is asked for and no parameter's name tells of a layer.
     """
+    names = [name for name, _ in model.named_parameters()]
+    if inner.optimizer == "muon" and all(layer_of(name) is None for name in names):
+        raise operator_error(
+            "E606",
+            "inner.optimizer = muon cannot train this model",
+            why=f"its layers are not known by their names, as in {names[0]}",
+            fix="make the run with inner.optimizer = adamw",
+        )
     groups: dict[tuple[bool, bool, object], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
