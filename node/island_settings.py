@@ -218,10 +218,11 @@ class IslandSettings(BaseModel):
         dims.check(model, data)
         if self.offload and dims.size == 1:
             raise ValueError("--offload needs several ranks: it is of what fsdp shards")
-        if self.compile and dims.pp > 1 and dims.schedule == "zbv":
-            raise ValueError("--compile does not go with --schedule zbv: its backward is split")
-        if self.recompute != "none" and dims.pp > 1 and dims.schedule == "zbv":
-            raise ValueError("--recompute does not go with --schedule zbv: its backward is split")
+        split = {"compile": self.compile, "recompute": self.recompute != "none"}
+        split["offload"] = self.offload  # which is FSDP's, whatever it shards
+        for flag, given in split.items():
+            if given and dims.pp > 1 and dims.schedule == "zbv":
+                raise ValueError(f"--{flag} does not go with --schedule zbv: its backward is split")
         return dims, why
 
     def refit(

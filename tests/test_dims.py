@@ -158,6 +158,24 @@ def test_auto_goes_with_the_other_flags() -> None:
         IslandSettings(layout="auto", offload=True).dims(1, 1, 8 * GIB, 10**6, MODEL, DATA)
 
 
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("offload", {"offload": True}),
+        ("compile", {"compile": True}),
+        ("recompute", {"recompute": "full"}),
+    ],
+)
+def test_a_backward_that_is_split_is_refused_with_what_hooks_into_it(
+    flag: str, given: dict[str, Any]
+) -> None:
+    split = IslandSettings.model_validate({"pp": 2, "schedule": "zbv"} | given)
+    with pytest.raises(ValueError, match=f"--{flag} does not go with --schedule zbv"):
+        split.dims(2, 1, 8 * GIB, 10**6, MODEL, DATA)
+    whole = split.model_copy(update={"schedule": "1f1b"})
+    assert whole.dims(2, 1, 8 * GIB, 10**6, MODEL, DATA)[0].pp == 2
+
+
 def test_auto_gives_experts_their_own_axis() -> None:
     dims, _ = choose(4, 1, 10**6, 8 * GIB, MOE, DATA)
     assert (dims.dp_shard, dims.ep) == (4, 4)
