@@ -87,7 +87,7 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     model.tie()
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
-    model.to(ranks.device if not computing.offload else torch.device("cpu"))
+    _settle(model, ranks, computing)
     if dims.cp > 1 and dims.attention == "ring":
         model.mask_of = _as_they_are
     if dims.cp > 1 or dims.tp > 1:
@@ -115,7 +115,16 @@ def _lay_out_foreign(
         fsdp.shard(block, fsdp.dense, apart)
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
-    model.to(ranks.device if not computing.offload else torch.device("cpu"))
+    _settle(model, ranks, computing)
+
+
+def _settle(model: Decoder, ranks: Ranks, computing: Computing) -> None:
+    """Bring a model to the device.
+
+    Under offload FSDP has done it: shards are in the host's memory, and buffers on the device.
+    """
+    if ranks.mesh is None or not computing.offload:
+        model.to(ranks.device)
 
 
 def _as_they_are(documents: Tensor) -> Tensor:
@@ -200,7 +209,7 @@ class _Fsdp:
             dense = flat
             if dims.dp_replicate > 1:
                 dense = DeviceMesh._concatenate([mesh["dp_replicate"], flat])
-        if dims.reduced > dims.ep:
+        if dims.reduced > dims.ep or computing.offload:
             rest = mesh["dp_shard", "cp"]._flatten("fsdp_experts")
             experts = rest
             if dims.dp_replicate > 1:

@@ -27,11 +27,14 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def part_like(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of ``whole``, which every rank has, that ``like`` is the part of."""
+    """The part of ``whole``, which every rank has, that ``like`` is the part of.
+
+    On the device of ``like``, which with offload is not that of its mesh.
+    """
     if not isinstance(like, DTensor):
-        return whole
+        return whole.to(like.device)
     placed = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
-    return placed.to_local()
+    return placed.to_local().to(local(like).device)
 
 
 def itself(parameter: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ class Weights:
         owner = self.owners[name]
         if owner and self.ranks.rank == owner:
             assert whole is not None
-            dist.send(whole.contiguous(), 0)
+            dist.send(whole.to(self.ranks.device).contiguous(), 0)
         elif owner and self.ranks.leads:
             whole = torch.empty(self.shapes[name], device=self.ranks.device)
             dist.recv(whole, owner)
@@ -97,6 +100,8 @@ class Weights:
 
     def scatter(self, name: str, whole: Tensor | None) -> Tensor | None:
         """This rank's part of rank 0's ``whole``, a new fp32 tensor or ``whole`` itself.
+
+        It is on the device of this rank's parameter.
 
         ``whole`` may be on another device and is only read on rank 0; every rank must call it.
         """
