@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.manifest import Model
 from node.trainer.computing import Computing, check_compiler
+from node.trainer.context import attention_over
 from node.trainer.model import Decoder, build
 from protocols.errors import OperatorError
 
@@ -37,6 +43,48 @@ def test_what_is_made_again_is_the_same(how: Any) -> None:
     wanted, found = gradients(build(CONFIG, 0)), gradients(prepared(Computing(recompute=how)))
     assert wanted.keys() == found.keys()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+class Counted(TorchDispatchMode):
+    """How often operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = Counter[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("how", "again"), [("none", 0), ("selective", 0), ("full", 4)])
+def test_what_other_ranks_sent_is_kept(how: Any, again: int) -> None:
+    """Queries, keys, values, and what attention makes of them: four exchanges a layer."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        config = CONFIG.model_copy(update={"n_kv_heads": 2, "n_layers": 2})
+        model = prepared(Computing(recompute=how), config)
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model.layers.values():
+            block.self_attn.attend = attention_over(mesh, "ulysses")
+        loss = model(TOKENS).square().mean()
+        with Counted() as counted:
+            loss.backward()
+    finally:
+        dist.destroy_process_group()
+    exchange = torch.ops._c10d_functional.all_to_all_single.default
+    assert counted.calls[exchange] == config.n_layers * (4 + again)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_kept(bias: bool) -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(8, 8, bias), torch.nn.GELU())
+    Computing(recompute="selective").prepare(block)
+    made = block(torch.randn(3, 8)).sum()
+    with Counted() as counted:
+        made.backward()
+    assert counted.calls[torch.ops.aten.addmm.default] == 0
+    assert counted.calls[torch.ops.aten.mm.default] == 1  # the gradient of the weight
 
 
 @pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles

@@ -60,10 +60,14 @@ def _waited_for(block: nn.Module, args: Any) -> Any:
 
 SAVED = {  # what costs the most to compute again
     torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,  # with a bias
+    torch.ops.aten._grouped_mm.default,  # of experts
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops._c10d_functional.all_gather_into_tensor.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -52,17 +53,20 @@ class AllToAll(torch.autograd.Function):
     ) -> Tensor:
         """Parts of ``sent`` rows go out, parts of ``received`` rows come in, by rank."""
         ctx.parts, ctx.group = (received, sent), group
-        out = x.new_empty((sum(received), *x.shape[1:]))
-        dist.all_to_all_single(out, x.contiguous(), received, sent, group=group)
-        return out
+        return _all_to_all(x, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         """The rows' gradients, back to whom the rows came from."""
         received, sent = ctx.parts
-        out = grads[0].new_empty((sum(sent), *grads[0].shape[1:]))
-        dist.all_to_all_single(out, grads[0].contiguous(), sent, received, group=ctx.group)
-        return out, None, None, None
+        return _all_to_all(grads[0], sent, received, ctx.group), None, None, None
+
+
+def _all_to_all(
+    x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    """As an operator that returns what came, which selective recomputation can keep."""
+    return funcol.wait_tensor(funcol.all_to_all_single(x.contiguous(), received, sent, group))
 
 
 def all_to_all(x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
