@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from trainer_kit import Script, apply, begin, merge, tiny_manifest
 
+from diloco.pseudo_gradient import rebase
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
 from node.script.joining import named_parameters
 from node.script.session import Joined, ScriptProgress
 from node.trainer.channel import (
     Applied,
+    Apply,
     Channel,
     Checkpoint,
     Cold,
@@ -199,6 +203,105 @@ def test_the_evaluation_sees_the_merged_model_and_changes_nothing() -> None:
     played.train(TARGET)
     assert torch.equal(seen[0], played.base)
     assert played.script.of(Applied)[-1].validation_loss == 1.5
+
+
+def evaluating(played: Played, report: Report) -> list[Command]:
+    """Like :func:`committing`, with an evaluation of each merge."""
+    return [
+        dataclasses.replace(command, evaluate=True) if isinstance(command, Apply) else command
+        for command in committing(played, report)
+    ]
+
+
+def late(played: Played, report: Report) -> list[Command]:
+    """The first round is merged one step after its snapshot, and evaluated."""
+    if not isinstance(report, StepDone) or report.step != TARGET + 1:
+        return []
+    assert played.vectors.try_claim()
+    merge(played.vectors)
+    return [apply(1, target_steps=TARGET, evaluate=True)]
+
+
+class Interrupted:
+    """Ctrl-C at the first call of something."""
+
+    def __init__(self, then: Callable[..., Any]) -> None:
+        self.then, self.calls = then, 0
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            signal.raise_signal(signal.SIGINT)
+        return self.then(*given)
+
+
+def test_an_evaluation_that_fails_leaves_the_round_applied() -> None:
+    def evaluate() -> float:
+        raise ValueError("of the script's own")
+
+    played = Played(late, evaluate, overlap=5)
+    played.train(TARGET)
+    assert played.script.of(Snapshot)
+    before = played.inner_step()  # the step is taken, then counted
+    learnt = played.theta - played.sent
+    with pytest.raises(ValueError, match="of the script's own"):
+        played.joined.step(tokens=8, loss=before)
+    assert torch.equal(played.theta, played.base + learnt)
+    assert (played.joined.round, played.joined.over) == (1, False)
+    assert played.script.of(Applied)[-1].validation_loss is None
+    assert played.vectors.try_snapshot()  # nothing is claimed any more
+    played.vectors.end_reading()
+    played.train(TARGET)
+    assert len(played.script.of(Snapshot)) == 2
+
+
+def test_ctrl_c_in_an_evaluation_waits_for_the_merge() -> None:
+    played = Played(evaluating, Interrupted(lambda: 1.5))
+    with pytest.raises(KeyboardInterrupt):
+        played.train(TARGET)
+    assert torch.equal(played.theta, played.base)
+    assert played.script.of(Applied)[-1].validation_loss == 1.5
+    assert played.train(TARGET)
+    assert played.joined.round == 2
+
+
+def test_ctrl_c_while_a_round_is_taken_in_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(committing)
+    monkeypatch.setattr("node.trainer.progress.rebase", Interrupted(rebase))
+    with pytest.raises(KeyboardInterrupt):
+        played.train(TARGET)
+    assert torch.equal(played.theta, played.base)
+    assert (played.joined.round, played.joined.over) == (1, False)
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    def evaluate() -> float:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("went on")
+
+    played = Played(evaluating, evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        played.train(TARGET)
+    assert torch.equal(played.theta, played.base)
+    assert played.script.of(Applied)[-1].round == 1
+
+
+def test_no_checkpoint_is_made_of_half_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> None:
+        if given[0].dim() == 1:  # the second of two parameters
+            raise MemoryError
+        rebase(*given)
+
+    played = Played(committing)
+    monkeypatch.setattr("node.trainer.progress.rebase", fails)
+    with pytest.raises(MemoryError), played.joined:
+        played.train(TARGET)
+    assert played.joined.over
+    assert played.script.closed  # so the daemon leaves, with the last checkpoint that it has
+    assert not played.script.of(Leaving)
 
 
 def test_steps_that_go_astray_bring_the_island_back() -> None:

@@ -247,6 +247,40 @@ def test_evaluation_is_of_base_alone(tmp_path: Path) -> None:
     assert bench.trainer.evaluate() == of_base
 
 
+def test_a_fragment_is_taken_in_also_where_its_evaluation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the evaluation puts aside of the other fragments comes back too."""
+    parts = 2
+    benches = [
+        Bench(tmp_path, committing(1), manifest=tiny_manifest(fragments=parts)) for _ in range(2)
+    ]
+    well, failing = benches
+
+    def fails(tokens: torch.Tensor) -> float:
+        raise MemoryError
+
+    monkeypatch.setattr(failing.trainer.engine, "evaluate", fails)
+    for bench in benches:
+        trainer = bench.trainer
+        trainer.begin(begin(others=(0,) * (parts - 1)))
+        trainer.inner_step()
+        assert bench.vectors.try_snapshot(1)
+        trainer.take_snapshot(1)
+        trainer.inner_step()
+        assert bench.vectors.try_claim(1)
+        merge(bench.vectors)
+        command = apply(1, fragment=1, evaluate=True)
+        if bench is failing:
+            with pytest.raises(MemoryError):
+                trainer.apply(command)
+        else:
+            trainer.apply(command)
+        assert bench.script.of(Applied)[-1].fragment == 1
+    assert torch.equal(well.theta, failing.theta)
+    assert not torch.equal(well.theta, well.vectors.tensors()[0])
+
+
 def test_the_first_evaluation_is_before_the_first_step(tmp_path: Path) -> None:
     bench = Bench(tmp_path, committing(1))
     untrained = Bench(tmp_path, committing(0))

@@ -98,6 +98,10 @@ class Script:
         self.reports: list[Report] = []
         self.now = 0.0
         self.waited = 0.0
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def send(self, report: Report) -> None:
         self.reports.append(report)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
+from node.interrupts import held_back
 from node.trainer.channel import (
     Apply,
     Begin,
@@ -114,8 +115,10 @@ class ScriptProgress(Progress):
         """Validation loss of the model as it is, None where the script gave no evaluation."""
         if self.evaluator is None:
             return None
-        loss = float(self.evaluator())
-        self._reshard()
+        try:
+            loss = float(self.evaluator())
+        finally:
+            self._reshard()
         return loss if math.isfinite(loss) else None
 
 
@@ -179,7 +182,8 @@ class Joined:
         as long as the run allows. Every rank must call it.
 
         Returns whether the run goes on. Raises :class:`~protocols.errors.OperatorError` if the
-        node has failed.
+        node has failed, and what the script's ``evaluate`` raises, after the round is applied.
+        Ctrl-C, too, waits until it is.
         """
         if self._over:
             return False
@@ -310,11 +314,24 @@ class Joined:
             if isinstance(action, Ended):
                 self._over = True
                 raise OperatorError(action.code, action.what, action.why, action.fix)
-            if self._progress.carry_out(action):
+            if self._carried_out(action):
                 self._over = True
                 return
             if isinstance(action, until):
                 return
+
+    def _carried_out(self, action: Action) -> bool:
+        """Do it, whole; whether the daemon says stop.
+
+        Where that fails half-way this island is over, so that no checkpoint is made of the rest.
+        """
+        try:
+            with held_back():
+                return self._progress.carry_out(action)
+        except BaseException:
+            if not self._progress.whole:
+                self._part()
+            raise
 
     def _last_commands(self, leader: Leader) -> Action:
         """What the daemon commands once nothing is trained any more: no need to write beside it."""

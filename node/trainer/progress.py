@@ -69,6 +69,7 @@ class Progress:
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader, self.overlap = ranks, leader, overlap
         self.begun = False
+        self.whole = True  # False: θ is being written, or was when an exception came
         self.pieces = [Piece(layout.names(fragment)) for fragment in range(len(layout.cuts))]
         self.slot = 0
         self.slots = 1
@@ -254,7 +255,11 @@ class Progress:
 
     @torch.no_grad()
     def apply(self, command: Apply) -> None:
-        """θ ← base + (θ − sent), or ``base`` with all local work dropped; of one fragment."""
+        """θ ← base + (θ − sent), or ``base`` with all local work dropped; of one fragment.
+
+        The round is applied and told of also where the evaluation raises, which the caller sees.
+        """
+        self.whole = False
         base, sent = self._vectors()
         piece = self.pieces[command.fragment]
         since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
@@ -273,10 +278,19 @@ class Progress:
                     part.copy_(new)
                 else:
                     rebase(part, new, was)
-        loss = self._evaluate_base(base, piece) if command.evaluate else None
-        for name, rests in since.items():
-            for part, rest in zip(self.weights.local(name), rests, strict=True):
-                part.add_(rest)
+        loss = None
+        try:
+            if command.evaluate:
+                loss = self._evaluate_base(base, piece)
+        finally:  # a script's own evaluation may raise whatever it likes
+            for name, rests in since.items():
+                for part, rest in zip(self.weights.local(name), rests, strict=True):
+                    part.add_(rest)
+            self.whole = True
+            self._answer(command, piece, loss)
+
+    def _answer(self, command: Apply, piece: Piece, loss: float | None) -> None:
+        """θ has taken a round in: whatever else follows from it."""
         if command.reset:
             sanitise(self.optimizer)
             self.bad_steps = 0
@@ -296,25 +310,28 @@ class Progress:
     @torch.no_grad()
     def shift(self, command: Shift) -> None:
         """θ ← θ + ``sent``, of one fragment; the snapshot that is out stays so."""
+        self.whole = False
         _, sent = self._vectors()
         for name in self._of(self.pieces[command.fragment]):
             by = self.weights.scatter(name, sent.get(name))
             for part in self.weights.local(name):
                 assert by is not None
                 part.add_(by)
+        self.whole = True
         self.report(Shifted(command.fragment))
 
     def _evaluate_base(self, base: dict[str, Tensor], done: Piece) -> float | None:
         """The loss of all of ``base``, where θ is ``base`` already in the fragment ``done``."""
         others = [name for name in self.weights.names if name not in done.names]
         aside = {name: [part.clone() for part in self.weights.local(name)] for name in others}
-        for name in others:
-            self.weights.set(name, base.get(name))
-        loss = self.evaluate()
-        for name, parts in aside.items():
-            for part, mine in zip(self.weights.local(name), parts, strict=True):
-                part.copy_(mine)
-        return loss
+        try:
+            for name in others:
+                self.weights.set(name, base.get(name))
+            return self.evaluate()
+        finally:
+            for name, parts in aside.items():
+                for part, mine in zip(self.weights.local(name), parts, strict=True):
+                    part.copy_(mine)
 
     def _of(self, piece: Piece) -> list[str]:
         return [name for name in self.weights.names if name in piece.names]
