@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import signal
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ from trainer_kit import Script, apply, begin, merge, tiny_manifest
 from diloco.pseudo_gradient import rebase
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
-from node.script.joining import named_parameters
+from node.script.joining import join, named_parameters
 from node.script.session import Joined, ScriptProgress
 from node.trainer.channel import (
     Applied,
     Apply,
     Channel,
+    ChannelClosedError,
     Checkpoint,
     Cold,
     Command,
@@ -389,6 +392,76 @@ def test_frozen_parameters_take_no_part() -> None:
     with pytest.raises(OperatorError) as caught:
         named_parameters(model)
     assert caught.value.code == "E204"
+
+
+class Dead:
+    """A channel whose other end was killed."""
+
+    def send(self, report: Report) -> None:
+        raise ChannelClosedError("broken pipe")
+
+    def receive(self, timeout: float) -> Command | None:
+        raise ChannelClosedError("end of file")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """In the daemon's place: it ends when it is killed, or asked to."""
+    with subprocess.Popen(["sleep", "60"]) as running:
+        yield running
+        running.kill()
+
+
+def test_a_node_that_was_killed_is_an_error_with_a_code(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(silent)
+    joined = Joined(played.joined._progress, process)
+    assert played.joined._progress.leader is not None
+    monkeypatch.setattr(played.joined._progress.leader, "channel", Dead())
+    process.kill()
+    with pytest.raises(OperatorError, match="node of this script has ended") as caught, joined:
+        joined.step(tokens=8)
+    assert caught.value.code == "E405"
+    assert joined.over
+    assert process.returncode is not None  # reaped
+
+
+@pytest.mark.parametrize("own", [ValueError, None])
+def test_a_node_that_was_killed_is_met_at_the_end_too(
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    own: type[Exception] | None,
+) -> None:
+    """What the script has raised itself is not hidden by it."""
+    played = Played(silent)
+    joined = Joined(played.joined._progress, process)
+    assert played.joined._progress.leader is not None
+    monkeypatch.setattr(played.joined._progress.leader, "channel", Dead())
+    monkeypatch.setattr("node.script.session.LEAVE_S", 0.01)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(own or OperatorError))
+        stack.enter_context(joined)
+        if own is not None:
+            raise own
+    assert process.returncode is not None
+
+
+def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook the script's process goes on, and the state directory would stay locked."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("node.script.joining._start_node", lambda *_: (process, ours))
+    monkeypatch.setattr(Joined, "begin", Interrupted(lambda *_: None))
+    model = nn.Linear(4, 3)
+    with theirs, pytest.raises(KeyboardInterrupt):
+        join(model, torch.optim.SGD(model.parameters()))
+    assert process.returncode is not None
+    assert ours.fileno() == -1
 
 
 async def test_a_script_is_told_how_long_its_run_waits(tmp_path: Path) -> None:

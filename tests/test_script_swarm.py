@@ -126,7 +126,7 @@ def test_ranks_on_two_hosts_that_share_no_disk_are_one_island(tmp_path: Path) ->
 
 
 RANK = """
-import sys, torch, torch.distributed as dist, node
+import os, sys, torch, torch.distributed as dist, node
 from protocols.errors import OperatorError
 
 dist.init_process_group("gloo")
@@ -146,6 +146,11 @@ except OperatorError as error:
     print("CAUGHT", error.code, error.what, flush=True)
 except ValueError as error:
     print("CAUGHT", error, flush=True)
+if dist.get_rank() == 0:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print("REAPED", flush=True)
 """
 
 
@@ -170,6 +175,27 @@ def test_the_end_of_one_rank_reaches_the_others(
         assert "CAUGHT of the script's own" in ranks[1].text()
     wait_until(lambda: not ranks[0].left_over(), "the node to leave")
     assert any(event["kind"] == "stopping" for event in ranks[0].events())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_node_that_is_killed_is_told_to_all_ranks(
+    make: Callable[..., NodeProcess], tmp_path: Path, size: int
+) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    meeting |= {"MASTER_PORT": str(free_port())}
+    ranks = [
+        make(f"rank{number}", RANK=str(number), **meeting).start_script(script, "stays")
+        for number in range(size)
+    ]
+    wait_until(lambda: len(ranks[0].events("round")) >= 2, "two rounds")
+    (daemon,) = ranks[0].left_over()
+    os.kill(daemon, signal.SIGKILL)
+    for rank in ranks:
+        assert rank.wait(60) == 0, rank.text()
+        assert "CAUGHT E405 the node of this script has ended" in rank.text()
+    assert "REAPED" in ranks[0].text()
 
 
 def test_a_script_that_is_killed_comes_back_where_it_was(make: Callable[..., NodeProcess]) -> None:

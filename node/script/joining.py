@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,7 +98,11 @@ def join(
             raise
         progress.leader = Leader(Channel(channel), vectors, wait_s=0.0)
     joined = Joined(progress, daemon)
-    joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
+    try:
+        joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
+    except BaseException:  # also Ctrl-C: in a notebook the script's process goes on
+        joined.abandon()
+        raise
     return joined
 
 
@@ -184,7 +189,7 @@ def _start_node(
             start_new_session=True,  # Ctrl-C is the script's; it then leaves in order
         )
     assert daemon.stdin is not None
-    with daemon.stdin as pipe:
+    with suppress(BrokenPipeError), daemon.stdin as pipe:  # the channel tells whether it is gone
         pipe.write(json.dumps(order).encode())
     return daemon, ours
 

@@ -12,7 +12,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +30,7 @@ from node.trainer.channel import (
     Ended,
     Leaving,
     Ready,
+    Report,
     Shift,
     StepDone,
     Stop,
@@ -50,6 +51,7 @@ GONE = Ended(
     "see what it printed, or logs/node.log in its state directory",
 )
 LEAVE_S = 60.0  # for the last checkpoint and the farewell; then the daemon is ended
+ABANDON_S = 5.0  # for the farewell alone
 
 
 def ended(error: OperatorError) -> Ended:
@@ -110,6 +112,14 @@ class ScriptProgress(Progress):
         self.files.one_disk = self.ranks.all_true(seen)
         if self.ranks.leads:
             mark.unlink(missing_ok=True)
+
+    def report(self, report: Report) -> None:
+        """See :meth:`Progress.report`; a node that is gone is met where it is asked what to do.
+
+        All ranks hear of it there.
+        """
+        with suppress(ChannelClosedError):
+            super().report(report)
 
     def evaluate(self) -> float | None:
         """Validation loss of the model as it is, None where the script gave no evaluation."""
@@ -250,18 +260,27 @@ class Joined:
         return self._progress.layout.views(base)
 
     def leave(self) -> None:
-        """Write a last checkpoint, tell the peers, end the daemon. Every rank must call it."""
-        if not self._over:
-            self._progress.report(Leaving())
-            self._follow(until=Stop, decide=self._last_commands)
-        self._over = True
+        """Write a last checkpoint, tell the peers, end the daemon. Every rank must call it.
+
+        Raises :class:`~protocols.errors.OperatorError` if the node has failed meanwhile.
+        """
+        try:
+            if not self._over:
+                self._progress.report(Leaving())
+                self._follow(until=Stop, decide=self._last_commands)
+        except BaseException:
+            self._part()
+            raise
+        finally:
+            self._over = True
+            self._reap(LEAVE_S)
+
+    def abandon(self) -> None:
+        """End the daemon now: this island was never let in, and has nothing to save."""
+        self._part()
         if self._daemon is not None:
-            try:
-                self._daemon.wait(LEAVE_S)
-            except subprocess.TimeoutExpired:
-                self._daemon.kill()
-                self._daemon.wait()
-            self._daemon = None
+            self._daemon.terminate()
+        self._reap(ABANDON_S)
 
     def __enter__(self) -> Joined:
         return self
@@ -277,9 +296,22 @@ class Joined:
         if error is not None and not self._over and self._progress.ranks.size > 1:
             self._part()  # the other ranks may be anywhere, and are not waited for
             return
-        self.leave()
+        with suppress(OperatorError) if error is not None else nullcontext():
+            self.leave()
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _reap(self, seconds: float) -> None:
+        """Wait so long for the daemon to end by itself, then kill it."""
+        if self._daemon is None:
+            return
+        daemon, self._daemon = self._daemon, None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                daemon.wait(seconds)
+        finally:  # also after Ctrl-C: it has the state directory
+            daemon.kill()
+            daemon.wait()
 
     def _part(self) -> None:
         """Be no longer there: the daemon sees the channel's end, and leaves the swarm in order."""
