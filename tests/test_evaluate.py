@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bootstrap.manifest import Model
-from node.trainer import evaluate as module
 from node.trainer.engine import summed_loss
 from node.trainer.evaluate import evaluate, shard_tokens
 from node.trainer.model import build, next_token_loss
@@ -20,11 +19,13 @@ def shard(windows: int) -> torch.Tensor:
     return shard_tokens(bytes(i * 37 % 256 for i in range(windows * 9)), seq_len=8)
 
 
-def loss_of(model: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> float:
+def loss_of(
+    model: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, at_once: int = 16
+) -> float:
     def sums(windows: torch.Tensor) -> torch.Tensor:
         return summed_loss(model(windows[:, :-1]), windows[:, 1:], by_sequence=True)
 
-    return evaluate(sums, tokens)
+    return evaluate(sums, tokens, at_once)
 
 
 def test_a_shard_is_cut_into_windows():
@@ -36,12 +37,12 @@ def test_a_shard_is_cut_into_windows():
             shard_tokens(wrong, seq_len=8)
 
 
-def test_it_is_the_mean_over_all_tokens(monkeypatch):
+def test_it_is_the_mean_over_all_tokens():
     model, tokens = build(TINY, 0), shard(37)
     loss = loss_of(model, tokens)
     assert loss == pytest.approx(next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).item())
-    monkeypatch.setattr(module, "EVALUATION_BATCH", 5)
-    assert loss_of(model, tokens) == pytest.approx(loss, abs=1e-6)
+    for at_once in (1, 5, 64):
+        assert loss_of(model, tokens, at_once) == pytest.approx(loss, abs=1e-6)
 
 
 def test_known_losses():

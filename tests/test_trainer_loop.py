@@ -257,7 +257,7 @@ def test_a_fragment_is_taken_in_also_where_its_evaluation_fails(
     ]
     well, failing = benches
 
-    def fails(tokens: torch.Tensor) -> float:
+    def fails(*given: object) -> float:
         raise MemoryError
 
     monkeypatch.setattr(failing.trainer.engine, "evaluate", fails)
@@ -328,6 +328,36 @@ def test_out_of_memory_halves_the_micro_batch(
     assert (problem.code, first.micro_batch) == ("E401", 1)
     assert "1 sequences at a time" in problem.what
     assert all(shrunk_of(step, first.halved) is None for step in others)  # it is told once
+
+
+def test_out_of_memory_in_the_evaluation_leaves_the_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, committing(1))
+    whole = bench.trainer.evaluate()
+    model, largest = bench.trainer.engine.parts[0], []
+    forward = model.forward
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        largest.append(len(x))
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("too large")
+        return forward(x)
+
+    monkeypatch.setattr(model, "forward", limited)
+    assert bench.trainer.evaluate() == pytest.approx(whole, rel=1e-6)
+    assert (max(largest), largest[-1]) == (8, 2)  # of a shard of eight
+    assert bench.trainer.micro_batch == bench.trainer.batch
+    largest.clear()
+    bench.trainer.evaluate()
+    assert max(largest) == 2  # it is not tried in vain again
+
+
+def test_an_evaluation_takes_no_more_than_a_micro_batch_at_once(tmp_path: Path) -> None:
+    """So it is cured too where the daemon halves that for ranks that cannot try again."""
+    short = Bench(tmp_path, committing(1), micro_batch=2).trainer
+    assert short.evaluated_at_once == 2
+    assert short.evaluate() == pytest.approx(Bench(tmp_path, committing(1)).trainer.evaluate())
 
 
 def test_the_wait_for_data_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

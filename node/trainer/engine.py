@@ -23,7 +23,7 @@ from node.data.cached_file import cache_folder
 from node.trainer.computing import Computing, check_compiler, eagerly
 from node.trainer.context import positions
 from node.trainer.data import IGNORED
-from node.trainer.evaluate import evaluate
+from node.trainer.evaluate import EVALUATION_BATCH, evaluate
 from node.trainer.foreign import cut_stage
 from node.trainer.foreign_documents import check_documents
 from node.trainer.foreign_experts import experts_of
@@ -233,27 +233,29 @@ class Engine:
     # --- evaluation ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, tokens: Tensor) -> float:
-        """Mean loss in nats a token on windows int64 [n, T + 1]; every rank reads all of them."""
+    def evaluate(self, tokens: Tensor, at_once: int = EVALUATION_BATCH) -> float:
+        """Mean loss in nats a token on windows int64 [n, T + 1]; every rank reads all of them.
+
+        ``at_once`` of them at a time.
+        """
         with eagerly() if self.computing.compile else nullcontext():
-            loss = evaluate(self._sums, tokens)
+            loss = evaluate(self._sums, tokens, at_once)
         self._reshard()
         return loss
 
     def _sums(self, windows: Tensor) -> Tensor:
         """Losses summed by sequence, float64 [B], of windows [B, T + 1], on every rank."""
         inputs, targets, given = self._mine(windows[:, :-1], windows[:, 1:])
-        with self.autocast():
-            logits = self._logits(inputs, given)
-        sums = torch.zeros(len(windows), dtype=torch.float64)
-        if logits is not None and self.ranks.data_rank == self.ranks.at("tp") == 0:
-            sums += summed_loss(logits, targets, by_sequence=True).cpu()
-        return self.ranks.sum(sums)
-
-    def _logits(self, inputs: Tensor, given: dict[str, Tensor]) -> Tensor | None:
         forward = self.pipeline.forward if self.pipeline else self.parts[0]
-        logits = forward(inputs, **given)
-        return logits.full_tensor() if isinstance(logits, DTensor) else logits
+        with self.autocast():
+            logits = forward(inputs, **given)
+        sums = torch.zeros(len(windows), dtype=torch.float64)
+        if logits is not None and self.ranks.data_rank == 0:
+            with self._logits_cut():  # whole ones would be the largest tensors of all
+                losses = summed_loss(logits, targets, by_sequence=True)
+            if self.ranks.at("tp") == 0:
+                sums += losses.cpu()
+        return self.ranks.sum(sums)
 
 
 def _experts(model: Decoder) -> list[nn.Module]:
@@ -276,6 +278,5 @@ def summed_loss(logits: Tensor, targets: Tensor, *, by_sequence: bool = False) -
     flat = logits.flatten(0, 1).float(), targets.flatten()
     if by_sequence:
         losses = F.cross_entropy(*flat, reduction="none", ignore_index=IGNORED)
-        return losses.view(targets.shape).sum(dim=1)
-    total = F.cross_entropy(*flat, reduction="sum", ignore_index=IGNORED)
-    return total.to_local() if isinstance(total, DTensor) else total
+        return local(losses).view(targets.shape).sum(dim=1)
+    return local(F.cross_entropy(*flat, reduction="sum", ignore_index=IGNORED))

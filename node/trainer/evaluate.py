@@ -10,7 +10,7 @@ from torch import Tensor
 
 from node.trainer.data import BYTES_VOCABULARY, token_type
 
-EVALUATION_BATCH = 16  # sequences at a time
+EVALUATION_BATCH = 16  # sequences at a time, where there is memory for them
 
 
 def shard_tokens(shard: bytes, seq_len: int, vocab_size: int = BYTES_VOCABULARY) -> Tensor:
@@ -30,15 +30,17 @@ def shard_tokens(shard: bytes, seq_len: int, vocab_size: int = BYTES_VOCABULARY)
 
 
 @torch.no_grad()
-def evaluate(sums: Callable[[Tensor], Tensor], tokens: Tensor) -> float:
+def evaluate(
+    sums: Callable[[Tensor], Tensor], tokens: Tensor, at_once: int = EVALUATION_BATCH
+) -> float:
     """Mean loss in nats a token on ``tokens``, int64 [n, T + 1].
 
-    ``sums`` takes some of these windows [B, T + 1] and returns their losses summed by sequence,
-    [B]; they are added up in order, in double precision. So the batches are the same on every
-    island, and ranks that share a model take the same collective calls.
+    ``sums`` takes ``at_once`` of these windows [B, T + 1] and returns their losses summed by
+    sequence, [B]; they are added up in order, in double precision. So it does not matter how many
+    are taken at once, and ranks that share a model take the same collective calls.
     """
     total = 0.0
-    for windows in tokens.split(EVALUATION_BATCH):
+    for windows in tokens.split(at_once):
         for loss in sums(windows).tolist():
             total += loss
     return total / (tokens.shape[0] * (tokens.shape[1] - 1))

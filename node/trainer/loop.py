@@ -31,7 +31,7 @@ from node.trainer.channel import Ready, StepDone
 from node.trainer.computing import Computing
 from node.trainer.data import Batches, TrainingData, open_tokens
 from node.trainer.engine import Engine
-from node.trainer.evaluate import shard_tokens
+from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.moments import Places, moments_last
 from node.trainer.optim import (
@@ -59,6 +59,9 @@ class Trainer(Progress):
         self.batch = manifest.data.batch_size
         self.micro_batch = settings.micro_batch or self.batch
         self.halved = 0  # times, for want of memory
+        self.evaluated_at_once = EVALUATION_BATCH
+        if settings.micro_batch:  # memory is short, says the operator, or the daemon
+            self.evaluated_at_once = min(EVALUATION_BATCH, settings.at_once)
         self._data_s = 0.0  # that this step waited for its batch
         bf16 = settings.bf16 if settings.bf16 is not None else ranks.device.type == "cuda"
         self.dtype = torch.bfloat16 if bf16 else torch.float32
@@ -193,8 +196,15 @@ class Trainer(Progress):
         """Loss on the shared validation shard with θ as it is; None without one."""
         if self.validation is None:
             return None
-        loss = self.engine.evaluate(self.validation)
-        return loss if math.isfinite(loss) else None
+        while True:
+            try:
+                loss = self.engine.evaluate(self.validation, self.evaluated_at_once)
+                return loss if math.isfinite(loss) else None
+            except torch.OutOfMemoryError:  # see _gradients; the micro-batch is not the cause
+                if self.ranks.size > 1 or self.evaluated_at_once == 1:
+                    raise
+                self.evaluated_at_once //= 2
+            torch.cuda.empty_cache()
 
 
 def _training_data(settings: TrainerSettings) -> Batches:
