@@ -104,8 +104,9 @@ def obituary(
 
 def _silence(ranks: Sequence[Rank], ended: list[tuple[int, int]], collective_s: float) -> str:
     """Which ranks were not in the collective call that did not end."""
-    gone = {rank for rank, _ in ended}
-    silent = [f"{n}{rank.where}" for n, rank in enumerate(ranks) if n not in gone]
+    waited = {rank for rank, _ in ended}  # NCCL's watchdog takes its time from its word to the end
+    waited |= {n for n, r in enumerate(ranks) if isinstance(r, RankProcess) and r.gave_up()}
+    silent = [f"{n}{rank.where}" for n, rank in enumerate(ranks) if n not in waited]
     limit = f"a collective call did not end within {collective_s:g} s"
     if not silent:
         return f"{limit}, and no rank is left that was not in it"

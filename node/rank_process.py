@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import node
+from node.trainer.settings import EXIT_STUCK
 
 TAIL_BYTES = 4096
+# what NCCL's watchdog says before it aborts a rank that waits for another one, and how far from the
+# end of the log: traces of C++ follow (torch 2.13, ProcessGroupNCCL.cpp)
+WATCHDOG = "Watchdog caught collective operation timeout"
+WATCHDOG_BYTES = 16_384
 # glibc keeps memory that a step gives back for the next one, instead of taking thousands of pages
 # anew from the kernel in every step; up to 32 MiB a tensor, the most it allows. And huge pages.
 KEPT_MEMORY = ":".join(
@@ -70,8 +75,12 @@ class RankProcess:
         return cls(number, process, log, start)
 
     async def wait(self) -> int:
-        """Its exit status, or the negative number of the signal that has ended it."""
-        return await self.process.wait()
+        """Its exit status, or the negative number of the signal that has ended it.
+
+        EXIT_STUCK where NCCL's watchdog did, as it is where gloo gives a collective call up.
+        """
+        status = await self.process.wait()
+        return EXIT_STUCK if status == -signal.SIGABRT and self.gave_up() else status
 
     def signal(self, number: signal.Signals) -> None:
         """Send to the rank's whole process group, if it is still there."""
@@ -81,11 +90,15 @@ class RankProcess:
             except ProcessLookupError:
                 return  # ended, and not yet reaped
 
-    def tail(self) -> str:
-        """The end of what it has said in this life."""
+    def gave_up(self) -> bool:
+        """Whether NCCL's watchdog has given a collective call up, and ends this rank for it."""
+        return WATCHDOG in self.tail(WATCHDOG_BYTES)
+
+    def tail(self, length: int = TAIL_BYTES) -> str:
+        """The end of what it has said in this life, ``length`` bytes at most."""
         with self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(self.log_start, end - TAIL_BYTES))
+            file.seek(max(self.log_start, end - length))
             return file.read().decode(errors="replace").strip()
 
 

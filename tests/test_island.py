@@ -316,6 +316,39 @@ async def test_a_stuck_rank_is_told_from_a_dead_one(tmp_path: Path) -> None:
         assert not running.alive
 
 
+TRACE = "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x7f0c in libc10.so)"
+
+
+@pytest.mark.parametrize("second", ["sleeps", "has given up too"])
+async def test_a_rank_that_the_watchdog_of_nccl_aborts_is_not_blamed(
+    tmp_path: Path, second: str
+) -> None:
+    """It has waited in vain, and says so in its log; so may another one that runs still."""
+    gave_up = (
+        "echo '[rank0]:[E1124 20:27:21.426415540 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog "
+        "caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE) "
+        "ran for 600029 milliseconds before timing out.'; "
+        f"for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do echo '{TRACE * 4}'; done; "
+    )
+    other = gave_up if second != "sleeps" else ""
+    script = (
+        f'case "$*" in *"--rank 0"*) {gave_up} kill -ABRT $$;; '
+        f'*"--rank 1"*) {other} sleep 60;; *) sleep 60;; esac'
+    )
+    async with standing_in(tmp_path, script, ranks=3) as running:
+        died = await until(running, TrainerDied)
+    assert (died.rank, died.exit_code, died.signal) == (0, EXIT_STUCK, "")
+    assert died.code == "E406"
+    silent = "rank 1, 2 runs" if second == "sleeps" else "rank 2 runs"
+    assert silent in died.text
+
+
+async def test_an_abort_of_a_ranks_own_is_blamed(tmp_path: Path) -> None:
+    async with standing_in(tmp_path, "echo invalid pointer; kill -ABRT $$") as running:
+        died = await until(running, TrainerDied)
+    assert (died.code, died.signal) == ("E405", "SIGABRT")
+
+
 async def test_garbage_from_the_trainer_ends_it(tmp_path: Path) -> None:
     python = "import os, sys, time; os.write(int(sys.argv[1]), bytes(4096)); time.sleep(60)"
     script = (

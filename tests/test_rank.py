@@ -2,12 +2,15 @@
 
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, TCPStore
 
-from node.trainer.rank import rank_lost, set_up_arithmetic
+from node.trainer.rank import explain, rank_lost, set_up_arithmetic
+from node.trainer.settings import EXIT_CRASHED, EXIT_OUT_OF_MEMORY, EXIT_RANK_LOST, EXIT_STUCK
 
 TINY = 1e-39  # below 2^-126: fp32 has it with fewer digits only
 
@@ -58,3 +61,47 @@ def test_a_store_tells_a_rank_that_is_gone_from_one_that_does_not_answer() -> No
 )
 def test_another_ranks_end_is_told_from_a_failure_of_ones_own(error: Exception, code: str) -> None:
     assert rank_lost(error) == code
+
+
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, unhandled cuda "
+    "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.3\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (MemoryError(), EXIT_OUT_OF_MEMORY, "E401"),
+        (torch.OutOfMemoryError("Tried to allocate 20.00 MiB"), EXIT_OUT_OF_MEMORY, "E401"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+            EXIT_OUT_OF_MEMORY,
+            "E401",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaError"),
+            EXIT_OUT_OF_MEMORY,
+            "E401",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"),
+            EXIT_OUT_OF_MEMORY,
+            "E401",
+        ),
+        (DistBackendError(f"{NCCL}Cuda failure 2 'out of memory'"), EXIT_OUT_OF_MEMORY, "E401"),
+        (DistBackendError(NCCL + "Failed to CUDA calloc async 4"), EXIT_OUT_OF_MEMORY, "E401"),
+        (DistBackendError(f"{NCCL}Cuda failure 'unhandled'"), EXIT_RANK_LOST, ""),
+        (DistBackendError("NCCL error: remote process exited"), EXIT_RANK_LOST, ""),
+        (RuntimeError("Timed out waiting 600000ms for recv"), EXIT_STUCK, "E406"),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), EXIT_CRASHED, ""),
+        (ValueError("out of memory, says a file"), EXIT_CRASHED, ""),
+    ],
+)  # fmt: skip
+def test_why_a_rank_ends_is_told_by_its_status(error: Exception, status: int, code: str) -> None:
+    """The texts are those of torch 2.13 and NCCL 2.29."""
+    settings: Any = SimpleNamespace(ranks=2)
+    assert explain(error, settings)[:2] == (status, code)
+    if status == EXIT_OUT_OF_MEMORY:
+        assert rank_lost(error) == ""  # scripts ask this alone

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from node.trainer.parallel import Ranks
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+OUT_OF_MEMORY = (
+    "out of memory",  # torch, CUDA, and NCCL of a call of CUDA's that has failed
+    "can't allocate memory",  # torch on the CPU
+    "_status_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, …
+    "failed to cuda calloc",  # NCCL of memory for itself
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -136,12 +142,10 @@ def pick_device(device: str, place: int) -> torch.device:
 
 def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]:
     """Exit status, error code and text of what ended this rank."""
-    import torch
-
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OperatorError):
         return EXIT_REFUSED, error.code, error.text()
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+    if out_of_memory(error):
         return EXIT_OUT_OF_MEMORY, "E401", text
     lost = rank_lost(error) if settings.ranks > 1 else ""
     if lost == "E406":
@@ -149,6 +153,21 @@ def explain(error: Exception, settings: TrainerSettings) -> tuple[int, str, str]
     if lost:  # the daemon sees which one has ended, and how
         return EXIT_RANK_LOST, "", text
     return EXIT_CRASHED, "", text
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether the host's or the device's memory has run out, whoever asked for it.
+
+    torch's own allocators have a class for it, or a text on the CPU; CUDA itself
+    (AcceleratorError), its libraries and NCCL (DistBackendError) raise RuntimeErrors that are known
+    by their words alone.
+    """
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
 
 
 def rank_lost(error: Exception) -> str:
@@ -161,6 +180,8 @@ def rank_lost(error: Exception) -> str:
 
     text = str(error).lower()
     if type(error) is not RuntimeError and not isinstance(error, DistError):
+        return ""
+    if out_of_memory(error):
         return ""
     if any(word in text for word in ("timed out", "timeout")):
         return "E406"
