@@ -319,7 +319,7 @@ class Conductor:
             self._reset_due = set(range(len(self.replicas)))
             await self._reset_if_due()
             return
-        if self.swarm is None or snapshot.round != replica.place.round:
+        if self.swarm is None or not self._is_out(snapshot):
             return  # the swarm has moved on: its Apply is under way and gives this work back
         if is_over(self.manifest, snapshot.round, replica.place.work):
             return  # the run is over: the last checkpoint is being written
@@ -332,12 +332,16 @@ class Conductor:
                 sketch(learnt, self.manifest.run_id, start=self.layout.cuts[fragment].start),
             )
         )
+        if not self._is_out(snapshot):
+            return  # the round has committed meanwhile, without this work
         if whole := self._whole.add(fragment, round_, projection):
             self.turns[fragment] = (round_, whole[0])
             self.swarm.presence.note(sketch_round=whole[0], sketch=whole[1])
         if self._guesses is not None:
             self._since = 0
             await self._guesses.make()
+            if self.island.vectors.snapshot(fragment) != round_:
+                return  # the trainer has died: others wait while a guess is made
         merged = self.contributions[fragment]
         ramp = RAMP[min(merged, len(RAMP) - 1)] if self.joined else 1.0
         self.swarm.chains[fragment].update(
@@ -347,6 +351,19 @@ class Conductor:
             weight=ramp * weight_of(self.manifest, snapshot.tokens, snapshot.steps),
             norm=norm,
             eta=0.0,
+        )
+
+    def _is_out(self, snapshot: Snapshot) -> bool:
+        """Whether ``sent`` still is this snapshot, and waits for the round it was taken for.
+
+        Where the daemon has taken the fragment, what it writes there answers the snapshot. To be
+        asked again after whatever was awaited.
+        """
+        fragment, round_ = snapshot.fragment, snapshot.round
+        return (
+            self.replicas[fragment].place.round == round_
+            and self.island.vectors.snapshot(fragment) == round_
+            and not self._turns.is_taken(fragment)
         )
 
     async def _on_death(self, died: TrainerDied) -> None:

@@ -24,6 +24,10 @@ class Turns:
         """Whether the daemon may take a fragment now."""
         return self._free[fragment] and not self._reading_all
 
+    def is_taken(self, fragment: int) -> bool:
+        """Whether the daemon writes a fragment, or the trainer has yet to read it."""
+        return not self._free[fragment]
+
     async def take(self, fragment: int) -> None:
         """Wait until a fragment is free; it is the daemon's to write then."""
         await self._until(lambda: self.is_free(fragment))
