@@ -7,8 +7,10 @@ them when the outer step is taken.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -25,32 +27,40 @@ from protocols.identity import PeerId
 
 
 class Exchanging:
-    """What exchanges do with an island's parameters, off the event loop."""
+    """What exchanges do with an island's parameters, off the event loop: one thing at a time.
+
+    Several letters may fail at once, while others are mixed in, and each changes all of it.
+    """
 
     blend: Blend
     sent: torch.Tensor  # θ at the last snapshot
     offload: Offload
+    blending: asyncio.Lock
 
     async def start(self) -> None:
         """What the trainer has learnt, in ``sent``, becomes what is exchanged."""
-        await self.offload(lambda: self.blend.start(self.sent))
+        await self._alone(lambda: self.blend.start(self.sent))
 
     async def encode(self, receivers: int, codec: str) -> tuple[Encoded, float]:
         """A letter for so many, and its weight."""
-        found: tuple[Encoded, float] = await self.offload(
+        found: tuple[Encoded, float] = await self._alone(
             lambda: self.blend.encode(receivers, codec)
         )
         return found
 
     async def take_back(self, letter: Encoded, weight: float) -> None:
         """A letter that did not arrive."""
-        await self.offload(lambda: self.blend.take_back(letter, weight))
+        await self._alone(lambda: self.blend.take_back(letter, weight))
 
     async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
         """Move by shares of the differences of letters to own ones; RMS of the first difference."""
         given = [(letter.body, letter.weight, share, own) for letter, share, own in letters]
-        difference: float = await self.offload(lambda: self.blend.mix(given))
+        difference: float = await self._alone(lambda: self.blend.mix(given))
         return difference
+
+    async def _alone(self, work: Callable[[], Any]) -> Any:
+        async with self.blending:
+            return await self.offload(work)
 
 
 class OwnReplica(Exchanging, OuterReplica):
@@ -73,6 +83,7 @@ class OwnReplica(Exchanging, OuterReplica):
         """As of :class:`~node.replica.OuterReplica`; who founded the run decides nothing here."""
         super().__init__(manifest, me, vectors, codec, offload, (me,), fragment, cut)
         self.blend = Blend(self.base, codec, shares=manifest.gossip.rule == "push-sum")
+        self.blending = asyncio.Lock()
         self.who: Callable[[], tuple[PeerId, ...]] = lambda: (me,)
         self.waiting: Callable[[], float] = lambda: 0.0  # weight that is here and not mixed in
 
@@ -106,7 +117,7 @@ class OwnReplica(Exchanging, OuterReplica):
             self.blend.step(self.rule, self.vectors, Rates(lr, momentum, round_ + 1))
             return bytes(state_digest(self.state)[0])
 
-        digest: bytes = await self.offload(step)
+        digest: bytes = await self._alone(step)
         self.merged_mine = counted
         self._place = replace(self._place, round=round_ + 1, state=digest)
         if self.trainer is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,3 +208,28 @@ async def test_a_checkpoint_that_says_something_else_is_refused(
         store.commit(draft, Facts(run=signed.run_id.hex(), round=5, step=0, tokens=0))
     with pytest.raises(CheckpointError, match=r"fragments|weights"):
         restore(store, Events())  # type: ignore[arg-type]
+
+
+async def test_shares_that_fail_together_all_come_back(own: Own) -> None:
+    replica = own.replicas[0]
+    at_once, most = 0, 0
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        finally:
+            at_once -= 1
+
+    with ThreadPoolExecutor(2) as pool:
+        replica.offload = offload
+        replica.sent.normal_(generator=torch.Generator().manual_seed(1))
+        await replica.start()
+        before = replica.blend.fast.clone()
+        letter, weight = await replica.encode(2, "fp32")
+        await asyncio.gather(*[replica.take_back(letter, weight) for _ in range(2)])
+    assert most == 1  # each reads what the other writes
+    assert replica.blend.weight == pytest.approx(1.0)
+    assert torch.allclose(replica.blend.fast, before, atol=1e-5)
