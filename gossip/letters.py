@@ -80,21 +80,39 @@ class _Receipt:
     data: bytearray
     filled: int = 0  # bytes from the first one on
     at_work: int = 0  # transfers that fill it now
+    newest: object = None  # of these: an older one has no more to say
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here, and nothing more may be written."""
+        return self.filled == len(self.data)
 
 
 class _Drain:
-    """Fills a receipt from some byte on."""
+    """Fills a receipt from some byte on, unless a newer one does, or one has filled all of it.
+
+    What a letter was checked for stays true: nobody writes into it from then on.
+    """
 
     def __init__(self, receipt: _Receipt, at: int) -> None:
         self._receipt, self._at = receipt, at
         self.length = len(receipt.data) - at
+        self._begun = False
+        self._mark = object()  # not self: both would live until the garbage collector comes
 
     def attach(self, wake: Callable[[], None]) -> None:
         """There is room for all of it from the start."""
 
     def room(self) -> memoryview:
-        """What is not filled yet."""
-        return memoryview(self._receipt.data)[self._at :]
+        """What is not filled yet; raises RemoteRefused ``again`` or ``late`` where nothing is."""
+        receipt = self._receipt
+        if receipt.whole:
+            raise RemoteRefused("again", "all of it came with another try")
+        if not self._begun:
+            self._begun, receipt.newest = True, self._mark
+        elif receipt.newest is not self._mark:
+            raise RemoteRefused("late", "another transfer of it has begun")
+        return memoryview(receipt.data)[self._at :]
 
     def took(self, count: int) -> None:
         """``count`` bytes more are in place."""
@@ -181,18 +199,22 @@ class Letters:
         self.mail.coming(sender)
         receipt.at_work += 1
         self._pushes[sender] += 1
+        whole = False  # by this transfer
         try:
             await self.transfers.receive(sender, header, incoming, _Drain(receipt, at))
+            whole = True
             letter = await self._checked(sender, receipt)
         except BaseException:  # also cancellation: nobody is to wait for the rest of it
-            self.mail.broken(sender)
+            if self._pushes[sender] == 1:  # else the next try of it is coming
+                self.mail.broken(sender)
             raise
         finally:
             receipt.at_work -= 1
             self._pushes[sender] -= 1
             if not self._pushes[sender]:
                 del self._pushes[sender]
-            if receipt.filled == len(receipt.data) and self._arriving.get(sender) is receipt:
+            over = whole or (receipt.whole and not receipt.at_work)
+            if over and self._arriving.get(sender) is receipt:
                 del self._arriving[sender]
         if self._newest.get(sender) != header.basis:  # else two tries have both come through
             self._newest[sender] = header.basis

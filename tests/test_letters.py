@@ -36,6 +36,7 @@ class Box:
         self.rejected: list[str] = []
         self.strangers: set[PeerId] = set()
         self.coming = 0  # letters that have begun to arrive
+        self.broken = 0  # and have stopped to
 
         def spawn(coroutine: Any) -> asyncio.Task[None]:
             task = asyncio.get_running_loop().create_task(coroutine)
@@ -50,7 +51,7 @@ class Box:
         mail = Mail(
             welcome=lambda peer: peer not in self.strangers,
             coming=self._count,
-            broken=lambda peer: None,
+            broken=self._broke,
             arrived=self.arrived.append,
             dropped=lambda stamp: None,
             rejected=lambda peer, error: self.rejected.append(str(error)),
@@ -60,6 +61,9 @@ class Box:
 
     def _count(self, peer: PeerId) -> None:
         self.coming += 1
+
+    def _broke(self, peer: PeerId) -> None:
+        self.broken += 1
 
     def body(self, value: float, codec: str = "") -> Encoded:
         chosen = self.codec.named(codec or self.codec.name)
@@ -261,3 +265,68 @@ def test_no_memory_is_taken_for_a_letter_of_another_length_than_its_codec_has() 
         assert not b.letters._arriving
 
     with_boxes(test, codecs=("fp32", "bf16"))
+
+
+class Stalled:
+    """The body of a try that stands still: so much of it comes now, and the rest when told to."""
+
+    def __init__(self, data: bytes, first: int) -> None:
+        self.length, self._data, self._first = len(data), data, first
+        self.stands, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def into(self, drain: Any, *, stall: float) -> None:
+        for part in (self._data[: self._first], self._data[self._first :]):
+            while part:
+                room = drain.room()
+                count = min(len(room), len(part))
+                room[:count] = part[:count]
+                drain.took(count)
+                part = part[count:]
+            self.stands.set()
+            await self.go_on.wait()
+
+
+@pytest.mark.parametrize("first", [1000, 0], ids=["begun", "not begun"])
+def test_a_try_that_stood_still_writes_nothing_into_what_came_by_the_next(first: int) -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
+        trailer = struct.pack(">HqHd", 0, -1, 0, 1.0)
+        good = a.body(1.0).data.numpy().tobytes() + trailer
+        bad = good[:first] + bytes([255]) * (len(good) - first)  # NaN
+        stalled, whole = Stalled(bad, first), Stalled(good, len(good))
+        whole.go_on.set()
+        receive = b.letters.receive
+        older = asyncio.create_task(receive(A.peer_id, header, stalled))  # type: ignore[arg-type]
+        await stalled.stands.wait()
+        await receive(A.peer_id, header, whole)  # type: ignore[arg-type]
+        stalled.go_on.set()
+        with pytest.raises(RemoteRefused) as error:
+            await older
+        assert error.value.code == "again"
+        (letter,) = b.arrived
+        assert letter.body.data.numpy().tobytes() + trailer == good
+        assert not b.letters._arriving
+
+    with_boxes(test)
+
+
+def test_of_two_tries_the_newer_goes_on() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
+        good = a.body(1.0).data.numpy().tobytes() + struct.pack(">HqHd", 0, -1, 0, 1.0)
+        older, newer = Stalled(good, 1000), Stalled(good, 500)
+        receive = b.letters.receive
+        first = asyncio.create_task(receive(A.peer_id, header, older))  # type: ignore[arg-type]
+        await older.stands.wait()
+        second = asyncio.create_task(receive(A.peer_id, header, newer))  # type: ignore[arg-type]
+        await newer.stands.wait()
+        older.go_on.set()
+        with pytest.raises(RemoteRefused) as error:
+            await first
+        assert error.value.code == "late"
+        assert b.broken == 0  # what has begun to come is still coming
+        newer.go_on.set()
+        await second
+        assert len(b.arrived) == 1
+
+    with_boxes(test)
