@@ -206,7 +206,8 @@ class Agreement:
     def on_plan(self, sender: PeerId, plan: Plan) -> list[Event]:
         """Adopt a plan of the highest ballot seen; lower ones are ignored.
 
-        Raises :class:`Stale` or :class:`Malformed` like :meth:`on_prepare`.
+        Raises :class:`Stale` or :class:`Malformed` like :meth:`on_prepare`. In a later epoch all
+        must have promised, so a plan that I was not asked for there is nobody's.
         """
         if self.certificate is not None:
             return []
@@ -219,6 +220,8 @@ class Agreement:
             raise Malformed("somebody else's plan")
         check_place(plan, self.place)  # first: whoever was honest elsewhere is not to be blamed
         self._check_candidate(sender, ballot, plan.roster)
+        if ballot[0] > 0 and ballot > self.promised:
+            raise Stale("an epoch that I have not promised")
         check_plan(plan, self.place, self.shape, self.roster, self._known)
         self._promise(ballot, plan.roster)
         self.plan, self.basis = plan, cert.basis_of(plan.codec, plan.contributors)

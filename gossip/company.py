@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gossip.agreed import Ballot
 from gossip.agreement import Agreement
 from gossip.blame import Failure, Failures
 from gossip.certificate import majority
@@ -49,6 +50,7 @@ class Company:
     _isolated_since: float | None = None
     _asking: bool = False  # I lead, and doubt somebody whom nobody else does
     _incarnations: dict[PeerId, int] = field(default_factory=dict)
+    _led: dict[PeerId, Ballot] = field(default_factory=dict)  # by whose plans I went: the first
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.me)
@@ -299,9 +301,15 @@ class Company:
         return self.known | self.failures.mine().keys()
 
     def adopted(self, plan: Plan) -> None:
-        """This is the plan by now: whoever it counts on is not found at fault yet."""
+        """This is the plan by now: whoever it counts on is not found at fault yet.
+
+        But nobody clears itself by planning once more.
+        """
         counted = {c.peer for c in plan.contributors if c.active}
         counted |= {p.owner for p in plan.parts if p.result is None}
+        ballot = (plan.epoch, plan.ballot)
+        if self._led.setdefault(plan.leader, ballot) != ballot:
+            counted.discard(plan.leader)
         self.known -= counted
         self.blamed -= counted
         self.unfounded.clear()

@@ -25,6 +25,7 @@ from gossip.agreed import (
     Remains,
 )
 from gossip.agreement import NONE, Agreement
+from gossip.candidacies import Candidacies
 from gossip.certificate import check_certificate
 from gossip.company import BELIEVED, Company
 from gossip.drafting import Drafting
@@ -75,6 +76,7 @@ class Round:
     company: Company = field(init=False)
     telling: Telling = field(init=False)
     opening: Opening = field(init=False)
+    candidacies: Candidacies = field(init=False)
     _drafting: Drafting = field(init=False)
     _prospects: Prospects = field(init=False)
     _due_since: float | None = None  # since when a leader ought to have acted
@@ -94,6 +96,7 @@ class Round:
         self.company = Company(
             self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
         )
+        self.candidacies = Candidacies(self.agreement, self.company)
         self.telling = Telling(self.agreement, self.company)
         self.opening = Opening(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
@@ -146,12 +149,16 @@ class Round:
 
     def _judged_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Event]:
         """Adopt a plan; whoever sends one that breaks the rules leads no more, as far as I can."""
+        before, ballot = self.agreement.promised, (plan.epoch, plan.ballot)
+        if ballot > before:
+            self.candidacies.check(sender, ballot, now, self._patience())
         try:
             events = self.agreement.on_plan(sender, plan)
         except (Malformed, BadSignature):
             if sender in self.roster:
                 self.company.known.add(sender)
             raise
+        self.candidacies.followed(sender, before, now)
         return [self._bounded(e, now) if isinstance(e, Adopted) else e for e in events]
 
     def _bounded(self, adopted: Adopted, now: float) -> Adopted:
@@ -164,12 +171,10 @@ class Round:
         if now < self.abstain_until or (self.forgot and prepare.epoch == 0):
             raise RemoteRefused("abstaining", "restarted during this round")
         self.agreement.heard(sender, prepare.epoch)
-        if prepare.epoch > self._epoch() and self.company.intact(now):
-            raise RemoteRefused("majority-alive", "no reason to reform the roster")
-        if prepare.epoch == 0 and self.company.replaceable(sender, now):
-            # else it would void every plan that others make without it, as soon as it is there
-            raise RemoteRefused("doubted", "it does not deliver in this round")
+        before, ballot = self.agreement.promised, (prepare.epoch, prepare.ballot)
+        self.candidacies.check(sender, ballot, now, self._patience())
         answer = self.agreement.on_prepare(sender, prepare)
+        self.candidacies.followed(sender, before, now)
         self._due_since = None if isinstance(answer, Certificate) else now
         return answer
 

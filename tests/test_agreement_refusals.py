@@ -21,7 +21,7 @@ from gossip_kit import (
     roster_of,
 )
 
-from gossip.agreed import CastVote, Decided, Equivocated
+from gossip.agreed import Adopted, CastVote, Decided, Equivocated
 from gossip.agreement import LEAP, NONE, VOTES_KEPT, Agreement
 from gossip.certificate import (
     outcome_hash,
@@ -136,6 +136,21 @@ def test_a_plan_that_is_not_for_me_says_nothing_against_its_leader() -> None:
         with pytest.raises(Stale):
             other.on_plan(plan.leader, plan)
         assert (other.plan, other.promised) == (None, NONE)
+
+
+def test_a_plan_of_a_later_epoch_is_adopted_only_by_who_has_promised_it() -> None:
+    """Else one member could shrink the office of another to the two of them."""
+    members = EVERYBODY[:3]
+    me, other = leader(members, 1), leader(members, 2)
+    two = [me, other]
+    mine = agreement_of(me, members)
+    asked = agreement_of(other, members).prepare(1, roster_of(two))
+    plan = plan_of(other, two, ballot=(asked.epoch, asked.ballot))
+    with pytest.raises(Stale):
+        mine.on_plan(other.peer_id, plan)
+    assert (mine.plan, mine.promised, mine.office) == (None, NONE, roster_of(members))
+    assert isinstance(mine.on_prepare(other.peer_id, asked), Promise)
+    assert mine.on_plan(other.peer_id, plan) == [Adopted(plan)]
 
 
 def test_a_plan_must_come_from_its_leader() -> None:

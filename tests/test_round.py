@@ -15,6 +15,7 @@ from round_kit import Peer, World
 
 from gossip import round as rounds
 from gossip.agreed import Remains
+from gossip.candidacies import AT_ONCE
 from gossip.company import BELIEVED, PASSED_OVER
 from gossip.instructions import Send
 from gossip.validity import key_of
@@ -279,6 +280,43 @@ def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
     world.kill(other)  # with one more gone it is needed
     one.membership.expel(other.identity.peer_id)
     assert isinstance(current.on_prepare(leader.identity.peer_id, candidate, now + 0.3), Promise)
+
+
+def test_whom_the_others_can_do_without_does_not_lead_by_a_plan_alone_either() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    assert leader.round is not None
+    faulty = leader.identity.peer_id
+    asked = leader.round.agreement.prepare(0, leader.round.roster)
+    remains = Remains((0, asked.ballot), asked.roster, None, {}, frozenset(asked.roster))
+    plan = leader.round.opening.compose(remains, now, 1.0)
+    assert plan is not None
+    known = current.agreement.plan
+    current.on_fault(faulty, now)
+    current.tick(now + 0.3)
+    with pytest.raises(RemoteRefused, match="deliver"):
+        current.on_message(faulty, plan, now + 0.3)
+    assert (current.agreement.plan, current.company.gone) == (known, {faulty})
+
+
+def test_who_voids_one_plan_after_the_other_leads_no_more() -> None:
+    """But there is time for whoever plans anew as one after the other fails."""
+    world = World(4, seed=1)
+    _, others = under_way(world)
+    current, other = others[0].round, others[1]
+    assert current is not None
+    assert other.round is not None
+    patience, begun = current.doubt_s / BELIEVED, world.now
+    for now in [begun + 0.01 * number for number in range(AT_ONCE)] + [begun + 1.1 * patience]:
+        candidate = other.round.agreement.prepare(0, current.roster)
+        other.round.agreement.on_prepare(other.round.me, candidate)
+        assert isinstance(current.on_prepare(other.identity.peer_id, candidate, now), Promise)
+    candidate = other.round.agreement.prepare(0, current.roster)
+    with pytest.raises(RemoteRefused, match="voids"):
+        current.on_prepare(other.identity.peer_id, candidate, begun + 1.2 * patience)
+    assert current.company.gone == {other.identity.peer_id}
 
 
 def test_who_was_promised_the_lead_has_its_turn_though_it_is_found_at_fault() -> None:

@@ -1,0 +1,83 @@
+"""Members that take the lead of rounds for themselves: whole swarms on the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulated_swarm import Member, lengths, simulated_swarm
+
+from gossip.agreed import Remains
+from gossip.agreement import Agreement
+from gossip.instructions import Send
+from protocols import virtual_time
+from protocols.errors import TransferStalled
+from protocols.identity import PeerId
+
+
+def silence(member: Member) -> None:
+    """It talks, and moves no tensors."""
+
+    async def push(peer: PeerId, *what: Any, timeout: float, **more: Any) -> bytes:
+        await asyncio.sleep(timeout)
+        raise TransferStalled("nothing moved")
+
+    member.swarm.wiring.transport.push = push  # type: ignore[method-assign]
+
+
+def free(agreement: Agreement) -> tuple[int, int]:
+    """The lowest ballot of its own above everything seen."""
+    asked = agreement.prepare(0, agreement.roster)
+    return (asked.epoch, asked.ballot)
+
+
+def plans_anew(member: Member, now: float) -> None:
+    """It sends a plan under a ballot that it has asked nobody for."""
+    chain = member.swarm.chains[0]
+    of = chain.round
+    remains = Remains(free(of.agreement), of.roster, None, {}, frozenset())
+    chain.carry_out(of, of._lead(remains, now))
+
+
+def asks_anew(member: Member, now: float) -> None:
+    """It asks for promises, and makes nothing of them."""
+    chain = member.swarm.chains[0]
+    of = chain.round
+    prepare = of.agreement.prepare(0, of.roster)
+    of.agreement.on_prepare(chain.me, prepare)
+    chain.carry_out(of, [Send(peer, prepare) for peer in of.roster if peer != chain.me])
+
+
+def commits_beside(act: Callable[[Member, float], None], every: float) -> int:
+    """Rounds that four commit in half a minute with a fifth that is silent, and does that.
+
+    That it is silent alone leaves them 18.
+    """
+    found = []
+
+    async def main() -> None:
+        async with simulated_swarm(5) as swarm:
+            members = list(swarm.members.values())
+            faulty, others = members[0], members[1:]
+            silence(faulty)
+            now = asyncio.get_running_loop().time
+            end = now() + 30.0
+            while now() < end:
+                await asyncio.sleep(every)
+                act(faulty, now())
+            swarm.agree()
+            found.append(min(lengths(others)))
+
+    virtual_time.run(main())
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("act", "every"), [(plans_anew, 0.2), (plans_anew, 0.6), (plans_anew, 2.0), (asks_anew, 1.2)]
+)
+def test_who_takes_the_lead_again_and_again_stops_nobody(
+    act: Callable[[Member, float], None], every: float
+) -> None:
+    assert commits_beside(act, every) >= 5
