@@ -95,7 +95,7 @@ class Company:
     def _able(self, now: float) -> Iterator[PeerId]:
         reformed = self.agreement.promised[0] > 0
         for peer in self.agreement.office:
-            if (reformed or peer == self.me or self._active(peer)) and self.alive(peer, now):
+            if (reformed or peer == self.me or self.active(peer)) and self.alive(peer, now):
                 yield peer
 
     def here(self, now: float) -> tuple[PeerId, ...]:
@@ -396,6 +396,7 @@ class Company:
         announce = self.myself() if peer == self.me else self.membership.announcement(peer)
         return "island" if announce is None else announce.role
 
-    def _active(self, peer: PeerId) -> bool:
-        announce = self.membership.announcement(peer)
+    def active(self, peer: PeerId) -> bool:
+        """Whether a peer takes part in deciding, by its own word."""
+        announce = self.myself() if peer == self.me else self.membership.announcement(peer)
         return announce is not None and announce.status == "active"

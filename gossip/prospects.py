@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gossip.agreement import Agreement
 from gossip.company import Company
 from gossip.drafting import Drafting
+from gossip.succession import Succession
 from gossip.validity import PartKey, key_of
 from protocols.messages import Plan
 
@@ -18,6 +19,7 @@ class Prospects:
     agreement: Agreement
     company: Company
     drafting: Drafting
+    succession: Succession
     lost: set[PartKey] = field(default_factory=set)  # merged parts of it that nobody has
 
     def failed(self, plan: Plan, voted_at: float, patience: float, now: float) -> bool:
@@ -26,10 +28,22 @@ class Prospects:
         if self.agreement.awaits_plan:
             return True
         if not self.agreement.missing():  # all is held and voted for: votes may have been lost
-            return now - voted_at > 2 * patience
+            return self._is_undecided(plan, voted_at, patience, now)
         if self.company.stuck or self._cannot_complete(plan, now):
             return True
         return plan.draft and self._stands_still(plan, now)
+
+    def _is_undecided(self, plan: Plan, voted_at: float, patience: float, now: float) -> bool:
+        """Whether the votes for a plan that I hold all of should have come by now.
+
+        If it is mine that is missing its leader has named in vain who is to be in office next.
+        """
+        if not self.succession.withheld:
+            return now - voted_at > 2 * patience
+        if not self.succession.in_vain(now, patience):
+            return False
+        self.company.known.add(plan.leader)
+        return True
 
     def doubt_candidate(self, now: float) -> None:
         """Who had my promise to repair a plan, and has made none of it, is of no use itself."""

@@ -36,6 +36,7 @@ from gossip.membership import Membership
 from gossip.opening import Opening
 from gossip.prospects import Prospects
 from gossip.rules import Rules
+from gossip.succession import Succession
 from gossip.telling import Telling
 from gossip.validity import Place, check_outcome, key_of
 from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
@@ -44,6 +45,7 @@ from protocols.messages import (
     Announce,
     Certificate,
     Gram,
+    Outcome,
     PartResult,
     Plan,
     Prepare,
@@ -77,6 +79,7 @@ class Round:
     telling: Telling = field(init=False)
     opening: Opening = field(init=False)
     candidacies: Candidacies = field(init=False)
+    succession: Succession = field(init=False)
     _drafting: Drafting = field(init=False)
     _prospects: Prospects = field(init=False)
     _due_since: float | None = None  # since when a leader ought to have acted
@@ -91,19 +94,24 @@ class Round:
     def __post_init__(self) -> None:
         self._usual_patience = self.membership.stillness_s(self.roster, self.rules.patience_s)
         self.agreement = Agreement(
-            self.identity, self.place, self.rules.shape, self.roster, self.leaving
+            self.identity,
+            self.place,
+            self.rules.shape,
+            self.roster,
+            lambda: self.leaving() or self.succession.withheld,
         )
         self.company = Company(
             self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
         )
         self.candidacies = Candidacies(self.agreement, self.company)
+        self.succession = Succession(self.agreement, self.company)
         self.telling = Telling(self.agreement, self.company)
         self.opening = Opening(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
             self.ladder, self.holding,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
-        self._prospects = Prospects(self.agreement, self.company, self._drafting)
+        self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)
 
     @property
     def me(self) -> PeerId:
@@ -134,6 +142,10 @@ class Round:
                 return self._carry_out(self.agreement.on_vote(message), now)
             case Votes():
                 return self._carry_out(self.agreement.on_votes(message), now)
+            case Promise(voted=Outcome() as voted) if not self.succession.bears(
+                message.voted_epoch, voted.next_roster, now, self._patience()
+            ):
+                return []  # I would have to propose them: the others may do without this promise
             case Promise():
                 remains = self.agreement.on_promise(sender, message)
                 self.opening.shown(sender, message)
@@ -159,6 +171,8 @@ class Round:
                 self.company.known.add(sender)
             raise
         self.candidacies.followed(sender, before, now)
+        if self.succession.judge(now, self._patience()):
+            events += self.agreement.vote_if_complete()
         return [self._bounded(e, now) if isinstance(e, Adopted) else e for e in events]
 
     def _bounded(self, adopted: Adopted, now: float) -> Adopted:
@@ -257,6 +271,8 @@ class Round:
             self._stands_back = False
             return self._carry_out(self.agreement.vote_if_complete(), now)
         self.company.judge(now, self._patience())
+        if self.succession.judge(now, self._patience()):
+            return self._carry_out(self.agreement.vote_if_complete(), now)
         if not self.company.majority_alive(now):
             return [] if self._awaits_votes(now) else self._reform(now)
         self._lost_since = None
@@ -343,6 +359,7 @@ class Round:
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
         self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
         self._lost_since = None
+        self.succession.approve(plan.next_roster)
         return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
 
     # --- without a majority ----------------------------------------------------------------------
@@ -390,6 +407,7 @@ class Round:
                     self.opening.begun(now)
                     self.company.adopted(plan)
                     self.telling.replanned()
+                    self.succession.replanned()
                     self._drafting.adopted(plan, now)
                     out.append(Work(plan))
                 case CastVote(vote):

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulated_swarm import Member, lengths, simulated_swarm
+from simulated_swarm import RUN, Member, lengths, simulated_swarm
 
 from gossip.agreed import Remains
 from gossip.agreement import Agreement
+from gossip.certificate import leader_order
+from gossip.company import Company
 from gossip.instructions import Send
 from protocols import virtual_time
 from protocols.errors import TransferStalled
-from protocols.identity import PeerId
+from protocols.identity import Identity, PeerId
+
+STRANGER = Identity.from_seed(b"s" * 32)
 
 
 def silence(member: Member) -> None:
@@ -81,3 +85,38 @@ def test_who_takes_the_lead_again_and_again_stops_nobody(
     act: Callable[[Member, float], None], every: float
 ) -> None:
     assert commits_beside(act, every) >= 5
+
+
+@pytest.mark.parametrize("whom", ["itself", "a stranger", "all but one"])
+def test_no_leader_chooses_alone_who_is_in_office_next(
+    whom: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody leads in its turn, and whoever is in office decides the next round."""
+    honest = Company.next_roster
+
+    async def main() -> None:
+        async with simulated_swarm(4) as swarm:
+            members = list(swarm.members.values())
+            faulty, others = members[0], members[1:]
+            named = {
+                "itself": {faulty.peer},
+                "a stranger": {*swarm.roster, STRANGER.peer_id},
+                "all but one": set(swarm.roster) - {others[0].peer},
+            }[whom]
+
+            def next_roster(
+                company: Company, roster: tuple[PeerId, ...], reformed: bool, now: float
+            ) -> set[PeerId]:
+                asked = honest(company, roster, reformed, now)
+                return named if company.me == faulty.peer else asked
+
+            monkeypatch.setattr(Company, "next_roster", next_roster)
+            await asyncio.sleep(30.0)
+            swarm.agree()
+            certificates = others[0].replica.certificates
+            assert {one.outcome.next_roster for one in certificates} == {swarm.roster}
+            assert min(lengths(members)) >= 12
+            led = [leader_order(RUN, 0, one.outcome.round, swarm.roster)[0] for one in certificates]
+            assert faulty.peer in led
+
+    virtual_time.run(main())

@@ -1,0 +1,102 @@
+"""Whether a member votes for those who are to be in office next, by a plan. Pure.
+
+A leader names them, and whoever is named decides the next round: a leader that named whom it likes
+would have the run to itself after one round that all others have voted for. So nobody votes for a
+plan that puts out of office who is there, or brings in who was never heard of, as far as it sees.
+It does the plan's work all the same: members hear of things at different moments, and if it is
+only a few who see it otherwise the others decide, and those few catch up. If it is most, nobody has
+to stop its transfers: the next leader takes over what is merged, and names others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossip.agreement import Agreement
+from gossip.company import Company
+from gossip.membership import MEMBERS, Liveness
+from protocols.identity import PeerId
+
+OTHERWISE = 8  # of so many in office a leader may see one otherwise than I do
+YIELDS = 8.0  # patiences: for so long a round is held up by who sees it otherwise
+
+
+@dataclass
+class Succession:
+    """What one member of a round makes of the rosters that are proposed for the next one."""
+
+    agreement: Agreement
+    company: Company
+    _approved: tuple[PeerId, ...] = ()
+    _objected_at: float | None = None  # first in this round
+    _waits_since: float | None = None  # for the others' votes, with all that the plan asks for
+
+    @property
+    def withheld(self) -> bool:
+        """Whether I do not vote for the plan there is."""
+        plan = self.agreement.plan
+        return plan is not None and plan.next_roster != self._approved
+
+    def approve(self, next_roster: tuple[PeerId, ...]) -> None:
+        """I vote for these: I have named them myself."""
+        self._approved = next_roster
+
+    def judge(self, now: float, patience: float) -> bool:
+        """Look at the plan there is once more; whether I vote for it from now on."""
+        plan = self.agreement.plan
+        if plan is None or not self.withheld:
+            return False
+        if not self.bears(plan.epoch, plan.next_roster, now, patience):
+            return False
+        self._approved, self._waits_since = plan.next_roster, None
+        return True
+
+    def bears(
+        self, epoch: int, next_roster: tuple[PeerId, ...], now: float, patience: float
+    ) -> bool:
+        """Whether I vote for these, after a plan of an epoch.
+
+        Always after some time (``patience``, seconds): it may be me who sees things wrongly, and
+        where somebody has voted for them already there may be no other way on.
+        """
+        voted = self.agreement.voted
+        if voted is not None and voted[1].next_roster == next_roster:
+            return True
+        if self._objected_at is not None and now >= self._objected_at + YIELDS * patience:
+            return True
+        office = self.agreement.roster
+        named = set(next_roster)
+        odd = sum(not self._heard_of(peer) for peer in named.difference(office))
+        out = [peer for peer in office if peer not in named and not self._leaves(peer, now)]
+        many = False
+        if epoch == 0:  # in a later one the silent are not waited for
+            odd += sum(self._is_there(peer, now) for peer in out)
+            many = 2 * len(out) >= len(office)  # a majority is there, or there were no plan
+        if odd <= len(office) // OTHERWISE and not many:
+            return True
+        if self._objected_at is None:
+            self._objected_at = now
+        return False
+
+    def in_vain(self, now: float, patience: float) -> bool:
+        """Whether the others have had their time to decide on a plan that I hold all of."""
+        if self._waits_since is None:
+            self._waits_since = now
+        return now - self._waits_since > 2 * patience
+
+    def replanned(self) -> None:
+        """There is a new plan."""
+        self._waits_since = None
+
+    def _heard_of(self, peer: PeerId) -> bool:
+        announce = self.company.membership.announcement(peer)
+        return peer == self.agreement.me or (announce is not None and announce.role in MEMBERS)
+
+    def _is_there(self, peer: PeerId, now: float) -> bool:
+        """Whether a member of the office is alive and votes."""
+        return self.company.active(peer) and self.company.alive(peer, now)
+
+    def _leaves(self, peer: PeerId, now: float) -> bool:
+        if peer == self.agreement.me:
+            return self.company.myself().status == "leaving"
+        return self.company.liveness(peer, now) is Liveness.LEFT

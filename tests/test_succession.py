@@ -1,0 +1,134 @@
+"""Who is voted into the next roster: pure, and with members that see each other differently."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from round_kit import Peer, World
+from test_round import agree, under_way
+
+from gossip.round import Round
+from gossip.succession import OTHERWISE, YIELDS, Succession
+from protocols.identity import Identity, PeerId
+from protocols.messages import Promise
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+STRANGER = Identity.from_seed(b"s" * 32).peer_id
+PATIENCE = 1.0
+
+
+def scene(count: int = 5) -> tuple[World, Round, Peer, Peer]:
+    """Somebody in a round that is under way, and two of the others."""
+    world = World(count, seed=1)
+    _, (one, other, third, *_) = under_way(world)
+    assert one.round is not None
+    return world, one.round, other, third
+
+
+def bears(round_: Round, names: set[PeerId], now: float, *, epoch: int = 0) -> bool:
+    """Whether these are voted for."""
+    return round_.succession.bears(epoch, tuple(sorted(names)), now, PATIENCE)
+
+
+def say(world: World, round_: Round, peer: PeerId, status: str) -> None:
+    """Somebody has announced another status."""
+    island = round_.membership.islands[peer]
+    island.announce = dataclasses.replace(island.announce, status=status)
+
+
+def test_nobody_is_voted_out_who_is_there_and_decides() -> None:
+    world, mine, other, third = scene()
+    everybody, out = set(mine.roster), other.identity.peer_id
+    assert bears(mine, everybody, world.now)
+    assert not bears(mine, everybody - {out}, world.now)
+    assert not bears(mine, everybody - {mine.me}, world.now)
+    assert bears(mine, everybody - {out}, world.now, epoch=1), "the silent are not waited for there"
+    say(world, mine, out, "joining")
+    assert bears(mine, everybody - {out}, world.now), "it has restarted"
+    say(world, mine, out, "leaving")
+    assert bears(mine, everybody - {out}, world.now)
+    mine.membership.on_unreachable(third.identity.peer_id, world.now)
+    assert bears(mine, everybody - {out, third.identity.peer_id}, world.now)
+
+
+def test_half_of_all_are_not_voted_out_at_once_unless_they_leave() -> None:
+    world, mine, other, third = scene(4)
+    out = {other.identity.peer_id, third.identity.peer_id}
+    for peer in out:
+        mine.membership.on_unreachable(peer, world.now)
+    assert not bears(mine, set(mine.roster) - out, world.now)
+    say(world, mine, other.identity.peer_id, "leaving")
+    assert bears(mine, set(mine.roster) - out, world.now)
+
+
+def test_nobody_is_voted_in_who_was_never_heard_of() -> None:
+    world, mine, _, _ = scene()
+    assert not bears(mine, {*mine.roster, STRANGER}, world.now)
+    announce = dataclasses.replace(mine.company.myself(), peer=STRANGER)
+    observer = dataclasses.replace(announce, role="observer")
+    for sequence, said in enumerate([observer, announce]):
+        mine.membership.on_announce(said, b"", sequence, world.now)
+        assert bears(mine, {*mine.roster, STRANGER}, world.now) == (said is announce)
+
+
+def test_of_many_a_leader_may_see_one_otherwise() -> None:
+    world, mine, other, third = scene(OTHERWISE)
+    left = set(mine.roster) - {other.identity.peer_id}
+    assert bears(mine, left, world.now)
+    assert not bears(mine, left - {third.identity.peer_id}, world.now)
+
+
+def test_who_sees_it_otherwise_gives_in_after_a_while() -> None:
+    world, mine, other, _ = scene()
+    left = set(mine.roster) - {other.identity.peer_id}
+    over = world.now + YIELDS * PATIENCE
+    mine.membership.forgive(YIELDS * PATIENCE, over)
+    assert not bears(mine, left, world.now)
+    assert not bears(mine, left, over - 0.01)
+    assert bears(mine, left, over)
+
+
+def test_a_candidate_does_without_the_promise_that_would_bind_it_to_such_a_roster() -> None:
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    one, other = others[0], others[1]
+    current = one.round
+    assert current is not None
+    assert leader.round is not None
+    voted = None
+    while voted is None:
+        world.run(world.now + 0.01)
+        voted = leader.round.agreement.voted
+    outcome = dataclasses.replace(voted[1], next_roster=(leader.identity.peer_id,))
+    assert not current.finished
+    prepare = current.agreement.prepare(0, current.roster)
+    mine = current.agreement.on_prepare(current.me, prepare)
+    assert isinstance(mine, Promise)
+    current.agreement.on_promise(current.me, mine)
+    bound = Promise(0, prepare.ballot, 0, 0, outcome, ())
+    assert current.on_message(leader.identity.peer_id, bound, world.now) == []
+    assert leader.identity.peer_id not in current.agreement._promises
+    free = Promise(0, prepare.ballot, 0, 0, None, ())
+    current.agreement.on_promise(other.identity.peer_id, free)
+    assert current.agreement._promises.keys() == {current.me, other.identity.peer_id}
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_minority_that_sees_it_otherwise_holds_nobody_up(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Succession.bears
+
+    def bears(succession: Succession, *what: object) -> bool:
+        return succession.agreement.me != first and honest(succession, *what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Succession, "bears", bears)
+    world = World(count, seed=count)
+    first, *_ = world.peers
+    world.run(30.0)
+    agree(world)
+    lengths = [len(peer.chain) for peer in world.peers.values()]
+    assert min(lengths) >= 18
+    assert max(lengths) - min(lengths) <= 1
