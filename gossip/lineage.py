@@ -5,6 +5,8 @@ majority to majority, and only the rounds in which the roster changes matter for
 member keeps a :class:`~protocols.messages.Handover` for good: the certificate without what was
 merged, some hundred bytes for a few islands. Whoever follows the handovers from the creator on
 knows who is in office, and so whose votes make a certificate of any later round.
+
+Beyond :data:`MAX_BYTES` nothing more is kept: members go on, and strangers stay outside.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from protocols.messages import (
 )
 from protocols.transport import Transport
 
-MAX_BYTES = 64 * 1024 * 1024  # of one lineage: 80,000 changes among four islands
+MAX_BYTES = 64 * 1024 * 1024  # of one lineage at most: 80,000 changes among four islands
 CALL_TIMEOUT_S = 5.0
 ANSWER_BYTES = 512 * 1024
 
@@ -56,9 +58,14 @@ class Lineage:
     def __len__(self) -> int:
         return len(self._encoded)
 
+    @property
+    def full(self) -> bool:
+        """There is no room for just any further handover: the same at whoever follows it."""
+        return self._bytes > MAX_BYTES - Handover.MAX_BYTES
+
     def add(self, certificate: Certificate) -> None:
-        """Note a round that was committed and verified here."""
-        if set(certificate.outcome.next_roster) != set(self.roster):
+        """Note a round that was committed and verified here; one that is :attr:`full` stays."""
+        if not self.full and set(certificate.outcome.next_roster) != set(self.roster):
             self._keep(handover_of(certificate))
 
     def page(self, first: int, count: int) -> Handovers:
@@ -97,11 +104,16 @@ class Lineage:
                 raise Stale("handovers that are not in the order of their rounds")
             if set(handover.next_roster) == set(self.roster) or not handover.next_roster:
                 raise Malformed("a handover to nobody else")
+            if self.full:
+                raise Malformed(f"handovers of more than {MAX_BYTES} bytes")
             check_handover(handover, run=self.run, roster=self.roster)
             self._keep(handover)
 
-    def check(self, newest: Certificate) -> None:
-        """Verify that those in office made this certificate. Raises RemoteProtocolError."""
+    def check(self, newest: Certificate, *, own: bool = False) -> None:
+        """Verify that those in office made this certificate. Raises RemoteProtocolError.
+
+        ``own``: it was verified before, and is to be whole; a full record need not lead to it.
+        """
         outcome = newest.outcome
         if outcome.fragment != self.fragment:
             raise Malformed("a certificate of another fragment")
@@ -112,15 +124,18 @@ class Lineage:
             return
         if outcome.round < self._round or outcome.work < self._work:
             raise Stale("a certificate from before the last handover")
-        if set(outcome.next_roster) != set(self.roster):
+        beyond = self.full and own
+        if not beyond and set(outcome.next_roster) != set(self.roster):
+            if self.full:
+                limit = f"{MAX_BYTES} bytes, the most that members keep"
+                raise Malformed(f"office was handed over after {limit}: no newcomer can follow")
             raise Malformed("the last handover is missing")
-        check_certificate(newest, run=self.run, previous=outcome.previous, roster=self.roster)
+        roster = None if beyond else self.roster
+        check_certificate(newest, run=self.run, previous=outcome.previous, roster=roster)
 
     def _keep(self, handover: Handover) -> None:
         encoded = handover.encode()
         self._bytes += len(encoded)
-        if self._bytes > MAX_BYTES:
-            raise Malformed(f"handovers of more than {MAX_BYTES} bytes")
         self._encoded.append(encoded)
         self._round, self._work = handover.round, handover.work
         self.roster = handover.next_roster

@@ -282,7 +282,7 @@ def _read_standing(
         return None
     certificate: Certificate = Certificate.decode(made.read_bytes())
     lineage = Lineage.decode(signed.run_id, (signed.creator,), way.read_bytes(), fragment)
-    lineage.check(certificate)
+    lineage.check(certificate, own=True)
     return standing_after(certificate, lineage)
 
 

@@ -13,6 +13,7 @@ from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
 
 from bootstrap.state import StateServer, state_digest
+from gossip import lineage
 from gossip.certificate import genesis
 from gossip.lineage import Lineage
 from gossip.validity import Place
@@ -22,7 +23,14 @@ from protocols.envelope import seal
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryNetwork
-from protocols.messages import Announce, CertificateRequest, Certificates, HandoverRequest, Known
+from protocols.messages import (
+    Announce,
+    CertificateRequest,
+    Certificates,
+    Handover,
+    HandoverRequest,
+    Known,
+)
 from protocols.virtual_time import inline as offload
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
@@ -165,6 +173,20 @@ def test_nothing_but_a_forged_chain_is_an_error_of_its_own() -> None:
         assert caught.value.code == "E206"
         assert asyncio.get_running_loop().time() < 20
         assert scene.base.unique().tolist() == [0.0]
+
+    played(story)
+
+
+def test_a_history_with_a_gap_behind_a_full_record_is_named_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lineage, "MAX_BYTES", Handover.MAX_BYTES + 100)
+
+    async def story(scene: Scene) -> None:
+        scene.stand(OTHERS[0], changing(3), 6.0)
+        with pytest.raises(OperatorError, match="no newcomer can follow") as caught:
+            await scene.arrive()
+        assert caught.value.code == "E206"
 
     played(story)
 

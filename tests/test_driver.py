@@ -15,12 +15,13 @@ import torch
 from exchange_kit import until
 from simulated_swarm import simulated_swarm
 
+from gossip import lineage
 from gossip.membership import Patience
 from protocols import virtual_time
 from protocols.codecs import CHUNK
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link
-from protocols.messages import Certificate
+from protocols.messages import Certificate, Handover
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -162,6 +163,28 @@ def test_a_newcomer_is_taken_into_the_roster_and_contributes() -> None:
             assert newcomer.swarm.status.status == "active"
             assert newcomer.replica.counted > 0
             assert identity.peer_id in newcomer.replica.roster
+
+    virtual_time.run(main())
+
+
+def test_a_swarm_goes_on_when_there_is_no_room_for_who_handed_office_to_whom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lineage, "MAX_BYTES", Handover.MAX_BYTES + 100)
+
+    async def main() -> None:
+        async with simulated_swarm(3) as swarm:
+            first, *_ = swarm.members.values()
+            for seed in (b"m", b"n"):  # the first is all that there is room for
+                identity = Identity.from_seed(seed * 32)
+                newcomer = swarm.start(identity, status="joining")
+                await until(lambda new=newcomer: new.peer in first.replica.roster, 20.0)
+            rounds = first.replica.place.round
+            await swarm.committed(rounds + 5)
+            swarm.agree()
+            for member in swarm.members.values():
+                assert not member.task.done()
+                assert len(member.swarm.chains[0].lineage) == 1
 
     virtual_time.run(main())
 

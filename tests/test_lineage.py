@@ -20,6 +20,7 @@ from protocols.messages import (
     Certificate,
     CertificateRequest,
     Certificates,
+    Handover,
     HandoverRequest,
 )
 from protocols.virtual_time import inline
@@ -173,6 +174,23 @@ def test_survivors_without_a_majority_are_followed_and_named() -> None:
 def test_endless_handovers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = changing(30)
     kept = chain.lineage()
-    monkeypatch.setattr(lineages, "MAX_BYTES", 3000)
+    monkeypatch.setattr(lineages, "MAX_BYTES", Handover.MAX_BYTES + 3000)
     with pytest.raises(Malformed, match="more than"):
         proven(Shows(chain.certificates[-1], kept), chain.claim)
+
+
+def test_a_full_record_stays_as_it_is_and_convinces_its_owner_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lineages, "MAX_BYTES", Handover.MAX_BYTES + 3000)
+    chain = changing(30)
+    kept, newest = chain.lineage(), chain.certificates[-1]
+    assert kept.full
+    assert 0 < len(kept) < 10
+    with pytest.raises(Malformed, match="no newcomer can follow"):
+        proven(Shows(newest, kept), chain.claim)
+    again = Lineage.decode(RUN, FOUNDERS, kept.encode())
+    assert again.full
+    again.check(newest, own=True)
+    with pytest.raises(BadSignature):
+        again.check(replace(newest, votes=newest.votes[:1]), own=True)
