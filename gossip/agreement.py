@@ -250,8 +250,8 @@ class Agreement:
             self._complete += 1
         results = [result for part in plan.parts if (result := self._result_for(part)) is not None]
         outcome = cert.outcome_of(plan, results, self.place.work)
-        self.voted = (self._ballot(), outcome)
-        self._voted_hash = cert.outcome_hash(outcome)
+        hash_ = cert.outcome_hash(outcome)  # first: what cannot be hashed is not voted for
+        self.voted, self._voted_hash = (self._ballot(), outcome), hash_
         vote = cert.sign_vote(
             self.identity,
             self.place.run,

@@ -15,6 +15,7 @@ from gossip.rules import Rules
 from gossip.validity import (
     MAX_EXPECTED_S,
     MAX_PATIENCE_S,
+    MAX_ROSTER,
     MAX_TOKENS,
     Place,
 )
@@ -29,8 +30,6 @@ from protocols.messages import (
     PartResult,
     Plan,
 )
-
-MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
 
 
 def fresh_plan(

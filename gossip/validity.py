@@ -13,7 +13,7 @@ from gossip.certificate import basis_of, check_result, work_after
 from gossip.grouping import check_groups
 from gossip.mixing import MAX_NORM, MAX_SCALE, MEAN, Mix
 from gossip.weighing import check_scales
-from protocols.counts import runs_of
+from protocols.counts import RUN_BYTES, runs_of
 from protocols.errors import Malformed, Stale
 from protocols.identity import PeerId
 from protocols.messages import Contributor, Outcome, Part, PartResult, Plan
@@ -22,6 +22,10 @@ MAX_TOKENS = 2**40  # of one island in one round
 MAX_EXPECTED_S = 6 * 3600.0
 MAX_PATIENCE_S = 1800.0
 MAX_KNOWN = 4096
+MAX_ROSTER = 256  # members of a round: with more, who merged what does not fit a certificate
+# what an outcome may take, at most: apart from the following, for each contributor, and for each
+# part's result but for its counts, which are a run for each contributor where all differ
+OUTCOME_BYTES, CONTRIBUTOR_BYTES, RESULT_BYTES = 32 * 1024, 110, 320
 
 PartKey = tuple[int, int, PeerId, bytes]  # start, stop, owner, basis
 
@@ -69,8 +73,9 @@ def check_plan(
         raise Malformed("a plan that would wait for ever, or not at all")
     check_contributors(plan.contributors, roster)
     shape.mix.check(plan.contributors)
-    _check_names(plan.next_roster, "the next roster")
+    _check_office(plan.next_roster)
     _check_cover(plan.parts, shape.size)
+    _check_size(plan)
     check_groups(plan, roster, shape.grouped, shape.mix)
     check_scales(plan, place.run, shape.mix)
     basis = basis_of(plan.codec, plan.contributors)
@@ -104,8 +109,9 @@ def check_outcome(
         raise Malformed("a codec that the run does not allow")
     check_contributors(outcome.contributors, roster)
     shape.mix.check(outcome.contributors)
-    _check_names(outcome.next_roster, "the next roster")
+    _check_office(outcome.next_roster)
     _check_cover(outcome.parts, shape.size)
+    _check_size(outcome)
     basis = basis_of(outcome.codec, outcome.contributors)
     for result in outcome.parts:
         _check_result(result, place, shape, roster, outcome, basis, known)
@@ -192,6 +198,23 @@ def _check_result(
         raise Malformed("a result of a stranger")
     if known is not None:
         known.verify(place.run, result)
+
+
+def _check_office(roster: Sequence[PeerId]) -> None:
+    _check_names(roster, "the next roster")
+    if len(roster) > MAX_ROSTER:
+        raise Malformed("a next roster that no plan has room for")
+
+
+def _check_size(within: Plan | Outcome) -> None:
+    """Whatever comes of it must fit a message: else nobody could vote on it, or repeat it.
+
+    The same for a plan, what it comes to, and what later leaders make of it.
+    """
+    parts, contributors = len(within.parts), len(within.contributors)
+    each = RESULT_BYTES + RUN_BYTES * contributors
+    if OUTCOME_BYTES + CONTRIBUTOR_BYTES * contributors + each * parts > Outcome.MAX_BYTES:
+        raise Malformed("more parts than can be certified for so many contributors")
 
 
 def _check_names(names: Sequence[PeerId], what: str) -> None:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from protocols.bounds import MAX_PEERS
 from protocols.errors import Malformed
 
-MAX_BYTES = 12 * MAX_PEERS
 _RUN = struct.Struct(">HHQ")
+RUN_BYTES = _RUN.size
+MAX_BYTES = RUN_BYTES * MAX_PEERS
 
 
 class Included(NamedTuple):

@@ -29,10 +29,10 @@ from gossip.certificate import (
     sign_result,
     sign_vote,
 )
-from gossip.validity import MAX_TOKENS, key_of
+from gossip.validity import MAX_ROSTER, MAX_TOKENS, key_of
 from protocols.counts import Included, counts_of
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Contributor,
     Part,
@@ -82,6 +82,9 @@ def bent(plan: Plan, members: list[Identity]) -> dict[str, Plan]:
         "another codec": replace(plan, codec="fp32"),
         "no next roster": replace(plan, next_roster=()),
         "a doubled next roster": replace(plan, next_roster=plan.roster * 2),
+        "too many next": replace(
+            plan, next_roster=tuple(PeerId(f"p{n}") for n in range(MAX_ROSTER + 1))
+        ),
         "endless patience": replace(plan, patience_s=1e300),
         "no patience": replace(plan, patience_s=0.0),
         "negative time": replace(plan, expected_s=-1.0),

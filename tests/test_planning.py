@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable
 
@@ -23,18 +24,34 @@ from gossip.certificate import certify, outcome_of
 from gossip.ladder import Ladder
 from gossip.opening import usable
 from gossip.planning import (
-    MAX_ROSTER,
     fresh_plan,
     next_roster_of,
     renewed_plan,
     repeated_plan,
 )
 from gossip.rules import FRIENDS, STRANGERS, Rules
-from gossip.validity import MAX_PATIENCE_S, MAX_TOKENS, Known, PartKey, check_plan, key_of
-from protocols.counts import Included, counts_of
+from gossip.validity import (
+    MAX_PATIENCE_S,
+    MAX_ROSTER,
+    MAX_TOKENS,
+    Known,
+    PartKey,
+    check_plan,
+    key_of,
+)
+from protocols.counts import Included, counts_of, pack_counts
 from protocols.errors import LocalProtocolError, Malformed
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Certificate, PartResult, Plan, Promise
+from protocols.messages import (
+    MAX_PARTS,
+    Announce,
+    Certificate,
+    Outcome,
+    Part,
+    PartResult,
+    Plan,
+    Promise,
+)
 
 Identities = Callable[[int], list[Identity]]
 RULES = Rules(SHAPE.size, SHAPE.codecs, lambda codec, start, stop: (stop - start) * 17 // 32)
@@ -337,6 +354,60 @@ def test_the_messages_of_the_largest_round_fit(identities: Identities) -> None:
     votes = dict.fromkeys(roster, b"s" * 64)
     certificate = certify(PLACE.run, (0, 0), roster, other.voted[1], votes)
     assert Certificate.decode(certificate.encode()) == certificate
+
+
+@pytest.mark.parametrize("count", [3, 72, MAX_ROSTER])
+def test_a_plan_has_no_more_parts_than_can_be_voted_on(count: int, identities: Identities) -> None:
+    """Were it adopted, nobody could vote, and each later leader would have to repeat it."""
+    members = identities(count)
+    by, shape = leader(members), dataclasses.replace(SHAPE, size=MAX_PARTS * 16384)
+    plan = plan_of(by, members, shape=shape)
+
+    def cut(parts: int) -> Plan:
+        ends = [*range(1024, 1024 * parts, 1024), shape.size]
+        pieces = zip([0, *ends[:-1]], ends, strict=True)
+        return dataclasses.replace(plan, parts=tuple(Part(*at, by.peer_id, None) for at in pieces))
+
+    def accepted(parts: int) -> bool:
+        try:
+            check_plan(cut(parts), PLACE, shape, plan.roster, Known())
+        except Malformed:
+            return False
+        return True
+
+    most = bisect.bisect_left(range(1, MAX_PARTS + 1), True, key=lambda n: not accepted(n))
+    assert most == MAX_PARTS if count < 72 else count <= most < MAX_PARTS
+    largest = cut(most)
+    counts = pack_counts([1 + index % 2 for index in range(count)])  # none like its neighbour
+    results = [
+        PartResult(
+            *(0, PLACE.round, part.start, part.stop, part.owner),
+            *(largest.codec, b"d" * 32, counts, b"b" * 32, b"s" * 64),
+        )
+        for part in largest.parts
+    ]
+    outcome = outcome_of(largest, results, 2**60)
+    assert Outcome.decode(outcome.encode()) == outcome
+    assert Promise(0, 1, 0, 0, outcome, ()).encode()
+    wider = dataclasses.replace(largest, next_roster=tuple(f"{n:052}" for n in range(MAX_ROSTER)))
+    check_plan(wider, PLACE, shape, plan.roster, Known())  # as a later leader may have it
+    assert outcome_of(wider, results, 2**60).encode()
+
+
+def test_what_cannot_be_hashed_is_not_voted_for(
+    monkeypatch: pytest.MonkeyPatch, identities: Identities
+) -> None:
+    def too_large(outcome: Outcome) -> bytes:
+        raise LocalProtocolError("an outcome of too many bytes")
+
+    members = identities(1)
+    plan = plan_of(members[0], members)
+    agreement = Agreement(members[0], PLACE, SHAPE, plan.roster)
+    agreement.on_plan(plan.leader, plan)
+    monkeypatch.setattr("gossip.certificate.outcome_hash", too_large)
+    with pytest.raises(LocalProtocolError):
+        agreement.on_held(results_of(plan, members)[0])
+    assert agreement.voted is None
 
 
 def test_keys_tell_apart_what_was_merged_for_whom(identities: Identities) -> None:
