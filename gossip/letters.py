@@ -24,6 +24,7 @@ from gossip.bodies import Wiring, as_bytes, chunk_at
 from gossip.meeting import Key, Stamp
 from gossip.transfers import AT_ONCE, Transfers
 from protocols.bodies import BufferFeed
+from protocols.bounds import MAX_PEERS
 from protocols.codecs import Encoded, RangeCodec
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
@@ -137,7 +138,8 @@ class Letters:
     _pushes: Counter[PeerId] = field(default_factory=Counter)  # going on, of any letter
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _series: bytes = field(default_factory=lambda: secrets.token_bytes(8))  # of this process
-    _newest: dict[PeerId, bytes] = field(default_factory=dict)  # names of letters that came whole
+    # the name of each peer's newest that came whole; who has sent one longest ago comes first
+    _newest: dict[PeerId, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.wiring)
@@ -217,7 +219,10 @@ class Letters:
             if over and self._arriving.get(sender) is receipt:
                 del self._arriving[sender]
         if self._newest.get(sender) != header.basis:  # else two tries have both come through
+            self._newest.pop(sender, None)
             self._newest[sender] = header.basis
+            if len(self._newest) > MAX_PEERS:
+                del self._newest[next(iter(self._newest))]
             self._put(letter)
 
     async def _checked(self, sender: PeerId, receipt: _Receipt) -> Letter:

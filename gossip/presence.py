@@ -98,7 +98,7 @@ class Presence:
     _double: int = 0  # the newest announcement of that one
     _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when it was told
     _awake: Wakefulness = field(default_factory=Wakefulness)
-    _seen: dict[PeerId, Liveness] = field(default_factory=dict)
+    _seen: dict[PeerId, Liveness] = field(default_factory=dict)  # of those in the membership
     _newest: bytes = b""
     _telling: Counter[PeerId] = field(default_factory=Counter)  # announcements on their way
     _told: dict[PeerId, bytes] = field(default_factory=dict)  # the newest of them
@@ -174,6 +174,7 @@ class Presence:
             for peer in list(self.membership.islands):
                 self.notice(peer)
             self.membership.forget_old(now)
+            self._forget()
             alive = sorted(self.membership.alive(now))
             if alive and self._crowded():  # rumours leave some out
                 self.wiring.spawn(self.ask(self._rumours.one_of(alive)))
@@ -377,8 +378,17 @@ class Presence:
         self.notice(peer)
 
     def notice(self, peer: PeerId) -> None:
-        """Tell when the liveness of a peer has changed."""
+        """Tell when the liveness of a peer in the membership has changed."""
+        if peer not in self.membership.islands:
+            return
         now = self.membership.liveness(peer, self.wiring.now())
         if (before := self._seen.get(peer)) is not now:
             self._seen[peer] = now
+            if len(self._seen) > len(self.membership.islands):  # others made room for this one
+                self._forget()
             self.on_change(peer, now.value, before.value if before else "")
+
+    def _forget(self) -> None:
+        """Know nothing more of whoever is not in the membership any more."""
+        for peer in self._seen.keys() - self.membership.islands.keys():
+            del self._seen[peer]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gossip import letters
 from gossip.bodies import Wiring
 from gossip.letters import PUSHES, Letter, Letters, Mail, receive
 from protocols.bodies import BufferFeed
@@ -328,5 +329,15 @@ def test_of_two_tries_the_newer_goes_on() -> None:
         newer.go_on.set()
         await second
         assert len(b.arrived) == 1
+
+
+def test_of_so_many_peers_the_newest_letter_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "MAX_PEERS", 1)
+
+    async def test(a: Box, b: Box, c: Box) -> None:
+        for sender in (a, c, a):
+            await sender.send(B, 1.0)
+        assert list(b.letters._newest) == [A.peer_id]
+        assert len(b.arrived) == 3
 
     with_boxes(test)

@@ -9,12 +9,14 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import RUN, simulated_swarm
 
+from gossip import membership
+from gossip.membership import Patience
 from gossip.presence import AT_ONCE, Presence
 from node.assembly import until_doubled
 from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import OperatorError
-from protocols.identity import PeerId
+from protocols.identity import Identity, PeerId
 from protocols.memory import Link
 from protocols.messages import Announce
 
@@ -88,5 +90,32 @@ def test_who_hears_its_own_key_from_a_later_start_tells(later: int, double: bool
                 assert caught.value.code == "E108"
             else:
                 assert ends.cancel()
+
+    virtual_time.run(main())
+
+
+def test_nothing_is_kept_of_those_who_come_only_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MAX_PEERS", 8)
+
+    async def main() -> None:
+        patience = Patience(forget_s=20.0)
+        async with simulated_swarm(1, think=(90.0, 90.0), patience=patience) as swarm:
+            [one] = swarm.members.values()
+            presence = one.swarm.presence
+            for number in range(40):
+                stranger = Identity.from_seed((number + 100).to_bytes(32, "big"))
+                status = replace(presence.status, peer=stranger.peer_id, status="leaving")
+                presence.learn(
+                    seal(
+                        stranger, status, purpose="announce", run=RUN,
+                        expires=presence.wall() + 60.0, sequence=1,
+                    )
+                )  # fmt: skip
+                assert presence._seen.keys() == presence.membership.islands.keys()
+                presence.unreachable(stranger.peer_id)
+                presence.unreachable(PeerId(f"nobody-{number}"))
+            assert len(presence._seen) == 8
+            await asyncio.sleep(patience.forget_s + 2.0)
+            assert not presence._seen
 
     virtual_time.run(main())

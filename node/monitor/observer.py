@@ -234,6 +234,8 @@ class Observer:
             elif not alive and self._seen.get(peer):
                 self.log.emit(PeerLeft(peer=peer, reason="silent, or left"))
             self._seen[peer] = alive
+        for peer in self._seen.keys() - self.membership.islands.keys():
+            del self._seen[peer]
         islands = self.membership.islands_alive(now)
         head = max((one.round for one in islands), default=0)
         if head > self.state.round:
