@@ -21,6 +21,7 @@ from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
+from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 X = torch.ones(2, 4)
@@ -121,6 +122,26 @@ def _joins(rank: int, store: str) -> None:
     assert caught.value.code == "E204"
     dist.barrier()  # gloo ends a process whose peer has gone before
     dist.destroy_process_group()
+
+
+def _takes(rank: int, store: str) -> None:
+    # gloo for tensors of a GPU alone: to those of the CPU it is as NCCL is
+    dist.init_process_group("cuda:gloo", init_method=store, rank=rank, world_size=2)
+    model = nn.Linear(4, 3)
+    layout = Layout.of_module(model)
+    weights = Weights.of(named_parameters(model), layout, Ranks.met(torch.device("cpu")))
+    whole = torch.full((3, 4), 2.0) if rank == 0 else None
+    weights.set("weight", whole)
+    assert torch.equal(model.weight, torch.full((3, 4), 2.0))
+    assert weights.ranks.all_true(True)  # gloo ends a process whose peer has gone before
+    dist.destroy_process_group()
+
+
+def test_parameters_on_the_cpu_are_set_though_the_scripts_group_is_of_gpus(
+    tmp_path: Path,
+) -> None:
+    """As FSDP2's CPU offload has them beside ``init_process_group("nccl")``."""
+    spawn(_takes, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 def test_ranks_with_other_parameters_are_refused_on_all_of_them(tmp_path: Path) -> None:

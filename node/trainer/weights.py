@@ -26,6 +26,19 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """All of it, on every rank of its mesh; every one of them must call it.
+
+    Shards that lie beside their mesh's device (FSDP2's CPU offload) come together on it: that is
+    where the mesh's group works, which a script may have made of NCCL alone.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    there = tensor.to(tensor.device_mesh.device_type)
+    assert isinstance(there, DTensor)
+    return there.full_tensor()
+
+
 def part_like(whole: Tensor, like: Tensor) -> Tensor:
     """The part of ``whole``, which every rank has, that ``like`` is the part of.
 
@@ -87,8 +100,7 @@ class Weights:
         """The whole tensor on rank 0, and perhaps on others; every rank must call it."""
         whole = None
         if name in self.parts:
-            picked = pick(self.parts[name][0])
-            whole = picked.full_tensor() if isinstance(picked, DTensor) else picked
+            whole = whole_of(pick(self.parts[name][0]))
         owner = self.owners[name]
         if owner and self.ranks.rank == owner:
             assert whole is not None
@@ -112,7 +124,8 @@ class Weights:
             everyone = torch.empty(self.shapes[name], device=self.ranks.device)
         if self.ranks.size == 1:
             return everyone
-        dist.broadcast(everyone, src=0)
+        on_host = everyone.device.type == "cpu"
+        dist.broadcast(everyone, src=0, group=self.ranks.control if on_host else None)
         return part_like(everyone, self.parts[name][0]) if name in self.parts else None
 
     def set(self, name: str, whole: Tensor | None, pick: Pick = itself) -> None:
