@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.manifest_rounds import (
     COARSE,
     OF_GRADIENTS,
@@ -55,6 +56,8 @@ SPARTA: dict[str, dict[str, Any]] = {
     "rounds": {"inner_steps": 1, "share": 0.005, "codec": "bf16", "eval_every": 100},
     "outer": {"optimizer": "sgd"},
 }
+# of rules that take an arrival whole: η D of two islands is more than their mean with a higher one
+MOST_LR_AT_WILL = 0.5
 STREAMING_FRAGMENTS = 4  # or as many as there are layers
 
 
@@ -180,8 +183,35 @@ def check_trust(rounds: Rounds, merge: Merge) -> None:
         )
 
 
+def check_arrivals(optimizer: str, lr: float) -> None:
+    """Raise ValueError for an outer optimizer that goes astray where every arrival is a round.
+
+    Of the rules with momentum or second moments one alone takes an arrival for its share and
+    waits with the rest until shares add up to one (2401.09135); the others carry on, or scale, one
+    island's work as if it were the mean of all. ``lr`` is the highest η.
+    """
+    if optimizer == "delayed-nesterov":
+        return
+    if optimizer not in ("sgd", "sparseloco"):
+        raise ValueError(
+            f"outer.optimizer {optimizer} where a round begins as soon as one island is ready: "
+            "each arrival would be a full outer step, with momentum that grows stale; use "
+            "delayed-nesterov, which takes each for its share (delayed Nesterov), or set "
+            "rounds.quorum to 0.5"
+        )
+    if lr > MOST_LR_AT_WILL:
+        raise ValueError(
+            f"outer.optimizer {optimizer} with outer.lr {lr:g} where a round begins as soon as one "
+            "island is ready: the model would move by the sum of what islands bring, not by its "
+            f"mean; set outer.lr to one by their number, {MOST_LR_AT_WILL:g} at most, or use "
+            "delayed-nesterov with outer.momentum and outer.momentum_start 0"
+        )
+
+
 def check_mode(mode: str, outer: Outer, rounds: Rounds) -> None:
     """Raise ValueError where a mode's name and the knobs contradict each other."""
+    if rounds.at_will and rounds.staleness != 0 and mode not in GOSSIP:
+        check_arrivals(outer.optimizer, outer.highest_lr)
     if mode == "streaming" and rounds.fragments == 1:
         raise ValueError(
             "mode streaming with rounds.fragments 1: a model that is merged whole is mode diloco"

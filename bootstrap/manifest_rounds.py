@@ -101,6 +101,11 @@ class Outer(Section):
         return self.model_dump(exclude={"optimizer", "beta2", "epsilon", "rank"})
 
     @property
+    def highest_lr(self) -> float:
+        """η where it is largest: at the end of its warm-up, or at the start."""
+        return max(self.lr, self.lr_start) if self.warmup_rounds else self.lr
+
+    @property
     def moving(self) -> bool:
         """Whether what was merged once is carried on in later rounds."""
         return bool(self.momentum or self.momentum_start)

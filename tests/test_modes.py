@@ -97,6 +97,17 @@ def test_strangers_may_meet_where_a_round_has_several_of_them() -> None:
     assert of(mode="async", rounds={"staleness": 0}, merge={"trust": "open"}).rounds.at_will
 
 
+def test_arrivals_are_taken_for_their_share() -> None:
+    small = {"optimizer": "sgd", "lr": 0.125}
+    assert of(mode="async", outer=small).outer.highest_lr == 0.125
+    mean = {"optimizer": "delayed-nesterov", "momentum": 0.0}
+    assert of(mode="async", outer=mean).outer.momentum == 0.0
+    whole = {"optimizer": "adam"}
+    assert of(mode="async", rounds={"staleness": 0}, outer=whole).rounds.at_will  # in lock-step
+    assert of(mode="server", outer=whole).outer.optimizer == "adam"
+    assert of(mode="gossip", rounds={"quorum": 0.001}).mode == "gossip"  # no rounds of several
+
+
 def test_fragments_are_what_streaming_means() -> None:
     assert of(rounds={"fragments": 2}).mode == "streaming"
     assert of(rounds={"fragments": "2"}).mode == "streaming"  # text, as from --set
@@ -131,6 +142,19 @@ def test_sparseloco_brings_a_sparse_codec() -> None:
         (
             {"mode": "server", "rounds": {"staleness": 2}, "merge": {"trust": "open"}},
             "nothing to be compared",
+        ),
+        ({"mode": "async", "outer": {"optimizer": "nesterov"}}, "delayed-nesterov"),
+        ({"mode": "async", "outer": {"optimizer": "heavyball"}}, "delayed-nesterov"),
+        ({"mode": "async", "outer": {"optimizer": "adam"}}, "delayed-nesterov"),
+        (
+            {"mode": "server", "rounds": {"staleness": 2}, "outer": {"optimizer": "yogi"}},
+            "delayed-nesterov",
+        ),
+        ({"rounds": {"quorum": 0.001}}, "full outer step"),  # async by another name
+        ({"mode": "async", "outer": {"optimizer": "sgd"}}, "not by its mean"),
+        (
+            {"mode": "async", "outer": {"optimizer": "sgd", "lr": 0.1, "lr_start": 1.0}},
+            "not by its mean",
         ),
         ({"outer": {"optimizer": "sgd", "momentum": 0.5}}, "sgd has no momentum"),
         ({"outer": {"optimizer": "sparseloco"}, "rounds": {"codec": "int4"}}, "sparse codes"),

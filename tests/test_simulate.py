@@ -264,6 +264,7 @@ def test_pairs_that_exchange_in_fragments_keep_together_as_those_that_exchange_a
         ({"outer": "adam", "codec": "top12", "outer_momentum": 0.0}, "second moments"),
         ({"mode": "async", "codec": "top12"}, "momentum"),
         ({"mode": "async", "outer": "yogi"}, "delayed Nesterov"),
+        ({"mode": "async", "outer": "sgd"}, "not by its mean"),
         ({"mode": "server", "bound": 2, "outer": "heavyball"}, "delayed Nesterov"),
         ({"mode": "sparta", "codec": "top3"}, "never sent"),
         ({"mode": "btm", "codec": "int1"}, "never sent"),

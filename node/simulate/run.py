@@ -110,8 +110,7 @@ def _outer(one: Scenario) -> dict[str, Any]:
     if one.mode in ("sparta", "btm"):  # they have none
         return {}
     nesterov, found = one.outer == "nesterov", dict[str, Any]()
-    if not (nesterov and one.at_will):  # there it is the delayed one
-        found["optimizer"] = one.outer
+    found["optimizer"] = one.outer_rule
     if nesterov:
         found["warmup_rounds"] = one.warmup_rounds
     if one.outer_lr is not None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from bootstrap.manifest_modes import check_arrivals
 from bootstrap.manifest_rounds import COARSE, SPARSE, Codec, CodecChoice
 from bootstrap.validation import bad_config, check, read_toml
 from protocols.errors import OperatorError
@@ -125,6 +126,11 @@ class Scenario(BaseModel):
         return self.mode == "async" or (self.mode == "server" and self.bound != 0)
 
     @property
+    def outer_rule(self) -> str:
+        """The outer optimizer by its name in a manifest: at will, Nesterov's is the delayed one."""
+        return "delayed-nesterov" if self.at_will and self.outer == "nesterov" else self.outer
+
+    @property
     def by_steps(self) -> bool:
         """Whether the run is over when its inner steps are taken, however many rounds that makes.
 
@@ -196,11 +202,8 @@ class Scenario(BaseModel):
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
             )
-        if self.at_will and self.outer in ("heavyball", "adam", "yogi"):
-            raise ValueError(
-                f"outer {self.outer} with mode {self.mode}, where work is taken as it comes: that "
-                "is by delayed Nesterov; leave outer at nesterov, or take sgd"
-            )
+        if self.at_will:
+            check_arrivals(self.outer_rule, self.outer_lr or optimizers.named(self.outer).lr)
         if self.coarse and self.mode in ("sparta", "btm"):
             raise ValueError(
                 f"codec {self.codec} with mode {self.mode}: what it loses is never sent; use int4 "
