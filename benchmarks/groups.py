@@ -31,7 +31,7 @@ from gossip.certificate import genesis
 from gossip.exchange import Exchange
 from gossip.grouping import Grouping, lay_out, traffic
 from gossip.partition import MIN_PART, Link
-from gossip.validity import Place, Shape
+from gossip.validity import PartKey, Place, Shape
 from protocols import virtual_time
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
@@ -106,6 +106,13 @@ class Member:
     def behind(self, peer: PeerId) -> bool:
         """Everybody takes part."""
         return False
+
+    def needed(self) -> set[PartKey]:
+        """There is one plan alone."""
+        return set()
+
+    def dropped(self, key: PartKey) -> None:
+        """Nothing is."""
 
     def weighed(self, gram: Gram) -> None:
         """Nothing is weighed here."""

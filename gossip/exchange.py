@@ -23,6 +23,7 @@ from gossip.certificate import basis_of
 from gossip.inbox import Inbox, Receiver
 from gossip.outbox import Outbox, Untaken
 from gossip.planned import Planned, Route
+from gossip.retaining import Retention, keys_of
 from gossip.routing import Routes
 from gossip.slicing import OwnContribution, Source, shares
 from gossip.transfers import Transfers, header_of
@@ -49,8 +50,10 @@ class Exchange:
     _transfers: Transfers = field(init=False)
     _planned: Planned = field(init=False)
     _own: OwnContribution = field(init=False)
+    _retention: Retention = field(init=False)
 
     def __post_init__(self) -> None:
+        self._retention = Retention(self.shape.size)
         self._transfers = moved = Transfers(self.wiring)
         self._planned = planned = Planned(moved)
         listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
@@ -110,7 +113,10 @@ class Exchange:
         await self._own.is_sound()
 
     def work(self, plan: Plan) -> None:
-        """Start whatever this plan asks of me and is not under way yet; nothing once it is over."""
+        """Start whatever this plan asks of me and is not under way yet; nothing once it is over.
+
+        What earlier plans have asked for is let go of beyond what one of them has.
+        """
         if self.closed:
             return
         self.inbox.plan, basis = plan, basis_of(plan.codec, plan.contributors)
@@ -137,7 +143,15 @@ class Exchange:
                 mine = contributes and key[:3] not in holders
                 self._follow(route, routes, number, contributes=mine, again=again)
         self.outbox.stop_but(wanted)  # taken over by another owner, or merged already
+        self._let_go(plan)
         self._transfers.start(self._planned.announce())
+
+    def _let_go(self, plan: Plan) -> None:
+        """Free what is asked for no more, beyond what may be needed again."""
+        keys = keys_of(plan)
+        self._retention.ask(keys)
+        for key in self._retention.excess(set(keys), self.listener.needed(), self.inbox.copies):
+            self.inbox.drop(key)
 
     def _follow(
         self, route: Route, routes: Routes, number: int, *, contributes: bool, again: bool

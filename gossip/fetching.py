@@ -49,6 +49,15 @@ class Fetching:
         if result.digest and not self._has(result) and (running is None or running.done()):
             self._tasks[key] = self.transfers.start(self._fetch(result, plan))
 
+    def drop(self, key: PartKey) -> None:
+        """Nobody wants this part any more."""
+        if (running := self._tasks.pop(key, None)) is not None:
+            running.cancel()
+
+    def __contains__(self, key: PartKey) -> bool:
+        """Whether a part is, or was, fetched for a plan that may want it still."""
+        return key in self._tasks
+
     def _has(self, result: PartResult) -> bool:
         """Whether these very bytes are here."""
         here = self.held.get(key_of(result))

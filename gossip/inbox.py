@@ -41,6 +41,8 @@ class Receiver(Protocol):
     def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
     def weighed(self, gram: Gram) -> None: ...
     def behind(self, peer: PeerId) -> bool: ...
+    def needed(self) -> set[PartKey]: ...
+    def dropped(self, key: PartKey) -> None: ...
 
 
 @dataclass
@@ -186,7 +188,31 @@ class Inbox:
         key = key_of(result)
         if self.transfers.closed or (key in self.parts and not fixes(self.plan, result)):
             return
+        if self.planned.get(key) is None and key not in self.fetching:
+            return  # it was let go of meanwhile
         self.parts[key] = (result, data)
         if (route := self.planned.get(key)) is not None:
             route.inflow = None
         self.listener.held(result)
+
+    # --- what is wanted no more --------------------------------------------------------------
+
+    def copies(self, key: PartKey) -> int:
+        """How many encoded copies of a part take memory here, at most."""
+        return max(1, self.owning.copies(key))
+
+    def drop(self, key: PartKey) -> None:
+        """Let go of a part, as far as it has come: who brings it, merges it, or gets it from me."""
+        route = self.planned.drop(key)
+        if route is not None:
+            if route.sending is not None:
+                route.sending.cancel()
+            if (inflow := route.inflow) is not None:
+                route.inflow = inflow.newest = None  # what still comes of it is refused
+                if isinstance(inflow, SharedInflow):
+                    self.wiring.transport.post(inflow.spoil)
+        self.fetching.drop(key)
+        self.owning.drop(key)
+        self.relaying.forget(key)
+        if self.parts.pop(key, None) is not None:
+            self.listener.dropped(key)

@@ -29,6 +29,10 @@ class KeptMerge(PartMerge):
         self._order = [peer for peer in order if peer in self._shares]
         self._kept: list[dict[PeerId, torch.Tensor]] = [{} for _ in self.chunks]
 
+    @property
+    def copies(self) -> int:
+        return 1 if self.done else 1 + len(self._order)
+
     def _take(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
         scratch = self._scratch()
         self._decoded(peer, index, data, scratch)  # it must be fit to be merged later
@@ -107,6 +111,11 @@ class WeighedMerge(KeptMerge):
         if self._dealt is None:
             self._dealt = coefficients
             self._advance()
+
+    def close(self) -> None:
+        """As :meth:`PartMerge.close`."""
+        super().close()
+        self._judged = lambda: None  # it refers to whoever holds this
 
     def counted(self, peer: PeerId) -> int:
         return self.stop - self.start if self._dealt and peer in self._dealt else 0

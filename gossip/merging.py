@@ -103,6 +103,11 @@ class PartMerge:
         """Nothing of anybody's is in, and I have nothing either."""
         return self._source is None and not self._counts[0]
 
+    @property
+    def copies(self) -> int:
+        """How many encoded copies of the part take memory, at most."""
+        return 1
+
     def waits_for(self) -> set[PeerId]:
         """Who has yet to bring something."""
         number = len(self.chunks)
@@ -180,10 +185,11 @@ class PartMerge:
             self._advance()
 
     def close(self) -> None:
-        """The round is over here: take nothing more, touch no source any more."""
+        """Nobody wants the part any more: take nothing more, touch no source any more."""
         self._expected.clear()
         if not self.done:
             self._closed, self._source = True, None
+            self._begun = self._finished = _nothing  # they refer to whoever holds this
 
     def seal(self, trailer: bytes) -> None:
         """The trailer is known: the last bytes may be sent."""

@@ -29,6 +29,7 @@ from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.lateness import Lateness, merged_patience_s, relay_patience_s
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
 from gossip.mixing import Mix
+from gossip.owned import OwnedPart
 from gossip.routing import STRAIGHT, Paths
 from gossip.slicing import OwnContribution, shares
 from gossip.transfers import Transfers
@@ -49,21 +50,6 @@ class Refused(Protocol):
 
 
 @dataclass
-class OwnedPart:
-    """One part that this member merges."""
-
-    key: PartKey
-    header: Transfer
-    plan: Plan
-    merge: PartMerge
-    paths: Paths = STRAIGHT
-    asked: set[PeerId] = field(default_factory=set)  # who wants it from me and from no relay
-    overseers: list[asyncio.Task[None]] = field(default_factory=list)
-    gram: Gram | None = None  # of a draft's part, once all slices are in
-    sending: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
-
-
-@dataclass
 class Owning:
     """All parts of one round that this member merges; ``held`` gets each when it is merged.
 
@@ -79,6 +65,8 @@ class Owning:
     mix: Mix
     weighed: Callable[[Gram], None]
     _parts: dict[PartKey, OwnedPart] = field(default_factory=dict)
+    # never merged again: it might come out otherwise, and all count on one result for each
+    _ended: set[PartKey] = field(default_factory=set)
 
     @property
     def me(self) -> PeerId:
@@ -91,7 +79,8 @@ class Owning:
         if not plan.draft and self.mix.weigh is not None:
             part = self._weighed_part(key, header, plan) or part
         if part is None:
-            self._parts[key] = self._begin(key, header, plan, expected, paths)
+            if key not in self._ended:
+                self._parts[key] = self._begin(key, header, plan, expected, paths)
             return
         for relay in part.paths.collected.keys() - paths.collected.keys():
             self._drop(part, relay, Stale("no relay any more"))
@@ -102,6 +91,28 @@ class Owning:
             self._give_up(part, peer)
         if part.merge.merged:
             self._spread(part)  # not everybody has it, it seems
+
+    def copies(self, key: PartKey) -> int:
+        """How many encoded copies of a part that I merge take memory, at most."""
+        part = self._parts.get(key)
+        return 0 if part is None else part.merge.copies
+
+    def drop(self, key: PartKey) -> None:
+        """Merge this part no more, nor give it to anybody."""
+        if self._end(key):
+            self._ended.add(key)
+
+    def _end(self, key: PartKey) -> bool:
+        """Let go of a part; returns whether there was one."""
+        part = self._parts.pop(key, None)
+        if part is None:
+            return False
+        for task in part.sending.values():
+            task.cancel()
+        self._abandon(part)
+        part.sending.clear()
+        part.overseers.clear()  # a cancelled task keeps its frame, and that the part
+        return True
 
     def stop(self) -> None:
         """Merge no more; what is merged already is still sent to whoever is receiving it."""

@@ -70,6 +70,17 @@ class Planned:
         start, stop, _, basis = route.key
         self._relayed[start, stop, relay, basis] = route
 
+    def drop(self, key: PartKey) -> Route | None:
+        """No plan asks for a part any more: its route is forgotten, and returned if there was one.
+
+        Should one ask again, everything of it comes again.
+        """
+        route = self._routes.pop(key, None)
+        if route is not None:
+            for relayed in [name for name, other in self._relayed.items() if other is route]:
+                del self._relayed[relayed]
+        return route
+
     def clear(self) -> None:
         """The round is over: nothing is on its way any more."""
         self._routes.clear()

@@ -23,7 +23,8 @@ from gossip.buffers import Whole, buffers
 from gossip.joining import magnitude, mark_of, mark_size
 from gossip.lateness import merged_patience_s
 from gossip.merging import PartMerge
-from gossip.owning import OwnedPart, Owning
+from gossip.owned import OwnedPart
+from gossip.owning import Owning
 from gossip.receiving import Inflow
 from gossip.routing import Paths
 from gossip.validity import PartKey
@@ -211,11 +212,15 @@ class Relaying(Owning):
         """The group's slices go straight to the owner now."""
         mine = self._as_mine(key)
         self._ends.pop(mine, None)
-        part = self._parts.pop(mine, None)
-        if part is not None:
-            for task in part.sending.values():
-                task.cancel()
-            self._abandon(part)
+        self._end(mine)
+
+    def forget(self, key: PartKey) -> None:
+        """Nobody wants this part any more: neither collect it nor pass it on."""
+        if self.collects(key):
+            self.drop(key)
+        for passing in [passing for passing in self._passing if passing[0] == key]:
+            _, task = self._passing.pop(passing)
+            task.cancel()
 
     def pass_on(
         self, key: PartKey, header: Transfer, plan: Plan, inflow: SharedInflow,

@@ -7,8 +7,10 @@ from typing import Protocol
 from gossip.common import Wired
 from gossip.hooks import Hooks
 from gossip.instructions import Instruction
+from gossip.retaining import needed
 from gossip.round import Round
 from gossip.timing import Timing
+from gossip.validity import PartKey
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult
@@ -48,6 +50,14 @@ class Reports(Wired, CarriesOut):
 
     def weighed(self, gram: Gram) -> None:
         self.carry_out(self.round, self.round.on_products(gram, self.now()))
+
+    def needed(self) -> set[PartKey]:
+        """The parts that have to stay: what I have voted for, and what I may vote for."""
+        agreement = self.round.agreement
+        return needed(agreement.plan, agreement.voted and agreement.voted[1])
+
+    def dropped(self, key: PartKey) -> None:
+        self.round.agreement.held.pop(key, None)
 
     def behind(self, peer: PeerId) -> bool:
         return self.round.company.behind(peer)

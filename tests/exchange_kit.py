@@ -15,7 +15,7 @@ from gossip_kit import PLACE, RUN, leader, plan_of
 from gossip.bodies import Wiring, as_bytes
 from gossip.certificate import basis_of
 from gossip.exchange import Exchange
-from gossip.validity import Shape
+from gossip.validity import PartKey, Shape
 from protocols import virtual_time
 from protocols.bodies import BufferFeed
 from protocols.codecs import RangeCodec
@@ -50,6 +50,8 @@ class Peer:
     lost_: list[PartResult] = field(default_factory=list)
     refusals: list[tuple[PeerId, str]] = field(default_factory=list)
     late: set[PeerId] = field(default_factory=set)  # have yet to come to the round
+    needed_: set[PartKey] = field(default_factory=set)  # whatever later plans ask for
+    dropped_: list[PartKey] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.exchange = self.fresh()
@@ -92,6 +94,12 @@ class Peer:
 
     def behind(self, peer: PeerId) -> bool:
         return peer in self.late
+
+    def needed(self) -> set[PartKey]:
+        return self.needed_
+
+    def dropped(self, key: PartKey) -> None:
+        self.dropped_.append(key)
 
     def weighed(self, gram: Gram) -> None:
         raise AssertionError("nothing is weighed here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import weakref
 
 import pytest
 from exchange_kit import (
@@ -13,6 +14,7 @@ from exchange_kit import (
     PLAN,
     SHAPE,
     SIZE,
+    World,
     header_of,
     run,
     same_bytes,
@@ -22,10 +24,13 @@ from exchange_kit import (
 from gossip_kit import plan_of
 
 from gossip.certificate import basis_of
+from gossip.merging import PartMerge
 from gossip.planned import PLAN_WAIT_S
+from gossip.retaining import keys_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
 from protocols.memory import Link
+from protocols.messages import Plan
 
 
 def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
@@ -152,5 +157,81 @@ def test_when_the_round_is_over_nothing_goes_on() -> None:
                     BufferFeed(bytes(10)),
                     timeout=5.0,
                 )
+
+    run(scene)
+
+
+def other_plan(here: World, number: int) -> Plan:
+    """A plan of the same parts with a basis of its own, all merged by the first."""
+    plan = plan_of(LEADER, MEMBERS, shape=SHAPE, owners=[here.peers[0].identity])
+    first, *others = plan.contributors
+    lighter = dataclasses.replace(first, weight=first.weight / (number + 1))
+    return dataclasses.replace(plan, contributors=(lighter, *others))
+
+
+def test_what_one_plan_before_has_asked_for_is_kept_and_no_more() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            plans = [other_plan(here, number) for number in range(6)]
+            owner = here.peers[0].exchange.inbox.owning
+            first: list[weakref.ref[PartMerge]] = []
+            for number, plan in enumerate(plans):
+                here.work(plan)
+                if number == 0:
+                    first = [weakref.ref(part.merge) for part in owner._parts.values()]
+                (key,) = keys_of(plan)
+                if number < 3:  # the others do not come to an end
+                    await until(lambda key=key: all(key in p.exchange.parts for p in here.peers))
+                else:
+                    await asyncio.sleep(0.05)
+            assert len(owner._parts) == 2
+            assert [one() for one in first] == [None]  # and nothing waits for the collector
+            await until(lambda: all(keys_of(plans[-1])[0] in p.exchange.parts for p in here.peers))
+            for peer in here.peers:
+                inbox = peer.exchange.inbox
+                assert len(list(inbox.planned.routes())) == 2
+                assert set(inbox.parts) <= {keys_of(plan)[0] for plan in plans[-2:]}
+                assert peer.dropped_ == [keys_of(plan)[0] for plan in plans[:3]]
+            here.work(plans[-2])  # by a leader who knew of no other
+            await until(lambda: all(keys_of(plans[-2])[0] in p.exchange.parts for p in here.peers))
+            assert same_bytes(here.peers)
+
+    run(scene)
+
+
+def test_what_was_voted_for_stays_whatever_plans_come() -> None:
+    async def scene() -> None:
+        async with world() as here:
+            voter, other = here.peers[1:3]
+            (voted,) = keys_of(other_plan(here, 0))
+            for number in range(4):
+                here.work(plan := other_plan(here, number))
+                (key,) = keys_of(plan)
+                await until(lambda key=key: all(key in p.exchange.parts for p in here.peers))
+                voter.needed_ = {voted}
+            assert set(voter.exchange.parts) == {voted, key}  # that is all that there is room for
+            assert voted not in other.exchange.parts
+
+    run(scene)
+
+
+def test_an_owner_that_let_go_of_a_part_does_not_merge_it_again() -> None:
+    """It might come out otherwise, and two results for one part may be voted for."""
+
+    async def scene() -> None:
+        async with world() as here:
+            owner, other = here.peers[:2]
+            for number in range(3):
+                here.work(plan := other_plan(here, number))
+                (key,) = keys_of(plan)
+                await until(lambda key=key: all(key in p.exchange.parts for p in here.peers))
+            here.work(first := other_plan(here, 0))
+            await until(lambda: owner.me in other.faults)
+            assert keys_of(first)[0] not in owner.exchange.inbox.owning._parts
+            taken_over = plan_of(LEADER, MEMBERS, shape=SHAPE, owners=[other.identity])
+            taken_over = dataclasses.replace(taken_over, contributors=first.contributors)
+            here.work(taken_over)
+            (key,) = keys_of(taken_over)
+            await until(lambda: all(key in p.exchange.parts for p in here.peers))
 
     run(scene)
