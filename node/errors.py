@@ -118,7 +118,8 @@ _ROWS = (
         "E206",
         "the swarm's history does not verify",
         "no peer could show by whose signatures the swarm came from the run's creator to where it "
-        "says it is: whoever announces that state is not telling the truth, or serves another run",
+        "says it is: whoever announces that state is not telling the truth, or serves another run; "
+        "or office was handed over so often that members keep no more of it (the message says)",
         "ask the run's creator for a join line, and give other peers with --peers",
     ),
     Kind(
