@@ -24,8 +24,9 @@ powersgd         adamw, where D is a gradient that came as factors   1905.13727,
 ================ =================================================== =========================
 
 adam and yogi end with θ ← θ − η m̂ / (√ŝ + ε), where m̂ and ŝ are corrected for their start at zero
-(1412.6980; for yogi ŝ starts at D², as its authors start it at the first batch's). The federated
-paper starts s at ε² in place of a correction; then the first rounds are as long as ε makes them.
+(1412.6980; for yogi ŝ starts at an element's first D² that is not 0, as its authors start it at the
+first batch's). The federated paper starts s at ε² in place of a correction; then the first rounds
+are as long as ε makes them.
 
 All islands must get the same bits (:mod:`diloco.outer`): products are rounded before they are
 added; nothing is divided by a number, which some devices do by its inverse; powers are products.
@@ -176,11 +177,9 @@ def _adam(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> Non
 @torch.no_grad()
 def _yogi(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> None:
     square, second = merged.square(), vectors["s"]
-    if rates.count == 1:
-        second.copy_(square)
-    else:
-        sign = torch.sign(second - square)
-        second.sub_(square.mul_(1 - rates.beta2).mul_(sign))
+    change = (square * (1 - rates.beta2)).mul_(torch.sign(second - square))
+    # nothing seen of an element yet: whatever round that is, a part may have come out empty before
+    second.copy_(torch.where(second == 0, square, second - change))
     _adaptive_step(vectors["m"], merged, params, rates, second.clone())
 
 

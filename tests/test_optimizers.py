@@ -77,6 +77,19 @@ def test_yogis_second_moment_moves_by_a_share_of_the_square_at_most() -> None:
         assert (moved <= bound * 1.0001 + 1e-6).all()
 
 
+def test_yogi_begins_with_the_first_round_that_brings_an_element_something() -> None:
+    """A part that came out empty in round 0 takes no longer steps later than the others."""
+    params, rule = torch.zeros(2), named("yogi")
+    state = rule.init(params)
+    rule.update(state, torch.tensor([1.0, 0.0]), params, lr=0.01, momentum=0.9)
+    merged = torch.ones(2)
+    for _ in range(5):
+        before = params.clone()
+        rule.update(state, merged, params, lr=0.01, momentum=0.9)
+        assert state.vectors["s"].equal(merged.square())
+        assert ((before - params) <= 0.01).all()
+
+
 @pytest.mark.parametrize("name", ["adam", "yogi"])
 def test_adaptive_steps_do_not_depend_on_the_scale(name: str, merged: list[torch.Tensor]) -> None:
     large = [one * 1000 for one in merged]
