@@ -256,33 +256,38 @@ class Conductor:
             await self._turns.all_to_read()
         finally:
             self._beginning = False
+        if self.ready is None or not self.island.alive:
+            self._turns.free()
+            return  # it has died meanwhile: the next one begins when it is ready
         self._begun = True
+        if self._guesses is not None:
+            self._guesses.begin()
         (round_, *others), (slot, slots) = [r.place.round for r in self.replicas], self._slot()
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._turns.begin()
         moments, self._moments = self._moments, None
-        await self.island.send(
-            Begin(
-                round_,
-                self._target,
-                slot,
-                slots,
-                self.pace.step,
-                self.pace.tokens,
-                resume,
-                self.joined and not (resume or moments),
-                evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
-                others=tuple(others),
-                tau=self._chooser.tau(),
-                at_will=self._at_will,
-                forgets=not self.manifest.inner.keep_moments,
-                gradients=by_gradients(self.manifest),
-                moments=str(moments.path) if moments else "",
-                moments_steps=moments.steps if moments else 0,
-                position=max(self.pace.position, self._targets.position(self.swarm)),
-            )
+        begin = Begin(
+            round_,
+            self._target,
+            slot,
+            slots,
+            self.pace.step,
+            self.pace.tokens,
+            resume,
+            self.joined and not (resume or moments),
+            evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
+            others=tuple(others),
+            tau=self._chooser.tau(),
+            at_will=self._at_will,
+            forgets=not self.manifest.inner.keep_moments,
+            gradients=by_gradients(self.manifest),
+            moments=str(moments.path) if moments else "",
+            moments_steps=moments.steps if moments else 0,
+            position=max(self.pace.position, self._targets.position(self.swarm)),
         )
+        with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
+            await self.island.send(begin)
         self.resume_dir = None
 
     def _on_step(self, done: StepDone) -> None:

@@ -23,6 +23,10 @@ class Guesses:
         self._back = False
         self._moved: asyncio.Future[None] | None = None
 
+    def begin(self) -> None:
+        """A trainer begins at the base: what another one left of its snapshot is nobody's."""
+        self.replica.out = self.replica.guessed = False
+
     async def make(self) -> None:
         """Have the trainer go on from a guess; its snapshot stays out."""
         if self._turns.is_free(0):

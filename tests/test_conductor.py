@@ -14,6 +14,7 @@ from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
 from node.conductor import Conductor
+from node.eager_state import EagerReplica
 from node.replica import OuterReplica
 from node.trainer.channel import Snapshot
 from node.trainer.shared import SharedVectors
@@ -74,11 +75,14 @@ def vectors() -> Iterator[SharedVectors]:
 
 
 def conductor(
-    vectors: SharedVectors, offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    vectors: SharedVectors,
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    tables: dict[str, Any] | None = None,
+    kind: type[OuterReplica] = OuterReplica,
 ) -> tuple[Conductor, Chain]:
     """At round 0, with a trainer that trains, and a snapshot out."""
-    manifest = Manifest.model_validate({"mode": "diloco"})
-    replica = OuterReplica(manifest, ME, vectors, RangeCodec("fp32", SIZE), offload, (ME, OTHER), 0)
+    manifest = Manifest.model_validate(tables or {"mode": "diloco"})
+    replica = kind(manifest, ME, vectors, RangeCodec("fp32", SIZE), offload, (ME, OTHER), 0)
     replica.base.copy_(normal(1, SIZE))
     replica.sent.copy_(replica.base + 0.01 * normal(2, SIZE))
     layout = SimpleNamespace(size=SIZE, cuts=(slice(0, SIZE),))
@@ -136,6 +140,43 @@ async def commit_without(replica: OuterReplica) -> None:
     replica.codec.encode(0, 0.01 * normal(3, SIZE), data)
     certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ())
     await replica.apply(certificate, {(0, SIZE): data})
+
+
+async def test_a_trainer_that_dies_before_it_begins_is_sent_nothing(
+    vectors: SharedVectors,
+) -> None:
+    """The next one would begin before it is known what it has built, and then again."""
+    gate = Gate()
+    gate.open.set()
+    made, _ = conductor(vectors, gate.offload)
+    trainer = cast(Trainer, made.island)
+    made._begun, made.ready = False, cast(Any, object())
+
+    async def refresh() -> None:
+        trainer.alive, made.ready = False, None
+
+    made.refresh = refresh
+    await made._begin()
+    assert trainer.sent == []
+    assert not made._begun
+    assert made._turns.is_free(0)
+    trainer.alive, made.ready = True, cast(Any, object())
+    await made._begin()
+    assert len(trainer.sent) == 1
+
+
+async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:
+    gate = Gate()
+    gate.open.set()
+    made, _ = conductor(vectors, gate.offload, {"mode": "eager"}, EagerReplica)
+    replica = made.replicas[0]
+    assert isinstance(replica, EagerReplica)
+    await replica.aim()
+    await replica.arrived()
+    made._begun, made.ready = False, cast(Any, object())
+    await made._begin()
+    replica.sent.copy_(replica.base - 1)  # the new trainer's first snapshot
+    assert replica.delta(0, SIZE, torch.empty(SIZE)).allclose(torch.ones(SIZE), atol=1e-5)
 
 
 async def test_a_snapshot_is_ready_for_its_round(vectors: SharedVectors) -> None:
