@@ -23,7 +23,8 @@ class EagerReplica(OuterReplica):
 
     A guess is made in three calls, while the vectors are the daemon's: :meth:`aim` puts how far θ
     is to move into ``sent``, the trainer does so, :meth:`arrived` makes a reference of it. With
-    ``back`` the same takes the guess back, for a checkpoint: what is saved holds work alone.
+    ``back`` the same takes the guess back, for a checkpoint: what is saved holds work alone. What
+    the others brought last is in none: a node that resumes guesses its own share alone, once.
     """
 
     _delta: torch.Tensor | None = None  # Δ of the snapshot that is out

@@ -19,7 +19,10 @@ Progress = Callable[[int, int, torch.Tensor], torch.Tensor]  # Δ of elements [s
 
 
 class Turning:
-    """How the present contribution of one fragment is turned; blocks are chunks of codecs."""
+    """How the present contribution of one fragment is turned; blocks are chunks of codecs.
+
+    No checkpoint has it: late work that a node resumes with is sent as it is, once.
+    """
 
     def __init__(self, momentum: torch.Tensor) -> None:
         """``momentum``: the outer optimizer's, fp32 [n], as it changes from round to round."""
