@@ -16,9 +16,17 @@ class Steps:
     def __init__(self) -> None:
         self.losses: list[float | None] = []
 
+        self.left: list[type[BaseException] | None] = []
+
     def step(self, tokens: int, loss: float | None) -> bool:
         self.losses.append(loss)
         return True
+
+    def leave(self) -> None:
+        self.left.append(None)
+
+    def __exit__(self, kind: type[BaseException] | None, *given: object) -> None:
+        self.left.append(kind)
 
 
 def test_a_loss_that_was_logged_counts_once() -> None:
@@ -35,3 +43,32 @@ def test_a_loss_that_was_logged_counts_once() -> None:
             state.log_history.append(logged[step])
             callback.on_log(None, state, control, logs=logged[step])
     assert island.losses == [None, None, math.inf, None, None, 1.5, None, None]
+
+
+def test_an_exception_that_the_trainer_tells_nobody_of_leaves_the_swarm() -> None:
+    from node.script.huggingface import SwarmCallback
+
+    def train() -> None:
+        raise ZeroDivisionError
+
+    swarm = SwarmCallback(tokens_per_step=8)
+    swarm.island = island = Steps()
+    with pytest.raises(ZeroDivisionError), swarm:
+        train()
+    assert island.left == [ZeroDivisionError]
+
+
+def test_training_that_begins_again_leaves_what_an_exception_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from node.script.huggingface import SwarmCallback
+
+    first, second = islands = [Steps(), Steps()]
+    joining = iter(islands)
+    monkeypatch.setattr("node.script.huggingface.join", lambda *_, **__: next(joining))
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    swarm = SwarmCallback(tokens_per_step=8)
+    for _ in islands:
+        swarm.on_train_begin(None, state, control, model=None, optimizer=None)
+    assert (first.left, second.left) == ([None], [])
+    assert swarm.island is second

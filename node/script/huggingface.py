@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,6 +18,9 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ``tokens_per_step`` are those of one optimizer step of the whole island; without it the
     ``Trainer`` must count them (``include_num_input_tokens_seen`` of its arguments). All else is
     passed to :func:`node.join`. Training ends when the run does.
+
+    The ``Trainer`` tells callbacks nothing of an exception. Where the process outlives one (in a
+    notebook, say), ``with SwarmCallback(...) as swarm:`` around ``train()`` leaves all the same.
     """
 
     def __init__(self, *, tokens_per_step: int = 0, **joining: Any) -> None:
@@ -41,6 +45,8 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
                 fix="give SwarmCallback(tokens_per_step=...), or include_num_input_tokens_seen in "
                 "the TrainingArguments",
             )
+        if self.island is not None:  # train() may be called again, also after an exception
+            self.island.leave()
         self.island = join(kwargs["model"], kwargs["optimizer"], **self.joining)
         self._seen = int(state.num_input_tokens_seen)
 
@@ -80,3 +86,16 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """Leave the swarm; the model keeps what this island stands at."""
         if self.island is not None:
             self.island.leave()
+
+    def __enter__(self) -> SwarmCallback:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ctrl-C or an error: leave the swarm in order all the same."""
+        if self.island is not None:
+            self.island.__exit__(kind, error, trace)
