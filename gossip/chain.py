@@ -380,6 +380,7 @@ class Chain(Reports):
             self._missed.rounds(place.round),
             self._holding,
             lambda: self.following.leaving,
+            self._missed.unreliable(place.round),
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
         self.signed_plan = None  # one of a fork's other side would have the same number

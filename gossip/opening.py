@@ -5,7 +5,7 @@ What a plan contains is :mod:`gossip.planning`; who is to propose one is :mod:`g
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from gossip.agreed import Remains
@@ -41,6 +41,7 @@ class Opening:
     missed: Mapping[PeerId, int]  # rounds without a member's work
     ladder: Ladder  # what is known of the rounds before
     holding: Holding = field(default_factory=Holding)
+    unreliable: Set[PeerId] = frozenset()  # who is to own no part
     lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
@@ -135,7 +136,7 @@ class Opening:
             at_hand = frozenset[PartKey]().union(*shown) - self.lost
             held = usable(remains.held, plan, self.agreement.held, at_hand)
             here = [a for a in self.company.members(now) if a.peer in remains.roster]
-            owners = {announce.peer for announce in owners_among(here, self.rules)}
+            owners = {announce.peer for announce in owners_among(here, self.rules, self.unreliable)}
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live
             remains = replace(remains, held=held)
@@ -172,6 +173,7 @@ class Opening:
             round_s=self.round_s,
             past=self.ladder,
             patience_s=measured,
+            unreliable=self.unreliable,
         )
 
     def bounded(self, plan: Plan, now: float) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from gossip.agreed import Remains
 from gossip.certificate import basis_of, leader_order, sign_result
@@ -45,12 +45,14 @@ def fresh_plan(
     round_s: float = 0.0,
     past: Ladder | None = None,
     patience_s: float | None = None,
+    unreliable: Set[PeerId] = frozenset(),
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
     known yet) and what is known of the rounds before (:mod:`gossip.ladder`). ``patience_s`` is what
-    the measured round trips ask for, None before there are any (:mod:`gossip.trips`).
+    the measured round trips ask for, None before there are any (:mod:`gossip.trips`). Who is
+    ``unreliable`` merges nothing, if there are others.
 
     A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
     a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
@@ -65,7 +67,7 @@ def fresh_plan(
         members = [announce for announce in members if announce in ready] or members[:1]
     contributing = {announce.peer for announce in ready}
     links = links_of(members, contributing, rules.believed)
-    merging = {announce.peer for announce in owners_among(members, rules)}
+    merging = {announce.peer for announce in owners_among(members, rules, unreliable)}
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
     layout = lay_out(
@@ -102,8 +104,12 @@ def fresh_plan(
     )
 
 
-def owners_among(members: Sequence[Announce], rules: Rules) -> Sequence[Announce]:
-    """Who of the live members merges parts: all, or the servers where the run has some."""
+def owners_among(
+    members: Sequence[Announce], rules: Rules, unreliable: Set[PeerId] = frozenset()
+) -> Sequence[Announce]:
+    """Who of the live members merges parts: all who are not ``unreliable`` (or all are), or the
+    servers where the run has some."""
+    members = [announce for announce in members if announce.peer not in unreliable] or members
     servers = [announce for announce in members if announce.role == "server"]
     return servers if rules.servers and servers else members
 

@@ -11,7 +11,7 @@ wait a little longer than the one before. Two who stand up at once cost time, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from gossip.agreed import (
@@ -74,6 +74,7 @@ class Round:
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
     leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: decides nothing
+    unreliable: Set[PeerId] = frozenset()  # who was left out of rounds, and is to own no part
     agreement: Agreement = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
@@ -108,7 +109,7 @@ class Round:
         self.telling = Telling(self.agreement, self.company)
         self.opening = Opening(
             self.identity, self.rules, self.company, self.opened, self.round_s, self.missed,
-            self.ladder, self.holding,
+            self.ladder, self.holding, self.unreliable,
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)

@@ -187,6 +187,7 @@ class World:
             peer.abstain_until,
             place.round <= peer.forgotten,
             missed=peer.absent.rounds(place.round),
+            unreliable=peer.absent.unreliable(place.round),
         )
         current = peer.round
 

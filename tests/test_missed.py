@@ -6,7 +6,7 @@ import dataclasses
 
 from gossip_kit import EVERYBODY, decided, roster_of
 
-from gossip.missed import Missed
+from gossip.missed import LONGEST, Missed
 from protocols.counts import pack_counts
 
 
@@ -36,3 +36,34 @@ def test_who_left_is_forgotten_and_who_comes_has_missed_nothing() -> None:
     missed.note(dataclasses.replace(outcome, round=outcome.round + 1, parts=()))
     rounds = missed.rounds(outcome.round + 2)
     assert [rounds[peer] for peer in outcome.next_roster] == [1, 1, 1, 0, 0]
+
+
+def test_who_was_left_out_owns_nothing_for_ever_longer_until_it_delivers() -> None:
+    outcome = decided(EVERYBODY).outcome
+    faulty = outcome.contributors[0].peer
+    out = (dataclasses.replace(outcome.contributors[0], active=False), *outcome.contributors[1:])
+    size = outcome.parts[0].stop - outcome.parts[0].start
+    silent = dataclasses.replace(outcome.parts[0], counts=pack_counts([0, *[size] * 4]))
+    missed, round_ = Missed(), 0
+
+    def note(*, left_out: bool = False, delivers: bool = False) -> bool:
+        nonlocal round_
+        contributors = out if left_out else outcome.contributors
+        part = outcome.parts[0] if delivers else silent
+        missed.note(
+            dataclasses.replace(outcome, round=round_, contributors=contributors, parts=(part,))
+        )
+        round_ += 1
+        return faulty in missed.unreliable(round_)
+
+    assert not note()
+    for often in (1, 2, 3):
+        assert note(left_out=True)
+        assert [note() for _ in range(2**often)] == [True] * (2**often - 1) + [False]
+    for _ in range(20):
+        assert note(left_out=True)
+    assert [note() for _ in range(LONGEST)] == [True] * (LONGEST - 1) + [False]
+    assert note(left_out=True)
+    assert not note(delivers=True)
+    assert note(left_out=True)
+    assert [note(), note()] == [True, False], "it counts from the beginning"

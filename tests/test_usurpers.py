@@ -87,6 +87,20 @@ def test_who_takes_the_lead_again_and_again_stops_nobody(
     assert commits_beside(act, every) >= 5
 
 
+def test_who_moves_nothing_is_not_to_merge_parts_round_after_round() -> None:
+    """Else each round would have to be planned anew: 10 rounds in this time."""
+
+    async def main() -> None:
+        async with simulated_swarm(5, uploads=[12.5e6] * 5) as swarm:
+            faulty, *others = swarm.members.values()
+            silence(faulty)
+            await asyncio.sleep(30.0)
+            swarm.agree()
+            assert min(lengths(others)) >= 14
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("whom", ["itself", "a stranger", "all but one"])
 def test_no_leader_chooses_alone_who_is_in_office_next(
     whom: str, monkeypatch: pytest.MonkeyPatch
