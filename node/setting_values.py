@@ -139,6 +139,13 @@ def dialable(text: str) -> str:
     return parse_address(text).hostport if text else text
 
 
+def not_empty(value: object) -> object:
+    """Raises ValueError for an empty path, which would be the current directory."""
+    if isinstance(value, str) and not value.strip():  # a variable of the shell that is not set
+        raise ValueError("is empty; give a path, or leave it out")
+    return value
+
+
 def expanded(path: Path) -> Path:
     """An absolute path, ``~`` included."""
     return path.expanduser().absolute()
@@ -156,8 +163,9 @@ def bytes_at_most(limit: int) -> AfterValidator:
 
 
 HostPort = Annotated[str, Field(max_length=262), AfterValidator(checked_host_port)]
-LocalPath = Annotated[Path, AfterValidator(expanded)]
-Place = Annotated[str, BeforeValidator(str), AfterValidator(place)]  # a path or URL
+LocalPath = Annotated[Path, BeforeValidator(not_empty), AfterValidator(expanded)]
+# a path or URL
+Place = Annotated[str, BeforeValidator(str), AfterValidator(not_empty), AfterValidator(place)]
 Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), bytes_at_most(64)]
 
 

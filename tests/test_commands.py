@@ -216,10 +216,12 @@ def test_export_of_what_is_not_there(command, checkpoint, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_what_prepare_cannot_read_is_not_to_be_given_with_data(command, tmp_path):
+def test_what_prepare_cannot_read_is_not_to_be_given_with_data(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("")
-    for bad in ("empty.txt", "nowhere"):
-        status, _, err = command("data", "prepare", tmp_path / bad, "--out", tmp_path / "out")
+    (tmp_path / "here.txt").write_text("not named, so not to be read\n" * 1000)
+    for bad in (tmp_path / "empty.txt", tmp_path / "nowhere", ""):
+        status, _, err = command("data", "prepare", bad, "--out", tmp_path / "out")
         assert status == 1
         assert "error E601" in err
         assert "--data" not in err

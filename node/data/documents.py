@@ -52,6 +52,10 @@ def find_inputs(places: list[str]) -> list[Input]:
         if place.startswith(STREAMED):
             found.append(Input(place, 0))
             continue
+        if not place.strip():  # Path would take it for the current directory
+            raise operator_error(
+                "E601", "one of the inputs is empty", why="it is '', no path and no data set"
+            )
         path = Path(place).expanduser()
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if _is_input(file))
