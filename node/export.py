@@ -38,6 +38,7 @@ def export_hf(
     fit the model.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from node.trainer.layout import Layout
@@ -64,12 +65,13 @@ def export_hf(
             (temporary / name).write_text(text, encoding="utf-8")
         if tokenizer:
             (temporary / "tokenizer.json").write_bytes(tokenizer)
+        # safetensors keeps its file from other users; whoever may read the rest may read it
+        shutil.copymode(temporary / "config.json", temporary / "model.safetensors")
         temporary.chmod(0o755)
         os.rename(temporary, folder)
-    except OSError as error:
-        raise operator_error(
-            "E602", f"cannot export to {folder}", why=error.strerror or str(error)
-        ) from error
+    except (OSError, SafetensorError) as error:  # the latter where the disk is full, too
+        why = getattr(error, "strerror", None) or str(error)
+        raise operator_error("E602", f"cannot export to {folder}", why=why) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well

@@ -147,8 +147,13 @@ def verify_run(checkpoint: Path) -> bytes:
 
 def read_checkpoint(path: Path) -> OuterFiles:
     """Read a checkpoint directory, or the newest whole one of a state directory; else E404."""
+    return read_outer(find_checkpoint(path))
+
+
+def find_checkpoint(path: Path) -> Path:
+    """A checkpoint directory itself, or the newest whole one of a state directory; else E404."""
     if re.fullmatch(r"ckpt-\d+", path.name):
-        return read_outer(path)
+        return path
     directory = StateDir(path).checkpoints
     found = CheckpointStore(directory).latest() if directory.is_dir() else None
     if found is None or found.checkpoint is None:
@@ -157,4 +162,4 @@ def read_checkpoint(path: Path) -> OuterFiles:
             "it is no checkpoint, and there is none in it",
             "give a directory named ckpt-NUMBER, or a node's state directory",
         )
-    return read_outer(found.checkpoint.path)
+    return found.checkpoint.path

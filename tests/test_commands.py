@@ -200,7 +200,9 @@ def test_export(command, checkpoint, tmp_path):
         "export", "--to", "hf", tmp_path / "model", "--from", tmp_path / "state"
     )
     assert status == 0
-    assert out.strip() == str(tmp_path / "model")
+    size = len(checkpoint[0].base)
+    told = f"{tmp_path / 'model'}: {size:,} parameters of {checkpoint[1].name} in 5 files"
+    assert out.strip() == told
     assert (tmp_path / "model" / "config.json").exists()
     assert command("export", tmp_path / "model", "--from", checkpoint[1])[2].startswith(
         "error E602"

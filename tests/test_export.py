@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from bootstrap.manifest import Model
 from node.export import byte_names, export_hf
@@ -94,15 +95,32 @@ def test_byte_names_are_the_known_ones():
     assert (names[0], names[ord(" ")], names[ord("\n")], names[ord("A")]) == ("Ā", "Ġ", "Ċ", "A")
 
 
-def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(self: Path, *arguments: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("pathlib.Path.write_text", OSError(28, "No space left on device")),
+        (
+            "safetensors.torch.save_file",
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+        ),
+    ],
+)
+def test_a_failed_export_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, error: Exception
+):
+    def full(*arguments: object, **options: object) -> None:
+        raise error
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(target, full)
     with pytest.raises(OperatorError, match="No space left") as caught:
         export_hf(BASE, vector_of(BASE), tmp_path / "model")
     assert caught.value.code == "E602"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_files_are_for_the_same_readers(tmp_path: Path):
+    folder = export_hf(BASE, vector_of(BASE), tmp_path / "model")
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
 
 
 def test_nothing_is_overwritten(tmp_path: Path):

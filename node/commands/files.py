@@ -61,13 +61,16 @@ def export(
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     from node.export import export_hf
-    from node.outer_files import read_checkpoint, read_tokenizer_of
+    from node.outer_files import find_checkpoint, read_outer, read_tokenizer_of
 
     clean_up_first()  # a folder may be half written
-    outer = read_checkpoint(source)
+    checkpoint = find_checkpoint(source)
+    outer = read_outer(checkpoint)
     manifest = outer.signed.manifest
     fragments = manifest.rounds.fragments
     tokenizer = read_tokenizer_of(source, manifest)
+    export_hf(manifest.model, outer.base, folder, fragments=fragments, tokenizer=tokenizer)
     typer.echo(
-        export_hf(manifest.model, outer.base, folder, fragments=fragments, tokenizer=tokenizer)
+        f"{folder}: {len(outer.base):,} parameters of {checkpoint.name} in "
+        f"{len(os.listdir(folder))} files"
     )
