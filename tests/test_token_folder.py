@@ -140,7 +140,13 @@ def test_what_is_in_the_way_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [('{"txt": "a"}', "no 'text'"), ("{", "no JSON"), ('{"text": 3}', "no text"), ("[1]", "list")],
+    [
+        ('{"txt": "a"}', "no 'text'"),
+        ("{", "no JSON"),
+        ('{"text": 3}', "no text"),
+        ("[1]", "list"),
+        ('{"text": ' + "[" * 100_000, "brackets"),
+    ],
 )
 def test_records_without_text_are_refused_with_their_number(tmp_path, line, why):
     source = tmp_path / "a.jsonl"
@@ -149,6 +155,19 @@ def test_records_without_text_are_refused_with_their_number(tmp_path, line, why)
         prepare([str(source)], tmp_path / "out", BYTES)
     assert caught.value.code == "E601"
     assert "2" in caught.value.why
+
+
+def test_compressed_lines_that_are_damaged_are_refused(tmp_path):
+    whole = gzip.compress(json_lines(tmp_path / "a.jsonl").read_bytes(), mtime=0)
+    source = tmp_path / "a.jsonl.gz"
+    middle = len(whole) // 2
+    cases = (whole[:middle], whole[:-1], b"x" + whole, whole[:middle] + whole[middle + 1 :])
+    for number, damaged in enumerate(cases):
+        source.write_bytes(damaged)
+        with pytest.raises(OperatorError) as caught:
+            prepare([str(source)], tmp_path / f"out-{number}", BYTES)
+        assert caught.value.code == "E601"
+        assert str(source) in caught.value.what
 
 
 def test_windows_across_files(tmp_path):

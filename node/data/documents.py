@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,13 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
             yield from _text(Path(name), skip)
     except OperatorError:
         raise
-    except (OSError, ValueError) as error:  # gzip's and parquet's errors are among them
+    except (EOFError, zlib.error) as error:  # gzip's, as some of its are OSErrors
+        why = f"its compressed data is damaged or cut off: {error}"
+        raise operator_error("E601", f"cannot read {name}", why=why) from error
+    except OSError as error:  # parquet's have no errno
+        why = error.strerror or str(error)[:500]
+        raise operator_error("E601", f"cannot read {name}", why=why) from error
+    except ValueError as error:
         raise operator_error("E601", f"cannot read {name}", why=str(error)[:500]) from error
 
 
@@ -147,6 +154,8 @@ def _parsed(line: bytes, number: int) -> Any:
         return json.loads(line)
     except ValueError as error:
         raise ValueError(f"line {number} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"line {number} has too many brackets within brackets") from error
 
 
 def _field(record: Any, field: str, number: int) -> bytes:
