@@ -133,9 +133,21 @@ def test_what_is_in_the_way_is_refused(tmp_path):
     with pytest.raises(OperatorError, match="not empty"):
         prepare([str(source)], made, BYTES)
     (tmp_path / "partial").mkdir()
-    (tmp_path / "partial" / PARTIAL).write_text('{"job": "another"}')
+    begun = {"job": "another", "shards": [Folder(str(made)).index.shards[0].model_dump()]}
+    (tmp_path / "partial" / PARTIAL).write_text(json.dumps(begun))
     with pytest.raises(OperatorError, match="other data"):
         prepare([str(source)], tmp_path / "partial", BYTES)
+
+
+def test_a_beginning_without_a_whole_file_is_no_obstacle(tmp_path):
+    lines = [{"body": text, "text": "other"} for text in TEXTS]
+    del lines[-1]["text"]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(OperatorError, match="see --field"):
+        prepare([str(source)], tmp_path / "out", BYTES, shard_tokens=60_000)
+    prepare([str(source)], tmp_path / "out", BYTES, field="body", shard_tokens=60_000)
+    assert contents(tmp_path / "out") == contents(folder(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def _begin(out: Path, job: str) -> _Place:
             place = _Place.model_validate_json(partial.read_bytes())
             if place.job == job:
                 return place
+            if not place.shards:  # nothing that is whole would be lost: what --field was missing,
+                return _Place(job=job)  # say, shows before a file is
         raise operator_error(
             "E603",
             f"{out} has the beginning of other data",
