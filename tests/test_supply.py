@@ -7,6 +7,7 @@ import pytest
 from data_kit import TEXTS, folder, serving, tokenizer_bytes
 
 from bootstrap.manifest import Data, Manifest, Model
+from node.data import intact
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
@@ -82,7 +83,8 @@ def test_a_vocabulary_that_is_too_small_is_refused(text, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("bpe", [False, True])
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_token_folder_here_or_at_a_url(tmp_path, bpe, remote):
+def test_a_token_folder_here_or_at_a_url(tmp_path, bpe, remote, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     made = folder(tmp_path / "www" / "data", bpe=bpe)
     with serving(tmp_path / "www") as server:
         place = f"{server.url}/data" if remote else str(made)
@@ -100,6 +102,34 @@ def test_a_token_folder_here_or_at_a_url(tmp_path, bpe, remote):
             tokens_for(other, supply.shard, b"", place, QUIET)
         with pytest.raises(ValueError, match="vocabulary"):
             open_tokens(place, 100, tmp_path / "cache", 10**9)
+
+
+@pytest.mark.parametrize("name", ["train-00001.bin", "train-00001.ends", "held-out.ends"])
+def test_a_damaged_token_folder_is_not_trained_on(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    made = folder(tmp_path / "data", shard_tokens=30_000)
+    run = make(manifest(), str(made), Given(), tmp_path, QUIET)
+    hashed = []
+    plain = intact.file_sha256
+    monkeypatch.setattr(intact, "file_sha256", lambda path: hashed.append(path.name) or plain(path))
+
+    def again() -> None:
+        tokens_for(run.manifest, run.shard, run.tokenizer, str(made), QUIET)
+
+    again()
+    assert not hashed  # it was found intact before
+    whole = (made / name).read_bytes()
+    (made / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    for _ in range(2):
+        with pytest.raises(OperatorError, match="sha256") as caught:
+            again()
+        assert (caught.value.code, set(hashed)) == ("E603", {name})
+    (made / name).unlink()
+    with pytest.raises(OperatorError, match="missing") as caught:
+        make(manifest(), str(made), Given(), tmp_path, QUIET)
+    assert caught.value.code == "E603"
+    (made / name).write_bytes(whole)
+    again()
 
 
 def test_hostile_bytes_are_no_tokenizer():

@@ -14,8 +14,8 @@ import pytest
 from data_kit import TEXTS, folder, json_lines, serving, tokenizer_bytes
 
 from node.data import documents
-from node.data.folder import HELD_OUT, INDEX
-from node.data.prepare import PARTIAL, ends, prepare
+from node.data.folder import HELD_OUT, INDEX, ends
+from node.data.prepare import PARTIAL, prepare
 from node.data.remote import DRAFT, Folder, FolderTokens, ShardCache
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.trainer.corpus import is_held_out

@@ -118,25 +118,13 @@ def _beginning(folder: Folder) -> str:
 def _verify(folder: Folder) -> None:
     """Raise E603 for the first file that is not what the index says."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    from node.data.prepare import ends, file_sha256
-    from node.errors import operator_error
+    from node.data.intact import check
 
-    parts = []
-    for shard in (*folder.index.shards, folder.index.held_out):
-        parts += [
-            (shard.name, shard.sha256, shard.tokens * folder.index.width),
-            (ends(shard.name), shard.ends_sha256, shard.documents * 8),
-        ]
-    console = Console(stderr=True)
-    for name, sha256, size in track(parts, "checking", console=console, transient=True):
-        if file_sha256(folder.file(name, sha256, size)) != sha256:
-            raise operator_error(
-                "E603",
-                f"{name} of {folder.place} is damaged",
-                why="its sha256 is not the one in its index",
-            )
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("checking", total=None)
+        check(folder, lambda done, total: bar.update(task, completed=done, total=total), anew=True)
 
 
 class _bar:  # noqa: N801 - used like a function

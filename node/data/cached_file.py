@@ -73,20 +73,20 @@ def _intact(path: Path) -> Record | None:
 
 def _write(path: Path, documents: Iterable[bytes], end: bytes) -> Record:
     hasher, size, count = blake3(), 0, 0
-    with _replacing(path) as file:
+    with replacing(path) as file:
         for document in documents:
             hasher.update(document + end)
             file.write(document + end)
             size += len(document) + len(end)
             count += 1
     record = Record(hasher.hexdigest(), size, count)
-    with _replacing(path.with_suffix(".json")) as file:
+    with replacing(path.with_suffix(".json")) as file:
         file.write(json.dumps(asdict(record)).encode())
     return record
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends well, and vanishes otherwise."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

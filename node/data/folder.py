@@ -88,6 +88,11 @@ def parse_index(data: bytes, where: str) -> Index:
     return index
 
 
+def ends(name: str) -> str:
+    """The file of document ends beside a file of tokens."""
+    return name.removesuffix(".bin") + ENDS
+
+
 def is_folder(place: str) -> bool:
     """Whether a place on this machine, or a URL, is meant as a token folder."""
     if is_stream(place):

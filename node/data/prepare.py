@@ -25,7 +25,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from node.data.documents import Document, Input, find_inputs, read
-from node.data.folder import ENDS, HELD_OUT, INDEX, Index, Shard
+from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
+from node.data.intact import file_sha256
 from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
 from node.errors import operator_error
 from node.trainer.data import token_type
@@ -308,11 +309,6 @@ class _File:
             file.close()
 
 
-def ends(name: str) -> str:
-    """The file of document ends beside a file of tokens."""
-    return name.removesuffix(".bin") + ENDS
-
-
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
@@ -333,9 +329,3 @@ def _replace(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-
-
-def file_sha256(path: Path) -> str:
-    """Hex; the file is read once."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from bootstrap.manifest import Data, Manifest
 from node.data.folder import is_folder
+from node.data.intact import check
 from node.data.live import evaluation_shard, recipe_for
 from node.data.remote import Folder
 from node.data.streamed import is_stream
@@ -61,6 +62,7 @@ def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Pr
     if place and is_folder(place):
         folder = Folder(place, cache)
         _check_tokenizer(folder, tokenizer_file)
+        _check_files(folder, progress)
         tokenizer = tokenizer_of(folder.index.tokenizer, folder.tokenizer())
         manifest = _filled_in(manifest, tokenizer)
         kind = token_type(manifest.model.vocab_size)
@@ -104,7 +106,8 @@ def tokens_for(
     Blocks. Raises OperatorError E601, E603, E604, E605, E402.
     """
     if place and is_folder(place):
-        found = Folder(place).index.tokenizer
+        folder = Folder(place)
+        found = folder.index.tokenizer
         if found != manifest.data.tokenizer:
             raise operator_error(
                 "E603",
@@ -112,6 +115,7 @@ def tokens_for(
                 why=f"its tokens are of {found[:16]}, the run's of {manifest.data.tokenizer[:16]}",
                 fix="make it again with the run's tokenizer.json, which is in the state directory",
             )
+        _check_files(folder, progress)
         return place
     coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
     if is_stream(place):
@@ -165,6 +169,12 @@ def _with_model(manifest: Manifest, given: Given) -> Manifest:
             fix="set a smaller data.seq_len",
         )
     return manifest.model_copy(update={"model": model})
+
+
+def _check_files(folder: Folder, progress: Progress) -> None:
+    """E603 for a damaged file on this machine; those of a URL are checked as they come."""
+    if not folder.remote:
+        check(folder, progress)
 
 
 def _check_tokenizer(folder: Folder, file: Path | None) -> None:
