@@ -24,7 +24,7 @@ from node.arrival import Arrival, OwnArrival, targets
 from node.donors import FAILURES, Taking
 from node.entrance import Run
 from node.errors import operator_error
-from node.headway import Headway
+from node.headway import Headway, counted
 from node.import_hf import import_hf
 from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
 from node.own_state import OwnReplica
@@ -129,7 +129,7 @@ class Fetcher:
         self.joined_under_way = self.downloaded = True
         arrival = self._arrival(self.run.peers)
         found = await arrival.look()
-        self.events.emit(JoinProgress(step=4, name="discover", text=_some(len(found), "island")))
+        self.events.emit(JoinProgress(step=4, name="discover", text=counted(len(found), "island")))
         started = time.monotonic()
         served: dict[str, int] = {}
         size = sum(map(_bytes, self.replicas))
@@ -155,7 +155,7 @@ class Fetcher:
                 step=5,
                 name="sync",
                 text=f"round {self.replicas[0].place.round}, {size / 1e6:.1f} MB "
-                f"from {_some(len(served), 'peer')} in {took:.1f} s, digest ok",
+                f"from {counted(len(served), 'peer')} in {took:.1f} s, digest ok",
                 sources=served,
             )
         )
@@ -270,7 +270,3 @@ class Fetcher:
 
 def _bytes(replica: OuterReplica) -> int:
     return sum(4 * len(vector) for vector in replica.state)
-
-
-def _some(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

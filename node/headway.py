@@ -1,4 +1,7 @@
-"""How far something long has come, told now and then: a state of gigabytes, a corpus."""
+"""How far something long has come, told now and then: a state of gigabytes, a corpus.
+
+And how many of what, in words.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Headway:
         speed = done / (now - self._began)
         parts = [f"{done / total:.0%}" if total else "", self._amount(done, total)]
         if sources:
-            parts.append(f"from {sources} peer{'s' * (sources != 1)}")
+            parts.append(f"from {counted(sources, 'peer')}")
         if speed and not self._unit:
             parts.append(f"{speed / 1e6:.1f} MB/s")
         if speed:
@@ -57,3 +60,8 @@ class Headway:
             return f"{done:,} of {total:,} {self._unit}"
         size, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
         return f"{done / size:.1f} of {total / size:.1f} {name}"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 file``, ``1,200 files``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"

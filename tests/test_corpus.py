@@ -232,7 +232,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes | None
         collect(text(file), tmp_path / "cache")
     assert caught.value.code == "E601"
     assert str(file) in caught.value.what
-    assert "data.path" in caught.value.fix
+    assert "--data" in caught.value.fix
 
 
 def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path):
@@ -244,7 +244,7 @@ def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path):
 
 def test_sources_without_docstrings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plain_text, "source_roots", lambda: [tmp_path])
-    with pytest.raises(OperatorError, match="none has usable text"):
+    with pytest.raises(OperatorError, match="has usable text"):
         collect(Data(), tmp_path / "cache")
 
 
@@ -255,8 +255,11 @@ def test_too_little_text_is_refused(tmp_path: Path):
     with pytest.raises(OperatorError, match="one sequence needs 65") as caught:
         short.make_shard(4, SEQ_LEN)
     assert caught.value.code == "E601"
-    with pytest.raises(OperatorError, match="two sequences need 128"):
+    assert f"{file} has 14 bytes in 1 document, which" in caught.value.why
+    with pytest.raises(OperatorError, match="two sequences need 128") as caught:
         short.training_file(b"x" * 65, SEQ_LEN)
+    assert str(file) in caught.value.why
+    assert "cache" not in caught.value.why.removeprefix(str(file))
 
 
 def test_a_folder_that_cannot_be_written_is_named(text_file: Path, tmp_path: Path):

@@ -24,7 +24,7 @@ PARAGRAPH_LIMIT = 4096  # characters
 CHUNK_LIMIT = 65_536
 CHUNK_ONE_IN = 4  # a chunk ends after one in so many paragraphs, chosen by their hash
 PROBE = 65_536  # bytes looked at to tell text from other files
-SET_PATH = "set data.path to files or folders of UTF-8 text on this machine"
+SET_PATH = "give a file or folder of UTF-8 text on this machine with --data (a run file: data.path)"
 
 Progress = Callable[[int, int], None]  # files done, files in all
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from node.data.cached_file import cache_folder, cached
 from node.data.plain_text import SET_PATH, Progress
 from node.data.tokenizer import BYTES, BYTES_VOCABULARY, ByteTokenizer, Tokenizer
 from node.errors import operator_error
+from node.headway import counted
 from node.trainer.data import DOCUMENT_END, token_type
 
 FORMAT = 1  # of the cached files; part of their names
@@ -50,6 +51,7 @@ class Corpus:
     digest: str  # BLAKE3 (hex) of the file
     size: int  # bytes
     documents: int
+    source: str = "the text"  # what it was made of, for people
 
     def __iter__(self) -> Iterator[bytes]:
         """The documents without their final NUL, in order."""
@@ -81,9 +83,9 @@ class Corpus:
             raise operator_error(
                 "E601",
                 "the corpus is too small to set an evaluation shard apart",
-                why=f"{self.size:,} bytes in {self.documents} documents leave "
-                f"{len(joined) // width} tokens for it, and one sequence needs {seq_len + 1} "
-                f"({self.path})",
+                why=f"{self.source} has {self.size:,} bytes in "
+                f"{counted(self.documents, 'document')}, which leave {len(joined) // width} tokens "
+                f"for it, and one sequence needs {seq_len + 1}",
                 fix=MORE_TEXT,
             )
         return shard
@@ -116,8 +118,8 @@ class Corpus:
             raise operator_error(
                 "E601",
                 "too little training text",
-                why=f"{self.documents} documents, less those for evaluation, have {count} {unit}; "
-                f"two sequences need {2 * seq_len} ({self.path})",
+                why=f"{self.source} has {counted(self.documents, 'document')}; less those for "
+                f"evaluation they have {count} {unit}, and two sequences need {2 * seq_len}",
                 fix=MORE_TEXT,
             )
         return tokens.path
@@ -194,11 +196,13 @@ def collect(data: Data, folder: Path | None = None, progress: Progress | None = 
         files = plain_text.text_files(data.path)
         key = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
         produce = lambda: plain_text.text_documents(files, progress)  # noqa: E731
+        source = data.path
     else:
         roots = plain_text.source_roots()
         files = [file for root in roots for file in plain_text.python_files(root)]
         key = [(str(f), f.stat().st_size, 0) for f in files]
         produce = lambda: plain_text.docstrings(files, progress)  # noqa: E731
+        source = "Python's own documentation"
     name = blake3(json.dumps([data.recipe, key]).encode()).hexdigest()[:16]
     path = (folder or cache_folder()) / f"documents-{FORMAT}-{name}.bin"
     corpus = _cached(path, lambda: _distinct(produce()))
@@ -206,10 +210,10 @@ def collect(data: Data, folder: Path | None = None, progress: Progress | None = 
         raise operator_error(
             "E601",
             "the corpus is empty",
-            why=f"{len(files)} files were read and none has usable text",
+            why=f"no file of {source} has usable text ({len(files)} read)",
             fix=SET_PATH if data.recipe == "text" else "use the recipe `text` with files of yours",
         )
-    return corpus
+    return replace(corpus, source=source)
 
 
 def _hash(document: bytes) -> bytes:
