@@ -231,6 +231,14 @@ def test_what_prepare_cannot_read_is_not_to_be_given_with_data(command, tmp_path
         assert ".jsonl" in err
 
 
+def test_what_was_prepared_is_told_in_words(command, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "The one document of this file."}\n')
+    _, out, err = command("data", "prepare", source, "--out", tmp_path / "out")
+    assert not err  # no bar where there is no terminal
+    assert out.startswith("31 tokens of 1 document in 1 file, 0 documents held out")
+
+
 def test_settings_are_shown_without_credentials(command, tmp_path):
     url = "s3://key:secret@bucket/x"
     _, out, _ = command("config", "show", "--checkpoint-copy", url, "--dir", tmp_path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from node.commands.shared import AsJson
+from node.headway import counted
 from node.interrupts import clean_up_first
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def prepare(
         return
     seconds = max(time.monotonic() - started, 1e-9)
     typer.echo(
-        f"{index.tokens:,} tokens of {index.documents:,} documents in {len(index.shards)} files, "
-        f"{index.held_out.documents:,} documents held out for evaluation ({seconds:.1f} s)"
+        f"{index.tokens:,} tokens of {counted(index.documents, 'document')} in "
+        f"{counted(len(index.shards), 'file')}, {counted(index.held_out.documents, 'document')} "
+        f"held out for evaluation ({seconds:.1f} s)"
     )
     typer.echo(f"Train on them with:  node start --data {out}")
 
@@ -122,7 +124,8 @@ def _verify(folder: Folder) -> None:
 
     from node.data.intact import check
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("checking", total=None)
         check(folder, lambda done, total: bar.update(task, completed=done, total=total), anew=True)
 
@@ -141,6 +144,7 @@ class _bar:  # noqa: N801 - used like a function
             TimeRemainingColumn,
         )
 
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -148,7 +152,9 @@ class _bar:  # noqa: N801 - used like a function
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("tokenizing", total=None)
         self._bar.start()
