@@ -6,8 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
+from node.data.folder import is_folder
+from node.data.plain_text import left_out
+from node.data.streamed import is_stream
 from node.entrance import Entrance, Run
 from node.errors import operator_error
+from node.monitor.events import Notice
 from node.trainer.layout import Outline, outline
 
 if TYPE_CHECKING:
@@ -42,8 +46,12 @@ async def tokens_of(node: Node, entrance: Entrance, run: Run) -> str:
     """The training tokens; remembered, so that resuming needs no --data."""
     if node.daemon.script is not None:
         return ""
+    place = node.config.data or ""
     note = node.home.root / "tokens.path"
     kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
     tokens = await entrance.tokens(run, kept)
+    text = place if not is_folder(place) and not is_stream(place) else ""
+    if line := await node.offload(lambda: left_out(text)) if text else "":
+        node.events.emit(Notice(text=line))
     note.write_bytes(os.fsencode(tokens))
     return tokens

@@ -239,6 +239,15 @@ def test_what_was_prepared_is_told_in_words(command, tmp_path):
     assert out.startswith("31 tokens of 1 document in 1 file, 0 documents held out")
 
 
+def test_what_is_left_out_of_a_folder_is_told(command, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "The one document of this file."}\n')
+    (tmp_path / "in" / "b.txt").write_bytes(b"caf\xe9")
+    status, _, err = command("data", "prepare", tmp_path / "in", "--out", tmp_path / "out")
+    assert status == 0
+    assert err == f"leaves out {tmp_path / 'in' / 'b.txt'} (it is not UTF-8 (byte 3))\n"
+
+
 def test_settings_are_shown_without_credentials(command, tmp_path):
     url = "s3://key:secret@bucket/x"
     _, out, _ = command("config", "show", "--checkpoint-copy", url, "--dir", tmp_path)

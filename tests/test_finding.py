@@ -168,6 +168,36 @@ async def test_settings_of_a_run_that_the_checkpoint_s_does_not_have_are_e201(
     assert same.manifest.inner.lr == 0.5
 
 
+async def test_files_of_a_folder_that_are_no_text_are_named(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    (text / ".ssh").mkdir(parents=True)
+    (text / "good.txt").write_text("Text to train on.")
+    for name in ("1.txt", "2.txt", "3.txt", "4.txt", ".hidden", ".ssh/key"):
+        (text / name).write_bytes("caf\xe9".encode("latin-1"))
+    told: list[Any] = []
+
+    class Tokens:
+        async def tokens(self, run: Run, kept: str) -> str:
+            return "tokens"
+
+    async def offload(work: Any) -> Any:
+        return work()
+
+    node: Any = SimpleNamespace(
+        daemon=SimpleNamespace(script=None),
+        home=StateDir(tmp_path),
+        config=SimpleNamespace(data=str(text)),
+        offload=offload,
+        events=SimpleNamespace(emit=told.append),
+    )
+    await tokens_of(node, Tokens(), Run(signed(), TEXT, created=False))  # type: ignore[arg-type]
+    first, *_ = (event.text for event in told)
+    assert len(told) == 1
+    assert f"{text / '1.txt'} (it is not UTF-8 (byte 3)), " in first
+    assert first.endswith("and 1 more")
+    assert "good" not in first
+
+
 async def test_where_the_tokens_are_may_be_any_path(tmp_path: Path) -> None:
     """Also one that is no UTF-8, and a note that was overwritten with something else."""
     asked: list[str] = []
@@ -177,7 +207,11 @@ async def test_where_the_tokens_are_may_be_any_path(tmp_path: Path) -> None:
             asked.append(kept)
             return os.fsdecode(b"/data/caf\xe9.bin")
 
-    node: Any = SimpleNamespace(daemon=SimpleNamespace(script=None), home=StateDir(tmp_path))
+    node: Any = SimpleNamespace(
+        daemon=SimpleNamespace(script=None),
+        home=StateDir(tmp_path),
+        config=SimpleNamespace(data=None),
+    )
     run, entrance = Run(signed(), TEXT, created=False), Tokens()
     for _ in range(2):
         await tokens_of(node, entrance, run)  # type: ignore[arg-type]

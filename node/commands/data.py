@@ -55,7 +55,15 @@ def prepare(
     started = time.monotonic()
     try:
         with _bar() as report:
-            index = work(inputs, out, chosen, field=field, shard_tokens=shard_tokens, report=report)
+            index = work(
+                inputs,
+                out,
+                chosen,
+                field=field,
+                shard_tokens=shard_tokens,
+                report=report,
+                tell=lambda line: typer.echo(line, err=True),
+            )
     except OperatorError as error:
         if error.code != "E601":
             raise

@@ -9,11 +9,18 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from node.data.plain_text import (
+    SET_PATH,
+    look_into,
+    text_file_documents,
+    text_problem,
+    told,
+)
 from node.data.streamed import STREAMED, DataSet, Mark, Reader, with_field
 from node.data.tokenizer import need
 from node.errors import operator_error
@@ -23,6 +30,8 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text
 PARQUET_BATCH = 1024  # rows
 JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
+
+Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,14 @@ class Document:
     done: int  # bytes of the input, for the progress
 
 
-def find_inputs(places: list[str]) -> list[Input]:
+def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input]:
     """Files named, those in folders named (sorted), and data sets.
 
-    Raises OperatorError E601 where there is none, or a file cannot be read.
+    ``tell`` gets what is left out of folders, as a line for people. Raises OperatorError E601
+    where there is none, or a file cannot be read.
     """
     found: list[Input] = []
+    left_out: list[str] = []
     for place in places:
         if place.startswith(STREAMED):
             found.append(Input(place, 0))
@@ -59,10 +70,13 @@ def find_inputs(places: list[str]) -> list[Input]:
             )
         path = Path(place).expanduser()
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if _is_input(file))
+            inside, others = look_into(path, (*JSON_LINES, PARQUET))
             found += [_input(file) for file in inside]
+            left_out += others
         else:
             found.append(_input(path))
+    if left_out:
+        tell(told(left_out))
     if not found:
         raise operator_error(
             "E601",
@@ -70,15 +84,6 @@ def find_inputs(places: list[str]) -> list[Input]:
             why=f"no file of text, JSON lines or parquet is in {', '.join(places)}",
         )
     return found
-
-
-def _is_input(file: Path) -> bool:
-    from node.data.plain_text import text_problem
-
-    if not file.is_file() or file.name.startswith("."):
-        return False
-    known = file.name.endswith((*JSON_LINES, PARQUET))
-    return known or not text_problem(file)
 
 
 def _input(path: Path) -> Input:
@@ -120,8 +125,6 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
 
 
 def _text(path: Path, skip: int) -> Iterator[Document]:
-    from node.data.plain_text import SET_PATH, text_file_documents, text_problem
-
     if problem := text_problem(path):
         raise operator_error(
             "E601", f"cannot read the training text {path}", why=problem, fix=SET_PATH

@@ -9,7 +9,7 @@ import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from blake3 import blake3
@@ -23,6 +23,8 @@ SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tes
 PARAGRAPH_LIMIT = 4096  # characters
 CHUNK_LIMIT = 65_536
 CHUNK_ONE_IN = 4  # a chunk ends after one in so many paragraphs, chosen by their hash
+EMPTY = "it is empty"
+TOLD = 3  # files that are named of those left out
 PROBE = 65_536  # bytes looked at to tell text from other files
 SET_PATH = "give a file or folder of UTF-8 text on this machine with --data (a run file: data.path)"
 
@@ -82,10 +84,9 @@ def _is_english(text: str) -> bool:
 def text_files(paths: str) -> list[Path]:
     """Files named by ``paths`` (separated as in PATH); folders are searched for text."""
     found: list[Path] = []
-    for place in [Path(part).expanduser() for part in paths.split(os.pathsep) if part]:
+    for place in _parts(paths):
         if place.is_dir():
-            inside = (file for file in sorted(place.rglob("*")) if file.is_file())
-            found += [f for f in inside if not f.name.startswith(".") and not text_problem(f)]
+            found += look_into(place)[0]
         elif problem := text_problem(place):
             raise operator_error(
                 "E601", f"cannot read the training text {place}", why=problem, fix=SET_PATH
@@ -102,6 +103,44 @@ def text_files(paths: str) -> list[Path]:
     return found
 
 
+def left_out(paths: str) -> str:
+    """What :func:`text_files` leaves out of folders, as a line for people; empty if nothing."""
+    return told(one for place in _parts(paths) if place.is_dir() for one in look_into(place)[1])
+
+
+def _parts(paths: str) -> list[Path]:
+    return [Path(part).expanduser() for part in paths.split(os.pathsep) if part]
+
+
+def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], list[str]]:
+    """The files of text in a folder, in order; and what is left out of it, each with the reason.
+
+    What is hidden, or empty, is neither. ``taken`` are endings of names that need no look.
+    """
+    files: list[Path] = []
+    others: list[str] = []
+    for path in sorted(folder.rglob("*")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        if os.path.isdir(path):  # Path's own raises where a folder cannot be entered
+            if not os.access(path, os.R_OK | os.X_OK):
+                others.append(f"{path} (a folder that this user may not read)")
+        elif not os.path.isfile(path):
+            continue
+        elif path.name.endswith(taken) or not (problem := text_problem(path)):
+            files.append(path)
+        elif problem != EMPTY:
+            others.append(f"{path} ({problem})")
+    return files, others
+
+
+def told(others: Iterable[str]) -> str:
+    """What is left out as a line for people; empty where it is nothing."""
+    listed = list(others)
+    more = f" and {len(listed) - TOLD:,} more" if len(listed) > TOLD else ""
+    return f"leaves out {', '.join(listed[:TOLD])}{more}" if listed else ""
+
+
 def text_problem(file: Path) -> str:
     """Why a file is no text, judged by its beginning; empty if it is."""
     try:
@@ -113,7 +152,7 @@ def text_problem(file: Path) -> str:
     except UnicodeDecodeError as error:
         return f"it is not UTF-8 (byte {error.start})"
     if not head.strip():
-        return "it is empty"
+        return EMPTY
     return "it is a binary file" if DOCUMENT_END in head else ""
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from node.data.documents import Document, Input, find_inputs, read
+from node.data.documents import Document, Input, Tell, find_inputs, read
 from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
 from node.data.intact import file_sha256
 from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
@@ -71,13 +71,15 @@ def prepare(
     field: str = "text",
     shard_tokens: int = DEFAULT_SHARD_TOKENS,
     report: Report = lambda progress: None,
+    tell: Tell = lambda line: None,
 ) -> Index:
     """Write a token folder at ``out``, or finish one that was begun with the same arguments.
 
-    Raises OperatorError E601 for inputs that cannot be read, E603 for a folder that has something
-    else in it, E402 when the disk is full, E605 for a library that is missing.
+    ``tell`` gets what is left out, as a line for people. Raises OperatorError E601 for inputs that
+    cannot be read, E603 for a folder that has something else in it, E402 when the disk is full,
+    E605 for a library that is missing.
     """
-    inputs = find_inputs(places)
+    inputs = find_inputs(places, tell)
     job = _job(inputs, tokenizer, field, shard_tokens)
     try:
         out.mkdir(parents=True, exist_ok=True)
