@@ -286,6 +286,11 @@ def without_credentials(text: str) -> str:
     return _URL.sub(lambda url: f"{url[1]}{url[2]}{'?…' if url[3] else ''}", text)
 
 
+def reason(error: Exception) -> str:
+    """Why, in an exception's words; of the system's errors without their number and path."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def operator_error(
     code: str, what: str = "", *, why: str = "", fix: str = "", exit_code: int | None = None
 ) -> OperatorError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
-from node.errors import operator_error
+from node.errors import operator_error, reason
 
 if TYPE_CHECKING:
     import torch
@@ -70,8 +70,7 @@ def export_hf(
         temporary.chmod(0o755)
         os.rename(temporary, folder)
     except (OSError, SafetensorError) as error:  # the latter where the disk is full, too
-        why = getattr(error, "strerror", None) or str(error)
-        raise operator_error("E602", f"cannot export to {folder}", why=why) from error
+        raise operator_error("E602", f"cannot export to {folder}", why=reason(error)) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well

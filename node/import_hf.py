@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from node.export import byte_tokenizer, hf_weights
 from protocols.errors import OperatorError
 
@@ -160,7 +160,7 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise _unfit(path, str(error)) from error
+        raise _unfit(path, reason(error)) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
-        raise _unfit(path, str(error)) from error
+        raise _unfit(path, reason(error)) from error
     return found
 
 

@@ -18,6 +18,7 @@ from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, read_tensors, verify, write_tensors
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
+from node.errors import reason
 from node.statedir import StateDir
 from protocols.errors import RemoteProtocolError
 
@@ -100,7 +101,7 @@ def read_outer(checkpoint: Path) -> OuterFiles:
         if not all(0 < weight < math.inf for weight in weights) or min(rounds, default=0) < 0:
             raise ValueError(f"push-sum weights {weights} at rounds {rounds}")
     except (OSError, ValueError, KeyError, IndexError, RemoteProtocolError) as error:
-        raise CheckpointError(checkpoint, str(error), "use an older checkpoint") from error
+        raise CheckpointError(checkpoint, reason(error), "use an older checkpoint") from error
     return OuterFiles(base, vectors, signed, residual, weights, rounds)
 
 

@@ -211,6 +211,8 @@ def test_export(command, checkpoint, tmp_path):
 
 def test_export_of_what_is_not_there(command, checkpoint, tmp_path):
     assert command("export", tmp_path / "m", "--from", tmp_path)[2].startswith("error E404")
+    missing = command("export", tmp_path / "m", "--from", tmp_path / "ckpt-1")[2]
+    assert "why: No such file or directory\n" in missing
     assert command("export", "--to", "gguf", tmp_path / "m", "--from", tmp_path)[0] == 2
     path = checkpoint[1] / "outer.safetensors"
     path.write_bytes(path.read_bytes()[:-1])

@@ -132,6 +132,12 @@ def test_a_damaged_token_folder_is_not_trained_on(tmp_path, monkeypatch, name):
     again()
 
 
+def test_a_model_that_is_not_there_is_named_in_words(tmp_path):
+    with pytest.raises(OperatorError) as caught:
+        make(manifest(), "", Given(hf_config=tmp_path / "nowhere"), tmp_path, QUIET)
+    assert (caught.value.code, caught.value.why) == ("E606", "No such file or directory")
+
+
 def test_hostile_bytes_are_no_tokenizer():
     for data in (b"", b"{}", b"\xff" * 100, tokenizer_bytes()[:-100], b"[" * 100_000):
         with pytest.raises(OperatorError) as caught:

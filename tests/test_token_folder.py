@@ -293,6 +293,10 @@ def test_what_is_no_folder_is_refused(served, tmp_path):
         with pytest.raises(OperatorError) as caught:
             Folder(place, tmp_path / "cache")
         assert caught.value.code in ("E603", "E605")
+    (tmp_path / "file").touch()
+    with pytest.raises(OperatorError) as caught:
+        Folder(str(tmp_path / "file"))
+    assert (caught.value.code, caught.value.why) == ("E603", "Not a directory")
     index = json.loads((made / INDEX).read_text())
     index["shards"][0]["name"] = "../../secret"
     (made / INDEX).write_text(json.dumps(index))

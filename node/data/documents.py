@@ -23,7 +23,7 @@ from node.data.plain_text import (
 )
 from node.data.streamed import STREAMED, DataSet, Mark, Reader, with_field
 from node.data.tokenizer import need
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
@@ -90,9 +90,7 @@ def _input(path: Path) -> Input:
     try:
         status = path.stat()
     except OSError as error:
-        raise operator_error(
-            "E601", f"cannot read {path}", why=error.strerror or str(error)
-        ) from error
+        raise operator_error("E601", f"cannot read {path}", why=reason(error)) from error
     return Input(str(path), status.st_size, status.st_mtime_ns)
 
 
@@ -117,11 +115,8 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
     except (EOFError, zlib.error) as error:  # gzip's, as some of its are OSErrors
         why = f"its compressed data is damaged or cut off: {error}"
         raise operator_error("E601", f"cannot read {name}", why=why) from error
-    except OSError as error:  # parquet's have no errno
-        why = error.strerror or str(error)[:500]
-        raise operator_error("E601", f"cannot read {name}", why=why) from error
-    except ValueError as error:
-        raise operator_error("E601", f"cannot read {name}", why=str(error)[:500]) from error
+    except (OSError, ValueError) as error:  # parquet's errors are among them
+        raise operator_error("E601", f"cannot read {name}", why=reason(error)[:500]) from error
 
 
 def _text(path: Path, skip: int) -> Iterator[Document]:

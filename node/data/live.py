@@ -41,7 +41,7 @@ from bootstrap.manifest import Manifest
 from node.data.cached_file import cache_folder
 from node.data.streamed import DataSet, Mark, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from node.trainer.corpus import MORE_TEXT, is_held_out, spread
 from node.trainer.data import gather, targets, token_type
 from node.trainer.sampler import Sampler
@@ -168,7 +168,7 @@ def _keep(name: str, data: bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, [data])
     except OSError as error:
-        raise operator_error("E402", f"cannot write {path}", why=str(error)) from error
+        raise operator_error("E402", f"cannot write {path}", why=reason(error)) from error
     return path
 
 
@@ -229,7 +229,7 @@ class Parts:
                 return np.memmap(path, dtype=self._kind, mode="r")
         except OSError as error:
             raise operator_error(
-                "E402", f"no room for training data in {self._directory}", why=str(error)
+                "E402", f"no room for training data in {self._directory}", why=reason(error)
             ) from error
 
     @contextlib.contextmanager

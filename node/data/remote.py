@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
 TRIES = 3
@@ -129,6 +129,8 @@ class Folder:
 def _text(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
+    if isinstance(error, NotADirectoryError | IsADirectoryError | PermissionError):
+        return reason(error)
     return f"{type(error).__name__}: {error}"[:500]
 
 
