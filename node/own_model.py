@@ -9,6 +9,7 @@ from bootstrap.manifest import Manifest
 from node.data.folder import is_folder
 from node.data.plain_text import left_out
 from node.data.streamed import is_stream
+from node.data.supply import check_files
 from node.entrance import Entrance, Run
 from node.errors import operator_error
 from node.monitor.events import Notice
@@ -43,13 +44,18 @@ async def layout_of(node: Node, manifest: Manifest) -> Outline:
 
 
 async def tokens_of(node: Node, entrance: Entrance, run: Run) -> str:
-    """The training tokens; remembered, so that resuming needs no --data."""
+    """The training tokens; remembered, so that resuming needs no --data.
+
+    Raises as :meth:`~node.entrance.Entrance.tokens` does.
+    """
     if node.daemon.script is not None:
         return ""
     place = node.config.data or ""
     note = node.home.root / "tokens.path"
     kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
     tokens = await entrance.tokens(run, kept)
+    if not place and is_folder(tokens):  # the same as before: damaged since?
+        await node.offload(lambda: check_files(tokens, lambda done, total: None))
     text = place if not is_folder(place) and not is_stream(place) else ""
     if line := await node.offload(lambda: left_out(text)) if text else "":
         node.events.emit(Notice(text=line))

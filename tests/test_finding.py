@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from data_kit import folder
 from identity_kit import identity
 
 from bootstrap.manifest import Evaluation, Manifest
@@ -196,6 +197,35 @@ async def test_files_of_a_folder_that_are_no_text_are_named(tmp_path: Path) -> N
     assert f"{text / '1.txt'} (it is not UTF-8 (byte 3)), " in first
     assert first.endswith("and 1 more")
     assert "good" not in first
+
+
+async def test_tokens_that_were_damaged_since_are_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = folder(tmp_path / "data")
+
+    class Tokens:
+        async def tokens(self, run: Run, kept: str) -> str:
+            return kept
+
+    async def offload(work: Any) -> Any:
+        return work()
+
+    node: Any = SimpleNamespace(
+        daemon=SimpleNamespace(script=None),
+        home=StateDir(tmp_path),
+        config=SimpleNamespace(data=None),
+        offload=offload,
+    )
+    (tmp_path / "tokens.path").write_text(str(made))
+    run, entrance = Run(signed(), TEXT, created=False), Tokens()
+    assert await tokens_of(node, entrance, run) == str(made)  # type: ignore[arg-type]
+    with (made / "train-00000.bin").open("r+b") as file:
+        file.write(b"xx")
+    with pytest.raises(OperatorError) as caught:
+        await tokens_of(node, entrance, run)  # type: ignore[arg-type]
+    assert caught.value.code == "E603"
 
 
 async def test_where_the_tokens_are_may_be_any_path(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Pr
     if place and is_folder(place):
         folder = Folder(place, cache)
         _check_tokenizer(folder, tokenizer_file)
-        _check_files(folder, progress)
+        check_files(place, progress)
         tokenizer = tokenizer_of(folder.index.tokenizer, folder.tokenizer())
         manifest = _filled_in(manifest, tokenizer)
         kind = token_type(manifest.model.vocab_size)
@@ -106,8 +106,7 @@ def tokens_for(
     Blocks. Raises OperatorError E601, E603, E604, E605, E402.
     """
     if place and is_folder(place):
-        folder = Folder(place)
-        found = folder.index.tokenizer
+        found = Folder(place).index.tokenizer
         if found != manifest.data.tokenizer:
             raise operator_error(
                 "E603",
@@ -115,7 +114,7 @@ def tokens_for(
                 why=f"its tokens are of {found[:16]}, the run's of {manifest.data.tokenizer[:16]}",
                 fix="make it again with the run's tokenizer.json, which is in the state directory",
             )
-        _check_files(folder, progress)
+        check_files(place, progress)
         return place
     coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
     if is_stream(place):
@@ -123,6 +122,15 @@ def tokens_for(
     corpus = collect(own_data(manifest, place), progress=progress)
     vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
     return str(corpus.training_file(shard, seq_len, coder, vocabulary))
+
+
+def check_files(place: str, progress: Progress) -> None:
+    """E603 for a damaged file of a token folder on this machine; a URL's are checked as they come.
+
+    Without effect for any other place. Blocks.
+    """
+    if is_folder(place) and "://" not in place:
+        check(Folder(place), progress)
 
 
 def usable(kept: str) -> bool:
@@ -169,12 +177,6 @@ def _with_model(manifest: Manifest, given: Given) -> Manifest:
             fix="set a smaller data.seq_len",
         )
     return manifest.model_copy(update={"model": model})
-
-
-def _check_files(folder: Folder, progress: Progress) -> None:
-    """E603 for a damaged file on this machine; those of a URL are checked as they come."""
-    if not folder.remote:
-        check(folder, progress)
 
 
 def _check_tokenizer(folder: Folder, file: Path | None) -> None:
