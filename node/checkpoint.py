@@ -194,13 +194,7 @@ class CheckpointStore:
 
 def verify(path: Path) -> Index:
     """Check every file of a checkpoint; raises ValueError or OSError that says what is wrong."""
-    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
-    if not raw or len(raw) > MAX_INDEX_BYTES:
-        raise ValueError(f"{INDEX} is missing, empty or too long")
-    try:
-        index = Index.model_validate_json(raw)
-    except ValidationError as error:
-        raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
+    index = _read_index(path)
     for name, expected in index.files.items():
         if not _FILE.fullmatch(name):
             raise ValueError(f"{INDEX} names a file outside of the checkpoint")
@@ -212,6 +206,25 @@ def verify(path: Path) -> Index:
         if _fingerprint(path / name) != expected:
             raise ValueError(f"{name} has another hash than when it was written")
     return index
+
+
+def run_of(path: Path) -> str:
+    """The run a checkpoint says it is of, unverified; empty where it does not say."""
+    try:
+        return _read_index(path).run
+    except (OSError, ValueError):
+        return ""
+
+
+def _read_index(path: Path) -> Index:
+    """``checkpoint.json``; raises ValueError or OSError."""
+    raw = (path / INDEX).read_bytes() if (path / INDEX).is_file() else b""
+    if not raw or len(raw) > MAX_INDEX_BYTES:
+        raise ValueError(f"{INDEX} is missing, empty or too long")
+    try:
+        return Index.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(f"{INDEX} does not parse ({error.error_count()} errors)") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:

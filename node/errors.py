@@ -60,7 +60,8 @@ _ROWS = (
     Kind(
         "E105",
         "the state directory cannot be used",
-        "another node is running in it, or this user cannot write there",
+        "another node is running in it, this user cannot write there, or it has checkpoints of "
+        "another run, or of one that would begin anew",
         "give each node of a machine its own --dir",
     ),
     Kind(

@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
+from node.checkpoint import run_of
 from node.data.tokenizer import BYTES
 from node.data.tokenizer import FILE as TOKENIZER
 from node.entrance import PASSING, Entrance, Run, differences
@@ -51,7 +52,7 @@ class Finder:
     async def find(self, signed: SignedManifest | None) -> Run:
         """The run, with the peers met on the way; ``signed``: the one of the checkpoint.
 
-        Raises OperatorError E101 to E103, E2xx, E301, E302, E402, E404, E501, E502 and E601.
+        Raises OperatorError E101 to E103, E105, E2xx, E301, E302, E402, E404, E501, E502 and E601.
         """
         config, node = self.node.config, self.node
         if signed is not None:
@@ -73,11 +74,40 @@ class Finder:
                     why=f"none is in {node.home.checkpoints}, and no peers are given",
                     fix="leave out --resume to create a run, or join one with --peers",
                 )
-            found = await self.entrance.create(node.daemon.manifest)
+            found = await self._create(node.daemon.manifest)
+        self._check_free(found.signed.run_id.hex() if not found.created else "")
         self.offer(found)
         self._keep(found)
         await self._admit(found)
         return found
+
+    async def _create(self, manifest: Manifest) -> Run:
+        self._check_free("")  # before the text is cut, which may take long
+        return await self.entrance.create(manifest)
+
+    def _check_free(self, joined: str) -> None:
+        """Raise E105 where this island's checkpoints would mix with those that are there.
+
+        ``joined``: the run id, in hex, of a run that is under way, empty for one that begins. Who
+        joins its own run again takes the state of its peers, and is on the same way as before.
+        """
+        config, home = self.node.config, self.node.home
+        if config.resume or config.role != "island":
+            return
+        others = [
+            path
+            for path in sorted(home.checkpoints.glob("ckpt-*"), reverse=True)
+            if run_of(path) not in ("", joined)  # what names no run cannot be gone on from either
+        ]
+        if others:
+            raise operator_error(
+                "E105",
+                f"{home.root} has checkpoints, and --resume is not given",
+                why=f"{others[0].name} is of {'another run' if joined else 'an earlier one'}: "
+                "the new ones would take its place, and a later --resume would mix them up",
+                fix="go on with --resume, or give another --dir; to begin anew in this one, move "
+                f"{home.checkpoints} away",
+            )
 
     async def _admit(self, run: Run) -> None:
         """Before anybody counts on this node: can it take part, and be called?"""
@@ -155,7 +185,7 @@ class Finder:
                 await self.entrance.pass_checks()  # whoever brings a run has to get through
                 return None
             return await self.entrance.take(greetings, own)  # says why there is nothing to take
-        run = self._made = self._made or await self.entrance.create(own)
+        run = self._made = self._made or await self._create(own)
         self.offer(run)
         await self._admit(run)
         self.node.daemon.run_id = run.signed.run_id  # a seed that takes it greets back

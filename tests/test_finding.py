@@ -16,6 +16,7 @@ from identity_kit import identity
 from bootstrap.manifest import Evaluation, Manifest
 from bootstrap.seeds import PeerCache
 from bootstrap.signed_manifest import SignedManifest
+from node.checkpoint import CheckpointStore, Facts
 from node.config import resolve
 from node.entrance import Run
 from node.finding import Finder
@@ -46,6 +47,12 @@ class Peers:
 
     async def pass_checks(self) -> None:
         """Nothing is left to be checked."""
+
+    async def create(self, manifest: Manifest) -> Run:
+        return Run(SignedManifest.create(manifest, identity(1)), TEXT, created=True)
+
+    async def patiently(self, join: Any) -> Any:
+        return await join()
 
     async def take(self, greetings: list[Any], own: Manifest | None) -> Run:
         assert own is None
@@ -246,3 +253,39 @@ async def test_where_the_tokens_are_may_be_any_path(tmp_path: Path) -> None:
     for _ in range(2):
         await tokens_of(node, entrance, run)  # type: ignore[arg-type]
     assert asked == ["", os.fsdecode(b"/data/caf\xe9.bin")]
+
+
+def checkpoint(home: Path, run: str) -> Path:
+    store = CheckpointStore(home / "checkpoints")
+    with store.draft() as draft:
+        (draft / "trainer.json").write_text("{}")
+        return store.commit(draft, Facts(run=run, round=6, step=60, tokens=0)).path
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same settings", "another run"])
+async def test_no_run_begins_among_the_checkpoints_of_another(tmp_path: Path, same: bool) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    again: dict[str, Any] = {"own": Manifest(), "resume": "false"}
+    assert (await finder(tmp_path, signed(), **again).find(None)).created  # killed before its first
+    kept = checkpoint(tmp_path, Manifest().run_id.hex() if same else "ab" * 32)
+    (tmp_path / SHARD).write_bytes(b"of the run before")
+    with pytest.raises(OperatorError, match="--resume") as caught:
+        await finder(tmp_path, signed(), **again).find(None)
+    assert (caught.value.code, caught.value.exit_code) == ("E105", 1)
+    assert kept.name in caught.value.why
+    assert all(word in caught.value.fix for word in ("--resume", "--dir", "checkpoints away"))
+    assert (tmp_path / SHARD).read_bytes() == b"of the run before"
+    (kept / "checkpoint.json").unlink()  # nobody can go on from it
+    assert (await finder(tmp_path, signed(), **again).find(None)).created
+
+
+async def test_who_joins_its_own_run_again_needs_no_resume(tmp_path: Path) -> None:
+    run = signed()
+    joins: dict[str, Any] = {"there": True, "peers": ["a:1"], "resume": "false"}
+    checkpoint(tmp_path, run.run_id.hex())
+    assert (await finder(tmp_path, run, **joins).find(None)).signed == run
+    with pytest.raises(OperatorError, match="has checkpoints") as caught:
+        await finder(tmp_path, signed(seed=2), **joins).find(None)
+    assert "another run" in caught.value.why
+    seed = finder(tmp_path, signed(seed=2), role="seed", **joins)  # it writes none
+    assert (await seed.find(None)).manifest.seed == 2
