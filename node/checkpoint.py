@@ -55,6 +55,7 @@ class CheckpointError(OperatorError):
 
     def __init__(self, path: Path, why: str, fix: str) -> None:
         super().__init__("E404", f"checkpoint {path.name} cannot be used", why, fix)
+        self.path = path
 
 
 class File(BaseModel):
@@ -99,6 +100,11 @@ class Search:
 
     checkpoint: Checkpoint | None
     damaged: tuple[CheckpointError, ...]
+
+    @property
+    def why(self) -> str:
+        """What is wrong with those that were passed over, the newest first."""
+        return "; ".join(f"{damage.path.name}: {damage.why}" for damage in self.damaged[:8])
 
 
 class CheckpointStore:
@@ -185,10 +191,9 @@ class CheckpointStore:
             try:
                 return Search(Checkpoint(path, verify(path)), tuple(damaged))
             except (OSError, ValueError) as error:
-                following = (
-                    f"{paths[older].name} is tried" if older < len(paths) else "none is left"
-                )
-                damaged.append(CheckpointError(path, str(error), f"nothing to do: {following}"))
+                more = older < len(paths)
+                fix = f"nothing to do: {paths[older].name} is tried" if more else "none is left"
+                damaged.append(CheckpointError(path, str(error), fix))
         return Search(None, tuple(damaged))
 
 

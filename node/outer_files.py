@@ -158,6 +158,8 @@ def find_checkpoint(path: Path) -> Path:
     directory = StateDir(path).checkpoints
     found = CheckpointStore(directory).latest() if directory.is_dir() else None
     if found is None or found.checkpoint is None:
+        if found is not None and found.damaged:
+            raise CheckpointError(path, f"none in it is whole ({found.why})", "give a copy of one")
         raise CheckpointError(
             path,
             "it is no checkpoint, and there is none in it",

@@ -27,6 +27,7 @@ from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
+from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, read_outer, write_beside, write_outer
@@ -237,8 +238,8 @@ def restore(
 ) -> Restored | None:
     """The newest checkpoint that is whole; damaged ones are reported and passed over.
 
-    Where there is none it is fetched from ``copy``. Raises :class:`CheckpointError` when there are
-    checkpoints and none is usable, and OperatorError E407 for a copy that cannot be read.
+    Where there is none it is fetched from ``copy``. Raises OperatorError E404 when there are
+    checkpoints and none is usable, and E407 for a copy that cannot be read.
     """
     if copy is not None and not store.paths():
         copy.get_newest(store)
@@ -247,7 +248,13 @@ def restore(
         events.emit(Problem.of(damage))
     if found.checkpoint is None:
         if found.damaged:
-            raise found.damaged[0]
+            raise operator_error(
+                "E404",
+                f"no checkpoint in {store.directory} can be used",
+                why=found.why,
+                fix="join a peer of the run with --peers and without --resume, or begin anew with "
+                "another --dir",
+            )
         return None
     path, facts = found.checkpoint.path, found.checkpoint.facts
     outer = read_outer(path)

@@ -13,8 +13,8 @@ from badinput_kit import CREATOR, OTHER, RUN, START
 
 from bootstrap.manifest import Model
 from bootstrap.signed_manifest import SignedManifest
-from node.checkpoint import CheckpointStore, Facts
-from node.outer_files import OuterFiles, write_outer
+from node.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.outer_files import OuterFiles, read_checkpoint, write_outer
 from node.statedir import StateDir
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -160,7 +160,13 @@ def test_every_checkpoint_is_damaged(refused, tmp_path):
     text, events = refused("E404", *START, "--resume")
     told = [e for e in events if e["kind"] == "problem"]
     assert [e["code"] for e in told] == ["E404", "E404"]
-    assert "ckpt-00000002" in text
+    assert "ckpt-00000002: checkpoint.json does not parse" in text
+    assert "ckpt-00000001: outer.safetensors has another hash" in text
+    fix = text.rpartition("fix:")[2]  # of what ends it
+    assert "--peers" in fix
+    assert "nothing to do" not in fix
+    with pytest.raises(CheckpointError, match=r"none in it is whole .*another hash"):
+        read_checkpoint(state)
     for path, content in before.items():
         assert path.read_bytes() == content  # damaged as they are, they are not thrown away
 
