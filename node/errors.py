@@ -53,8 +53,10 @@ _ROWS = (
     Kind(
         "E104",
         "the identity file cannot be used",
-        "it is not an unencrypted PEM file with an ed25519 key, or other users can read it",
-        "chmod 600 the file, or make a new one with `node keygen --out FILE`",
+        "it is not an unencrypted PEM file with an ed25519 key, other users can read it, or it is "
+        "not the key that the checkpoint to go on from was made with",
+        "chmod 600 the file, put the right one back, or make a new one with "
+        "`node keygen --out FILE`",
         EXIT_USAGE,
     ),
     Kind(

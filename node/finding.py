@@ -103,7 +103,7 @@ class Finder:
             raise operator_error(
                 "E105",
                 f"{home.root} has checkpoints, and --resume is not given",
-                why=f"{others[0].name} is of {'another run' if joined else 'an earlier one'}: "
+                why=f"{others[0].name} is of {'another' if joined else 'an earlier'} run: "
                 "the new ones would take its place, and a later --resume would mix them up",
                 fix="go on with --resume, or give another --dir; to begin anew in this one, move "
                 f"{home.checkpoints} away",

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.state import BlobServer, MomentsServer, StateServer
 from gossip.catchup import Ending
 from gossip.common import AnySwarm
@@ -22,6 +23,7 @@ from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.donors import Giving, clean
 from node.entrance import Entrance, Run
+from node.errors import operator_error
 from node.fetching import Fetcher
 from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
@@ -37,7 +39,7 @@ from node.own_model import layout_of, tokens_of
 from node.past import ask_past, tell_past
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
-from node.saving import Keeper, floats_saved, restore
+from node.saving import Keeper, Restored, floats_saved, restore
 from node.trainer.channel import Applied
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, moments_last
@@ -92,6 +94,8 @@ class Participation:
             if (self.config.resume)
             else None
         )
+        if restored is not None:
+            self._check_known(restored)
         finder = Finder(self.node, self.entrance, self._offer, partial(self._ready, store))
         while True:
             run = await finder.find(restored.signed if restored else None)
@@ -169,6 +173,29 @@ class Participation:
         self.node.state.parameters = layout.size
         self._serve(stack, run)
         await self._start(stack, run)
+
+    def _check_known(self, restored: Restored) -> None:
+        """Raise E104 where nothing this island learns could ever be merged.
+
+        Rounds are made by those in office, and who is not there has to be let in by somebody.
+        """
+        signed = restored.signed
+        office = {peer for state in restored.states if state for peer in state.roster}
+        if (
+            self.config.role == "island"
+            and signed.manifest.mode not in GOSSIP
+            and self.me not in (office or {signed.creator})
+            and not self.config.peers
+            and not self.node.cache.load()
+        ):
+            raise operator_error(
+                "E104",
+                f"{restored.path.name} was made with another key than this node's",
+                why=f"{self.config.identity_path} is {'new' if self.node.new_key else 'not its'}: "
+                "the run does not know it, and no peer is known that would let it in",
+                fix="put the identity.pem back that the checkpoint was made with, or join a peer "
+                "of the run with --peers",
+            )
 
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
         """What this machine lacks for a run is told before it enters. Raises E204, E402."""

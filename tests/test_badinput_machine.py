@@ -174,3 +174,14 @@ def test_every_checkpoint_is_damaged(refused, tmp_path):
 def test_nothing_to_resume(refused):
     text, _ = refused("E404", *START, "--resume")
     assert "no checkpoint" in text
+
+
+def test_a_directory_that_was_copied_without_its_key(refused, tmp_path):
+    """Nobody is there who would let a new key into the run: it would train for nothing."""
+    state = tmp_path / "state"
+    state.mkdir()
+    checkpoint(state, 0)
+    for _ in range(2):  # also when the new key has been saved
+        text, _ = refused("E104", *START, "--resume")
+        assert "ckpt-00000000 was made with another key" in text
+        assert "--peers" in text

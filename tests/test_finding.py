@@ -286,6 +286,6 @@ async def test_who_joins_its_own_run_again_needs_no_resume(tmp_path: Path) -> No
     assert (await finder(tmp_path, run, **joins).find(None)).signed == run
     with pytest.raises(OperatorError, match="has checkpoints") as caught:
         await finder(tmp_path, signed(seed=2), **joins).find(None)
-    assert "another run" in caught.value.why
+    assert "of another run" in caught.value.why
     seed = finder(tmp_path, signed(seed=2), role="seed", **joins)  # it writes none
     assert (await seed.find(None)).manifest.seed == 2
