@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -10,8 +11,10 @@ from node.monitor.alarms import (
     DRIFT_FACTOR,
     DRIFT_ROUNDS,
     ENDED_LOOKS,
+    FIRST_FLOOR_S,
     LOST_STEPS,
     RISEN_TIMES,
+    STALL_FACTOR,
     STALL_FLOOR_S,
     Alarm,
     Here,
@@ -21,7 +24,7 @@ from node.monitor.alarms import (
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, RoundDone, Step
 from node.monitor.state import NodeState
-from node.monitor.views import MachineView, NodeView, PeerView
+from node.monitor.views import MachineView, NodeView, PeerView, RunView
 
 NAMES = ("alps", "fjord", "mesa", "reef")
 
@@ -120,6 +123,29 @@ def test_a_stall_is_measured_by_the_usual_round() -> None:
     assert kinds(peers(), slow, 2400.0 + 2900.0) == []
     assert kinds(peers(), slow, 2400.0 + 3100.0) == ["stall"]
     assert raised(peers(), slow, 9999.0, training=False) == []
+
+
+@pytest.mark.parametrize("status", ["active", "joining"])
+def test_who_trains_and_never_merges_anything_is_told_of(status: Literal["active", "joining"]):
+    times = iter([0.0, 5.0])
+    log = EventLog(clock=lambda: next(times))
+    manifest = {"rounds": {"inner_steps": 100}}
+    now = 0.0
+    run = RunView(id="ab", label="slow", total_rounds=9, manifest=manifest)
+    state = NodeState(NodeView(peer="me"), log=log, run=run, clock=lambda: now)
+    state.status = status
+    now = 10_000.0
+    assert state.alarms_now() == [], "it has not begun to train"
+    log.emit(Step(step=1, round=0, loss=2.0, seconds=0.1))
+    now = FIRST_FLOOR_S
+    assert state.alarms_now() == []
+    now = FIRST_FLOOR_S + 1
+    assert [alarm.kind for alarm in state.alarms_now()] == ["stall"]
+    log.emit(Step(step=2, round=0, loss=2.0, seconds=2.0))
+    assert state.alarms_now() == [], "its rounds are long"
+    now = STALL_FACTOR * 200 + 1
+    (alarm,) = state.alarms_now()
+    assert alarm.what == "No round for 1001 s; the inner steps of one take 200 s."
 
 
 def test_an_island_drifts_where_fragments_take_turns() -> None:

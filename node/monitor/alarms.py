@@ -30,6 +30,7 @@ DRIFT_ROUNDS = 3  # in a row: newcomers begin with small steps, and others train
 DRIFT_ISLANDS = 3  # of two nobody can say which one drifts
 STALL_FACTOR = 5.0  # times the usual round
 STALL_FLOOR_S = 60.0
+FIRST_FLOOR_S = 600.0  # until the second round: who has just come may have to wait for a roster
 LAG_ROUNDS = 2  # that a live island may be behind
 RISEN_BY, RISEN_TO = 0.1, 1.05  # a loss has risen above both of these and the lowest one
 RISEN_TIMES = 3  # in a row: a single one may be chance
@@ -62,6 +63,8 @@ class Here:
     saved: CheckpointSaved | None = None  # the newest
     skipped: CheckpointSkipped | None = None  # since then
     disk_free: int | None = None  # bytes
+    began: float | None = None  # when it took its first inner step, Unix seconds
+    steps_s: float = 0.0  # what the inner steps of a round take, seconds
 
 
 @dataclass
@@ -117,7 +120,7 @@ def raised(
     if here is not None:
         found += [*_loss(here, rounds), *_checkpoint(here)]
     if training:
-        found += _stall(rounds, now)
+        found += _stall(rounds, now, here)
     return sorted(found, key=lambda alarm: alarm.level)
 
 
@@ -204,17 +207,25 @@ def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
         )
 
 
-def _stall(rounds: Sequence[tuple[float, RoundDone]], now: float) -> Iterator[Alarm]:
+def _stall(
+    rounds: Sequence[tuple[float, RoundDone]], now: float, here: Here | None
+) -> Iterator[Alarm]:
+    """No round for long; before there is a usual one, by what the inner steps of one take."""
     times = [when for when, _ in rounds]
-    if len(times) < 2:
+    if len(times) >= 2:
+        usual, floor = median(later - earlier for earlier, later in pairwise(times)), STALL_FLOOR_S
+        measure = f"one usually takes {usual:.0f} s"
+    elif here is not None and here.began is not None:
+        times, usual, floor = [here.began, *times], here.steps_s, FIRST_FLOOR_S
+        measure = f"the inner steps of one take {usual:.0f} s"
+    else:
         return
-    usual = median(later - earlier for earlier, later in pairwise(times))
     still = now - times[-1]
-    if still > max(STALL_FLOOR_S, STALL_FACTOR * usual):
+    if still > max(floor, STALL_FACTOR * usual):
         yield Alarm(
             "stall",
             "warning",
-            f"No round for {still:.0f} s; one usually takes {usual:.0f} s.",
+            f"No round for {still:.0f} s; {measure}.",
             "Islands train on meanwhile. See who is silent, and whether a quorum is there.",
         )
 

@@ -103,6 +103,7 @@ class NodeState:
         self.lowest: tuple[int, float] | None = None  # validation loss, and in which round
         self._clock = clock
         self._moved = clock()  # when training last moved
+        self._began: float | None = None  # when it took its first inner step
         log.subscribe(self)
 
     def __call__(self, record: Record) -> None:
@@ -110,6 +111,7 @@ class NodeState:
         match record.event:
             case Step() as step:
                 self.step = step
+                self._began = record.time if self._began is None else self._began
                 self.steps.append((step.step, step.loss))
                 self.tokens += step.tokens
                 self._moved = record.time
@@ -241,9 +243,18 @@ class NodeState:
             self.checkpoint[1] if self.checkpoint else None,
             self.skipped,
             self.providers.machine().disk_free,
+            self._began,
+            self._steps_s(),
         )
-        training = self.status == "active"
+        # who trains and is never let in has no round to be late
+        training = self.status == "active" or (self.status == "joining" and not self.rounds)
         return raised(views, rounds, self._clock(), training=training, here=here)
+
+    def _steps_s(self) -> float:
+        """What the inner steps of a round take this island, seconds; 0 before it is known."""
+        if self.step is None or self.run is None:
+            return 0.0
+        return float(self.step.seconds * self.run.manifest.get("rounds", {}).get("inner_steps", 0))
 
     def alarms_now(self) -> list[Alarm]:
         """As :meth:`alarms`, of the peers now."""
