@@ -25,6 +25,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__, clock, places
+from node.closing import last_words
 from node.config import NodeConfig
 from node.entrance import Entrance, Run
 from node.hardware import leave_cores_to_ranks
@@ -51,6 +52,7 @@ from protocols.tasks import Tasks, offload_to
 from protocols.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
+    from node.participation import Participation
     from node.script.attached import Script
 
 MAX_TURNED_AWAY = 1024  # peers
@@ -303,15 +305,26 @@ class Node:
         entering = self.tasks.spawn(participation.enter(stack))
         stopping = self.tasks.spawn(self.daemon.until_stopped())
         await asyncio.wait((entering, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not entering.done():  # stopped on the way in: there is nothing to save
-            return
-        await entering
-        await stopping
-        await participation.leave()
+        if entering.done():  # else stopped on the way in: there is nothing to save
+            await entering
+            await stopping
+            await participation.leave()
+        self._say_ended(participation if entering.done() else None)
+
+    def _say_ended(self, took_part: Participation | None) -> None:
+        saved = self.config.role == "island" and any(self.home.checkpoints.glob("ckpt-*"))
+        text = last_words(
+            self.daemon.stop_reason.result(),
+            rounds=took_part.reporter.round if took_part is not None else None,
+            over=took_part is not None and took_part.finishing,
+            home=self.home.root if saved else None,
+            script=self.daemon.script is not None,
+        )
+        self.events.emit(Notice(text=text))
 
     async def _stop_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        self.daemon.stop(f"{seconds:.0f} s are over")
+        self.daemon.stop(f"{seconds:g} s are over")
 
     async def open_directory(self, stack: AsyncExitStack, run: Run) -> Dht:
         """Join the run's DHT and publish this node's address in it."""

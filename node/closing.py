@@ -1,0 +1,35 @@
+"""What a node says last: why it ended, how far the run has come, and what can be done next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+
+def last_words(
+    reason: str,
+    *,
+    rounds: int | None,
+    over: bool = False,
+    home: Path | None = None,
+    script: bool = False,
+) -> str:
+    """One line; ``rounds``: of the run, so far, None for a node that did not come to take part.
+
+    ``over``: the run has come to its end. ``home``: the state directory that has a checkpoint to go
+    on from or to export; None: there is none. ``script``: the model is a training script's own.
+    """
+    parts = [f"ended: {reason}"]
+    if rounds is None:
+        parts[0] += ", before it took part in a run"
+    elif not over:  # else the reason says how many there were
+        parts[0] += f"; the run stands at round {rounds}"
+    if home is None:
+        return parts[0]
+    place = shlex.quote(str(home))
+    if not over:
+        again = "resume=True" if script else f"node start --resume --dir {place}"
+        parts.append(f"to go on: {again}")
+    if not script:
+        parts.append(f"its model: node export FOLDER --from {place}")
+    return "; ".join(parts)
