@@ -108,7 +108,7 @@ class Daemon:
             self._catch_signals(loop, events)
             new_key = not self.config.identity_path.exists()
             identity = Identity.load_or_create(self.config.identity_path)
-            transport = await self._open_transport(identity)
+            transport = await self._open_transport(identity, events)
             stack.push_async_callback(transport.aclose)
             async with asyncio.TaskGroup() as group:
                 tasks = Tasks(group)
@@ -143,7 +143,7 @@ class Daemon:
         """In words, for a log that must not have the key itself."""
         return "the one of --api-key" if self.config.api_key else f"in {self.home.key_file}"
 
-    async def _open_transport(self, identity: Identity) -> HttpTransport:
+    async def _open_transport(self, identity: Identity, events: EventLog) -> HttpTransport:
         """Open the port; where nobody asked for this one and it is taken, any free one."""
         limit = self.config.max_upload or None
         transport = HttpTransport(identity, listen=self.config.listen, max_upload=limit)
@@ -152,10 +152,14 @@ class Daemon:
         except OperatorError as error:
             if error.code != "E303" or not self.config.is_default("listen"):
                 raise
-            host, _ = host_port(self.config.listen)
+            host, taken = host_port(self.config.listen)
             where = hostport(host, 0)
             transport = HttpTransport(identity, listen=where, max_upload=limit)
             await transport.start()
+            assert transport.listening is not None
+            port = transport.listening[1]
+            text = f"port {taken} is in use: listens on {port}, the one to forward this time"
+            events.emit(Notice(text=f"{text}; --listen gives one that stays"))
         return transport
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:

@@ -14,7 +14,11 @@ from badinput_kit import CREATOR, OTHER, RUN, START
 from bootstrap.manifest import Model
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
+from node.config import NodeConfig
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
+from node.runtime import Daemon
 from node.statedir import StateDir
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -72,6 +76,21 @@ def test_a_port_in_use(refused):
             pass  # it is free indeed
         text, _ = refused("E303", "start", "--listen", "127.0.0.1:0", "--api", f"127.0.0.1:{port}")
         assert "--api 127.0.0.1:" in text
+
+
+async def test_another_port_than_the_usual_one_is_told_of(tmp_path):
+    """A router forwards what the operator was told to forward."""
+    log = EventLog()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        daemon = Daemon(NodeConfig(dir=tmp_path, listen=f"127.0.0.1:{port}"), None)  # as by default
+        transport = await daemon._open_transport(OTHER, log)
+        assert transport.listening is not None
+        _, other = transport.listening
+        await transport.aclose()
+    (said,) = [record.event for record in log.recent]
+    assert isinstance(said, Notice)
+    assert f"port {port} is in use: listens on {other}, the one to forward" in said.text
 
 
 def test_an_address_that_is_not_this_machines(refused):
