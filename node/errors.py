@@ -155,8 +155,9 @@ _ROWS = (
     Kind(
         "E402",
         "the disk is full",
-        "there must be room for two checkpoints at the start; later the node trains on and skips "
-        "checkpoints until there is",
+        "at the start there must be room for the checkpoints to keep (--keep-checkpoints, by "
+        "default 2) and the one being written; later the node trains on and skips checkpoints "
+        "until there is",
         "free space, lower --keep-checkpoints, or give another --dir",
     ),
     Kind(
@@ -319,7 +320,8 @@ def document() -> str:
         "Written by `python -m node.errors > docs/errors.md`; do not edit.",
         "",
         "An error is printed as text on standard error: what happened, why, what to do. The exit",
-        "status is 2 for wrong usage, 70 for a defect of Atoll, 130 after Ctrl-C, otherwise 1.",
+        "status is 2 for wrong usage, 70 for a defect of Atoll, 130 where Ctrl-C ends a command at",
+        "once, otherwise 1. A node that leaves in order, as after one Ctrl-C, ends with 0.",
         "",
         "| code | what | typical reason | what to do | exit |",
         "|---|---|---|---|---|",

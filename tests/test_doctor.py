@@ -1,16 +1,21 @@
 """The doctor: what it finds on this machine, each by its real cause."""
 
+import contextlib
 import json
+import shutil
 import socket
 import stat
 import sys
+from types import SimpleNamespace
 
 import pytest
+from checkpoint_kit import make
 from cli_kit import process
 from doctor_kit import config
 
 from bootstrap.manifest import Manifest, Model
 from node import outermost
+from node.checkpoint import CheckpointStore, DiskFullError
 from node.doctor import machine, software
 from node.presets import PRESETS, preset
 
@@ -170,7 +175,23 @@ def test_what_torch_was_built_for_is_read_from_its_files():
     assert software.torch_cuda() == (str(torch.__version__), torch.version.cuda or "")
 
 
-def test_a_disk_that_cannot_hold_two_checkpoints(tmp_path):
+def test_the_disk_must_hold_what_a_start_asks_for(tmp_path, monkeypatch):
+    """The same as :meth:`CheckpointStore.preflight`: it keeps two and writes a third."""
+    store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=2)
+    for held in range(3):
+        size = 4 * machine.VECTORS_ON_DISK * machine.parameters(Manifest().model)
+        if held:
+            path = make(store, held).path
+            size = sum(file.stat().st_size for file in path.rglob("*"))
+        for free, status in (((3 - held) * size, "ok"), ((3 - held) * size - 1, "fail")):
+            usage = SimpleNamespace(free=free)
+            monkeypatch.setattr(shutil, "disk_usage", lambda place, now=usage: now)
+            assert machine.disk(config(tmp_path), Manifest()).status == status
+            with contextlib.nullcontext() if status == "ok" else pytest.raises(DiskFullError):
+                store.preflight(size)
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints(tmp_path):
     huge = Manifest(model=Model(d_model=65_536, n_heads=1024, n_kv_heads=2, n_layers=1024))
     found = machine.disk(config(tmp_path), huge)
     assert (found.status, found.why[:4]) == ("fail", "E402")

@@ -22,7 +22,6 @@ from protocols.listening import listen_on
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 VECTORS_ON_DISK = 5  # base, momentum, θ and Adam's two moments, fp32
 VECTORS_IN_MEMORY = 8  # those, `sent`, the gradient and one to work on
-CHECKPOINTS = 2
 _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
 _IMPORT_S = 120.0
 
@@ -127,9 +126,12 @@ def parameters(model: Model) -> int:
 
 
 def disk(config: NodeConfig, manifest: Manifest) -> Finding:
-    """Whether the state directory can be written, and holds two checkpoints of the model."""
-    held = _newest_checkpoint(config.dir)
-    size = held or VECTORS_ON_DISK * 4 * parameters(manifest.model)
+    """Whether the state directory can be written, and holds the checkpoints of the model.
+
+    As :meth:`node.checkpoint.CheckpointStore.preflight`: those to keep, and one being written.
+    """
+    held = _checkpoints(config.dir)
+    size = held[-1] if held else VECTORS_ON_DISK * 4 * parameters(manifest.model)
     there = next(p for p in (config.dir, *config.dir.parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return fail(
@@ -138,23 +140,26 @@ def disk(config: NodeConfig, manifest: Manifest) -> Finding:
             "E105: a node keeps its key and its checkpoints in its state directory",
             "give a directory this user may write with --dir",
         )
-    free, needed = shutil.disk_usage(there).free, CHECKPOINTS * size
+    count = config.keep_checkpoints + 1
+    free, needed = shutil.disk_usage(there).free, max(0, count * size - sum(held))
     whose = "the newest one there" if held else f"run {manifest.label}"
-    found = f"{_mib(free)} free at {there}; two checkpoints of {whose}: {_mib(needed)}"
+    more = " more" if held else ""
+    found = f"{_mib(free)} free at {there}; {count} checkpoints of {whose}: {_mib(needed)}{more}"
     if free < needed:
         why = "E402: without room for them a node does not start"
         return fail("disk", found, why, "free some space, or give another --dir")
     return ok("disk", found)
 
 
-def _newest_checkpoint(directory: Path) -> int:
-    """Bytes of the newest checkpoint; 0 where there is none."""
-    folder = directory / "checkpoints"
+def _checkpoints(directory: Path) -> list[int]:
+    """Bytes of each checkpoint there, the oldest first."""
     try:
-        newest = max((p for p in folder.iterdir() if p.is_dir()), default=None)
-        return sum(f.stat().st_size for f in newest.iterdir()) if newest else 0
+        return [
+            sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            for path in sorted((directory / "checkpoints").glob("ckpt-*"))
+        ]
     except OSError:
-        return 0
+        return []
 
 
 def memory(config: NodeConfig, manifest: Manifest) -> Finding:
