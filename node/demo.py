@@ -39,6 +39,7 @@ class Summary:
 
     rounds_committed: int
     rounds_failed: int
+    rounds_merged: int  # of more than one island
     val_loss_first: float | None
     val_loss_last: float | None
     state_digests_equal: bool
@@ -291,6 +292,7 @@ class Demo:
         return Summary(
             rounds_committed=len(states),
             rounds_failed=sum(len(island.events("round_failed")) for island in self.islands),
+            rounds_merged=len({r["round"] for r in synced}),
             val_loss_first=losses[0] if losses else None,
             val_loss_last=losses[-1] if losses else None,
             state_digests_equal=len(ends) == 1 and all(len(s) == 1 for s in states.values()),
@@ -373,9 +375,17 @@ def _directory() -> Iterator[Path]:
 
 def _text(s: Summary) -> str:
     equal = "equal on every island, bit for bit" if s.state_digests_equal else "NOT equal"
+    if s.state_digests_equal and not s.rounds_merged:
+        equal = "equal, but one island alone has made it"
     what = ["one joined half-way" if s.joined else ""]
     what += ["one was killed and resumed" if s.killed_and_resumed else ""]
     what += ["one left" if s.left else ""]
+    wire = "nothing was sent: no round merged more than one island; --seconds gives them more time"
+    if s.rounds_merged:
+        wire = (
+            f"{s.wire_bytes_per_param_per_round:.2f} bytes a parameter, "
+            "round and island (fp32 would be 4 and more)"
+        )
     lines = [
         f"{s.islands} islands, {s.rounds_committed} rounds in {s.wall_s:.0f} s; "
         + ", ".join(w for w in what if w),
@@ -384,8 +394,7 @@ def _text(s: Summary) -> str:
         else "  validation loss      not measured",
         f"  outer state          {equal}",
         f"  rounds failed        {s.rounds_failed}",
-        f"  wire                 {s.wire_bytes_per_param_per_round:.2f} bytes a parameter, "
-        "round and island (fp32 would be 4 and more)",
+        f"  wire                 {wire}",
         f"  compute              {100 * s.compute_utilization:.0f} % of the time in inner steps",
     ]
     if s.consensus_distance is not None:
