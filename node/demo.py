@@ -366,10 +366,14 @@ def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> int:
 @contextlib.contextmanager
 def _directory() -> Iterator[Path]:
     """A directory for the islands; kept when the demonstration fails, since it explains why."""
-    root = Path(tempfile.mkdtemp(prefix="atoll-demo-"))
-    yield root
     import shutil
 
+    root = Path(tempfile.mkdtemp(prefix="atoll-demo-"))
+    try:
+        yield root
+    except KeyboardInterrupt:  # which explains itself
+        shutil.rmtree(root, ignore_errors=True)
+        raise
     shutil.rmtree(root, ignore_errors=True)
 
 

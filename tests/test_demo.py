@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from node.demo import Demo, _text
+from node.demo import Demo, _directory, _text
 
 ROUND = {
     "state": "ab",
@@ -42,3 +44,13 @@ def test_rounds_of_one_island_alone_are_no_merging(members: int) -> None:
     assert ("bytes a parameter" in text) == (members > 1)
     assert ("bit for bit" in text) == (members > 1)
     assert ("no round merged more than one island" in text) == (members == 1)
+
+
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError], ids=str)
+def test_only_what_explains_a_failure_is_left_behind(end: type[BaseException] | None) -> None:
+    with contextlib.suppress(KeyboardInterrupt, RuntimeError), _directory() as root:
+        (root / "island-1").mkdir()
+        if end is not None:
+            raise end
+    assert root.exists() == (end is RuntimeError)
+    shutil.rmtree(root, ignore_errors=True)
