@@ -307,9 +307,11 @@ class Participation:
         """The trainer stands on the new base: report, checkpoint, perhaps end."""
         news = self.reporter.on_applied(applied)
         every = self.config.checkpoint_every
+        self._check_end()
+        if self.node.daemon.stop_reason.done():
+            return  # on its way out it saves this very moment
         if news and every and not applied.fragment and applied.round % every == 0:
             self.node.tasks.spawn(self._save())
-        self._check_end()
 
     async def _save(self) -> None:
         await self.keeper.save()

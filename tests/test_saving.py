@@ -21,9 +21,10 @@ from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped
 from node.outer_files import OuterFiles
+from node.participation import Participation
 from node.replica import OuterReplica
 from node.saving import Keeper
-from node.trainer.channel import Saved
+from node.trainer.channel import Applied, Saved
 
 
 class SlowTrainer:
@@ -84,3 +85,23 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert not os.listdir(tmp_path)
     assert [type(one) for one in events] == [CheckpointSkipped]
     assert "no room" in events[0].reason
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_who_leaves_after_a_round_saves_it_once(last: bool) -> None:
+    """On the way out, and not beside that at the end of the round too."""
+    spawned: list[Any] = []
+    stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    node = SimpleNamespace(
+        daemon=SimpleNamespace(stop_reason=stopped), tasks=SimpleNamespace(spawn=spawned.append)
+    )
+    part: Any = SimpleNamespace(
+        node=node,
+        config=SimpleNamespace(checkpoint_every=2),
+        reporter=SimpleNamespace(on_applied=lambda applied: True),
+        _save=lambda: "saves",
+        _check_end=lambda: stopped.set_result("over") if last else None,
+    )
+    applied = Applied(round=4, step=40, tokens=1, validation_loss=None)
+    await Participation._on_applied(part, applied)
+    assert spawned == ([] if last else ["saves"])
