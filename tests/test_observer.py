@@ -13,7 +13,7 @@ from bootstrap.state import BlobServer
 from node.monitor.observer import Observer
 from protocols.addresses import parse_address
 from protocols.envelope import seal
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, Unreachable, Why
 from protocols.http import HttpTransport
 from protocols.identity import Identity
 from protocols.messages import Announce, Known
@@ -157,3 +157,15 @@ async def test_nobody_to_observe_is_told():
     with pytest.raises(OperatorError) as error:
         await first_picture(Observer([parse_address(address)]))
     assert error.value.code == "E101"
+
+
+async def test_a_peer_that_leaves_after_the_dial_cannot_be_reached(monkeypatch):
+    async def gone(transport, whereabouts, peer, **_):
+        raise Unreachable(peer, Why.RESET)
+
+    monkeypatch.setattr("node.monitor.observer.greet", gone)
+    async with Swarm() as swarm:
+        address = parse_address(swarm.address)
+        with pytest.raises(OperatorError) as error:
+            await first_picture(Observer([address]))
+    assert (error.value.code, error.value.what) == ("E101", f"cannot reach {address.hostport}")

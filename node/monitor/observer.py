@@ -18,7 +18,7 @@ from typing import Any
 
 from bootstrap.handshake import Greeting, admission, greet
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from bootstrap.seeds import find_peers
+from bootstrap.seeds import Reached, explain, find_peers
 from bootstrap.state import fetch_manifest
 from gossip.membership import Liveness, Membership
 from gossip.presence import open_announce
@@ -116,12 +116,12 @@ class Observer:
 
     async def _greet(self) -> None:
         dialled = await find_peers(self.transport, self._peers)
-        failure: Exception | None = None
+        failure: OperatorError | None = None
         greetings: list[Greeting] = []
         for reached in dialled.reached:
             try:
-                greetings.append(await self._greeting(reached.peer))
-            except (OperatorError, TransportError) as error:
+                greetings.append(await self._greeting(reached))
+            except OperatorError as error:
                 failure = error
         if not greetings:
             raise failure or operator_error("E501")
@@ -155,15 +155,18 @@ class Observer:
         for greeting in greetings:
             self._learn(greeting.welcome.announces)
 
-    async def _greeting(self, peer: PeerId) -> Greeting:
-        return await greet(
-            self.transport,
-            self._whereabouts,
-            peer,
-            software=__version__,
-            run=self._run,
-            invitation=self._invitation,
-        )
+    async def _greeting(self, reached: Reached) -> Greeting:
+        try:
+            return await greet(
+                self.transport,
+                self._whereabouts,
+                reached.peer,
+                software=__version__,
+                run=self._run,
+                invitation=self._invitation,
+            )
+        except TransportError as error:
+            raise explain(reached.address.hostport, error) from error
 
     async def _manifest(self, peers: Sequence[PeerId], run: bytes) -> Any:
         try:
@@ -176,7 +179,7 @@ class Observer:
     async def _greet_again(self) -> None:
         try:
             await self._greet()
-        except (OperatorError, TransportError):
+        except OperatorError:
             return  # it is tried again as long as somebody watches
 
     async def _ask(self) -> None:
