@@ -6,7 +6,10 @@ import pytest
 from doctor_kit import config
 
 from bootstrap.handshake import Gate, shared_token
+from bootstrap.manifest import Manifest
 from bootstrap.probe import BYTES_A_MINUTE, MAX_BYTES, ProbeServer, probe
+from bootstrap.signed_manifest import SignedManifest
+from bootstrap.state import BlobServer
 from node.doctor import machine, nat
 from node.doctor.network import network
 from protocols.errors import RemoteRefused
@@ -26,7 +29,7 @@ async def seed():
     """``await seed(…)``: a node as far as a doctor can see one; returns its join address."""
     opened = []
 
-    async def start(admits=None, **options):
+    async def start(admits=None, signed=None, **options):
         transport = HttpTransport(Identity.generate(), listen="127.0.0.1:0")
         await transport.start()
         opened.append(transport)
@@ -37,12 +40,14 @@ async def seed():
             transport,
             whereabouts,
             software="0.1.0",
-            run=lambda: b"r" * 32,
+            run=lambda: signed.run_id if signed else b"r" * 32,
             observed=transport.observed,
             **more,
             **options,
         )
         ProbeServer(transport)
+        if signed:
+            BlobServer(transport, signed.run_id, manifest=signed.data, blobs=[])
         return f"127.0.0.1:{transport.listening[1]}/{transport.peer_id}"
 
     yield start
@@ -62,6 +67,16 @@ async def test_a_peer_in_order(tmp_path, seed):
     assert "dialled back" in found["reach"].found
     assert "own address 127.0.0.1" in found["nat"].found
     assert "Mbit/s up" in found["speed"].found
+
+
+async def test_the_run_that_is_looked_at_is_the_peers(tmp_path, seed):
+    signed = SignedManifest.create(Manifest(name="theirs"), Identity.generate())
+    learned = []
+    peers = [await seed(signed=signed)]
+    await network(config(tmp_path, peers=peers), learned.append)
+    assert learned == [signed.manifest]
+    await network(config(tmp_path, peers=[await seed()]), learned.append)
+    assert len(learned) == 1  # a peer that does not tell
 
 
 async def test_a_peer_that_cannot_dial_back(tmp_path, seed):

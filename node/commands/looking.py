@@ -110,14 +110,17 @@ def doctor(
 ) -> None:
     """Find what would keep this machine from training.
 
-    Each check with why and what to do; exit status 1 if one failed.
+    Each check with why and what to do; exit status 1 if one failed. What is needed is what the
+    run of --run or --preset needs, else that of the state directory, else that of the peers.
     """
-    from bootstrap.manifest import Manifest
     from node.commands.manifest import manifest_for
     from node.doctor.command import main
+    from node.doctor.run import of_directory
 
     config = resolve(flags, os.environ, config_file)
-    manifest = manifest_for(config, preset) or Manifest()
+    given = bool(preset) or config.run is not None
+    manifest = None if given else of_directory(config.dir)
+    manifest = manifest or manifest_for(config, preset)
     raise typer.Exit(main(config, manifest, network=network, as_json=as_json))
 
 

@@ -18,18 +18,24 @@ SCHEMA = 1
 EXIT_FAILED = 1
 
 
-def main(config: NodeConfig, manifest: Manifest, *, network: bool, as_json: bool) -> int:
-    """Run the checks and print them; exit status 1 where one failed."""
-    findings = local(config, manifest)
+def main(config: NodeConfig, manifest: Manifest | None, *, network: bool, as_json: bool) -> int:
+    """Run the checks and print them; exit status 1 where one failed.
+
+    ``manifest`` None: that of the peers' run, if they can be asked.
+    """
+    asked: list[Finding] = []
     if network:
         from node.doctor.network import check  # brings aiohttp
 
-        findings += [machine.torch_works(config.device), *check(config)]
+        found, theirs = check(config)
+        manifest = manifest or theirs
+        asked = [machine.torch_works(config.device), *found]
+    findings = local(config, manifest) + asked
     typer.echo(as_text(findings) if not as_json else as_document(findings))
     return EXIT_FAILED if any(one.status == "fail" for one in findings) else 0
 
 
-def local(config: NodeConfig, manifest: Manifest) -> list[Finding]:
+def local(config: NodeConfig, manifest: Manifest | None) -> list[Finding]:
     """What needs neither peers nor torch: it takes a fraction of a second."""
     return [
         software.python(),

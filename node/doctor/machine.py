@@ -22,6 +22,7 @@ from protocols.listening import listen_on
 OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 VECTORS_ON_DISK = 5  # base, momentum, θ and Adam's two moments, fp32
 VECTORS_IN_MEMORY = 8  # those, `sent`, the gradient and one to work on
+UNKNOWN = "what the run needs is not known: no peer has told which one it is"
 _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
 _IMPORT_S = 120.0
 
@@ -117,6 +118,11 @@ def torch_works(device: str) -> Finding:
     return ok("torch", f"computes on {done.stdout.strip()}")
 
 
+def _parameters_of(manifest: Manifest) -> int:
+    """Parameters of a run: its scripts have counted theirs."""
+    return manifest.script.parameters or parameters(manifest.model)
+
+
 def parameters(model: Model) -> int:
     """Parameters of a model, by its shapes: what ``node.trainer.layout`` counts with torch."""
     d, layers, kv = model.d_model, model.n_layers, model.d_model // model.n_heads * model.n_kv_heads
@@ -125,13 +131,13 @@ def parameters(model: Model) -> int:
     return embeddings + layers * (2 * d * d + 2 * d * kv + feed_forward + 2 * d) + d
 
 
-def disk(config: NodeConfig, manifest: Manifest) -> Finding:
+def disk(config: NodeConfig, manifest: Manifest | None) -> Finding:
     """Whether the state directory can be written, and holds the checkpoints of the model.
 
     As :meth:`node.checkpoint.CheckpointStore.preflight`: those to keep, and one being written.
+    ``manifest`` is None where nobody could tell the run.
     """
     held = _checkpoints(config.dir)
-    size = held[-1] if held else VECTORS_ON_DISK * 4 * parameters(manifest.model)
     there = next(p for p in (config.dir, *config.dir.parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return fail(
@@ -140,10 +146,16 @@ def disk(config: NodeConfig, manifest: Manifest) -> Finding:
             "E105: a node keeps its key and its checkpoints in its state directory",
             "give a directory this user may write with --dir",
         )
+    free = shutil.disk_usage(there).free
+    if held:
+        size, whose, more = held[-1], "the newest one there", " more"
+    elif manifest is not None:
+        size, whose = VECTORS_ON_DISK * 4 * _parameters_of(manifest), f"run {manifest.label}"
+        more = ""
+    else:
+        return ok("disk", f"{_mib(free)} free at {there}; {UNKNOWN}")
     count = config.keep_checkpoints + 1
-    free, needed = shutil.disk_usage(there).free, max(0, count * size - sum(held))
-    whose = "the newest one there" if held else f"run {manifest.label}"
-    more = " more" if held else ""
+    needed = max(0, count * size - sum(held))
     found = f"{_mib(free)} free at {there}; {count} checkpoints of {whose}: {_mib(needed)}{more}"
     if free < needed:
         why = "E402: without room for them a node does not start"
@@ -162,14 +174,15 @@ def _checkpoints(directory: Path) -> list[int]:
         return []
 
 
-def memory(config: NodeConfig, manifest: Manifest) -> Finding:
-    """Whether the model's vectors fit, with the trainer on the processor."""
+def memory(config: NodeConfig, manifest: Manifest | None) -> Finding:
+    """Whether the model's vectors fit, with the trainer on the processor; manifest: as of disk."""
     view = Machine(config.dir)()
-    needed = VECTORS_IN_MEMORY * 4 * parameters(manifest.model)
+    needed = 0 if manifest is None else VECTORS_IN_MEMORY * 4 * _parameters_of(manifest)
+    wanted = f"{_mib(needed)} needed by run {manifest.label}" if manifest else UNKNOWN
     if view.memory_available is None:
-        return ok("memory", f"{_mib(needed)} needed; this system does not tell what it has")
+        return ok("memory", f"{wanted}; this system does not tell what it has")
     found = f"{_mib(view.memory_available)} free of {_mib(view.memory_total or 0)}; "
-    found += f"{_mib(needed)} needed by run {manifest.label}, {view.cores} cores"
+    found += f"{wanted}, {view.cores} cores"
     if view.memory_available < needed:
         why = "E401: optimizer and outer state alone need that, besides activations"
         return warn("memory", found, why, "stop other programs, or use a smaller model")

@@ -7,12 +7,14 @@ nothing of it and count nobody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from bootstrap.handshake import Clocks, Greeting, greet, refused_back, unreachable
+from bootstrap.manifest import Manifest
 from bootstrap.probe import probe
 from bootstrap.seeds import Missed, PeerCache, dial_all, explain
+from bootstrap.state import fetch_manifest
 from node import __version__
 from node.config import NodeConfig
 from node.doctor import nat
@@ -21,7 +23,7 @@ from node.own_address import addresses, hostport, outward_address
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.addresses import PeerAddress, parse_peers
-from protocols.errors import OperatorError, RemoteRefused, TransportError
+from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.whereabouts import Whereabouts
@@ -31,8 +33,13 @@ MAPPED = 2  # peers that are asked as what they see one port; a further one trie
 SLOW = 1e6 / 8  # bytes a second
 
 
-async def network(config: NodeConfig) -> list[Finding]:
-    """All checks that need a peer; one finding that says so where none is known."""
+async def network(
+    config: NodeConfig, learned: Callable[[Manifest], None] | None = None
+) -> list[Finding]:
+    """All checks that need a peer; one finding that says so where none is known.
+
+    ``learned`` is told the manifest of the run that the peers take part in.
+    """
     seeds = parse_peers(config.peers) or PeerCache(config.dir / "peers.json").load()
     if not seeds:
         return [
@@ -72,6 +79,8 @@ async def network(config: NodeConfig) -> list[Finding]:
         if greetings:
             known = [greeting for _, greeting in greetings]
             findings += [_runs(known), _clock(known)]
+            if learned is not None and (manifest := await _manifest(transport, known)):
+                learned(manifest)
             findings += await _reach(transport, config, greetings, listens, running)
             findings += [await _speed(transport, at, one) for at, one in greetings[:MAX_ASKED]]
     return findings
@@ -118,6 +127,18 @@ def _runs(greetings: Sequence[Greeting]) -> Finding:
     known = max(len(one.welcome.announces) for one in greetings)
     text = f"run {runs.pop()}, {known} islands announced" if runs else "no run there yet"
     return ok("run", f"{text}; this is {__version__}, they have {versions}")
+
+
+async def _manifest(transport: HttpTransport, greetings: Sequence[Greeting]) -> Manifest | None:
+    """Of the one run they all train; None where they have none or several, or do not tell it."""
+    having = [one for one in greetings if one.welcome.run]
+    if len({one.welcome.run for one in having}) != 1:
+        return None
+    try:
+        peers = [one.peer for one in having]
+        return (await fetch_manifest(transport, peers, having[0].welcome.run)).manifest
+    except (TransportError, RemoteProtocolError):
+        return None
 
 
 def _clock(greetings: Sequence[Greeting]) -> Finding:
@@ -276,6 +297,8 @@ async def _speed(transport: HttpTransport, at: PeerAddress, one: Greeting) -> Fi
     return ok("speed", text)
 
 
-def check(config: NodeConfig) -> list[Finding]:
-    """As :func:`network`."""
-    return asyncio.run(network(config))
+def check(config: NodeConfig) -> tuple[list[Finding], Manifest | None]:
+    """As :func:`network`, with the manifest of the peers' run where they have one and tell it."""
+    runs: list[Manifest] = []
+    findings = asyncio.run(network(config, runs.append))
+    return findings, runs[0] if runs else None
