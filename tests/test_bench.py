@@ -24,7 +24,10 @@ from node.bench.member import (
 )
 from node.bench.watching import Stage, Watch
 from node.cli import app
+from node.outermost import first_known
 from protocols.errors import OperatorError
+from protocols.http import HttpTransport
+from protocols.identity import Identity
 
 SETTINGS = Settings(members=3, size=200_000, codec="fp32", rounds=2, listen="127.0.0.1:0")
 
@@ -145,6 +148,24 @@ def taken(round_: int, seconds: float) -> Taken:
     return Taken(round_, moments, 2, 0.5, 10**6, 2 * 10**6, 10**6, "ab" * 32)
 
 
+async def test_why_a_peer_is_not_met_is_told_while_it_waits_and_at_the_end() -> None:
+    said: list[str] = []
+    stranger = HttpTransport(Identity.generate(), listen="127.0.0.1:0")
+    async with stranger:
+        assert stranger.listening is not None
+        trains = f"127.0.0.1:{stranger.listening[1]}"
+        settings = replace(SETTINGS, peers=("127.0.0.1:1", trains), patience_s=0.3)
+        with pytest.raises(ExceptionGroup) as error:
+            await Member(settings, said=said.append).run()
+    assert [text.partition(":")[0] for text in said] == ["cannot reach 127.0.0.1", "127.0.0.1"]
+    assert "nothing listens there" in said[0]
+    assert f"{trains} answers, but is no member of this bench" in said[1]
+    told = first_known(error.value)
+    assert isinstance(told, OperatorError)
+    assert told.code == "E501"
+    assert "nothing listens there" in told.why
+
+
 def test_what_people_read() -> None:
     out = io.StringIO()
     report = Text(out, SETTINGS)
@@ -155,7 +176,7 @@ def test_what_people_read() -> None:
     report.end()
     lines = out.getvalue().splitlines()
     assert lines[0] == "200,000 elements, 0.8 MB as fp32, 3 members, mutual TLS"
-    assert "--peers 192.0.2.7:4390" in lines[1]
+    assert lines[1].endswith("--peers 192.0.2.7:4390/12D3KooWx")
     assert "0.500 s, waited 0.250 s" in lines[2]
     assert "16 and 32 Mbit/s" in lines[2]
     assert "2 peers, 50% merged" in lines[2]

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from blake3 import blake3
 
+from bootstrap.seeds import explain
 from gossip.buffers import joined
 from gossip.certificate import genesis, outcome_hash
 from gossip.driver import Swarm
@@ -271,22 +272,43 @@ class Member:
         """Wait until all members are there; raises OperatorError E501 where they do not come."""
         settings, known = self.settings, presence.membership.islands
         deadline = wiring.now() + settings.patience_s
+        missed: dict[str, str] = {}  # why a peer is not met, by its address
         while len(known) + 1 < settings.members:
             if wiring.now() > deadline:
                 raise operator_error(
                     "E501",
                     f"{len(known) + 1} of {settings.members} members came",
-                    why=f"the others did not within {settings.patience_s:.0f} s",
+                    why="; ".join(
+                        [
+                            f"the others did not within {settings.patience_s:.0f} s",
+                            *filter(None, missed.values()),
+                        ]
+                    ),
                     fix="give all the same --members, --size, --codec, --groups, and one as peer",
                 )
             for address in settings.peers:
-                try:
-                    await presence.ask(await wiring.transport.dial(address))
-                except TransportError:
-                    continue  # not there yet
+                why = await self._not_met(wiring, presence, address)
+                if why and why != missed.get(address):
+                    self.said(f"{why}; trying again")  # it may only not be there yet
+                missed[address] = why
             presence.tell()
             await asyncio.sleep(MEET_EVERY_S)
         return tuple(sorted([*known, self.identity.peer_id]))
+
+    async def _not_met(self, wiring: Wiring, presence: Presence, address: str) -> str:
+        """Ask a peer whom it knows; why it cannot be a member, empty where it is one."""
+        try:
+            peer = await wiring.transport.dial(address)
+        except TransportError as error:
+            found = explain(address, error)
+            return f"{found.what}: {found.why}"
+        await presence.ask(peer)
+        if peer in presence.membership.islands or peer == self.identity.peer_id:
+            return ""
+        return (
+            f"{address} answers, but is no member of this bench: it trains, or has other "
+            "--members, --size, --codec or --groups"
+        )
 
     def _chain(
         self, wiring: Wiring, replica: Noise, presence: Presence, watch: Watch
