@@ -64,7 +64,7 @@ _ROWS = (
         "the state directory cannot be used",
         "another node is running in it, this user cannot write there, or it has checkpoints of "
         "another run, or of one that would begin anew",
-        "give each node of a machine its own --dir",
+        "give each node of a machine its own --dir (scripts: dir=)",
     ),
     Kind(
         "E106",

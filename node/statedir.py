@@ -79,7 +79,7 @@ class StateDir:
                 "E105",
                 f"cannot use the state directory {self.root}",
                 why=error.strerror or str(error),
-                fix="give a directory this user may write with --dir",
+                fix="give a directory this user may write with --dir (scripts: dir=)",
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

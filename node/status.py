@@ -15,7 +15,16 @@ from typing import Any, NoReturn
 
 from node import __version__
 from node.errors import operator_error
-from node.monitor.wording import JOIN_STEPS, clean, duration, megabytes, number, short
+from node.monitor.wording import (
+    JOIN_STEPS,
+    clean,
+    duration,
+    join_line,
+    megabytes,
+    number,
+    of_scripts,
+    short,
+)
 from node.setting_values import host_port
 from node.statedir import StateDir
 from protocols.bounds import ENDLESS_ROUNDS
@@ -196,8 +205,9 @@ def _screen(state: dict[str, Any]) -> str:
     lines.append("health    " + ("ok" if health["healthy"] else "; ".join(health["reasons"])))
     lines += [f"          {item['code']} {clean(item['what'])}" for item in state["problems"][-3:]]
     if node["join_address"]:
-        invitation = " --invitation …" if node["invitation_needed"] else ""
-        lines.append(f"join      node start --peers {node['join_address']}{invitation}")
+        invited, scripts = node["invitation_needed"], of_scripts(state["run"])
+        line = join_line(node["join_address"], invited=invited, scripts=scripts)
+        lines.append(f"join      {line}")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from node.monitor import api
 from node.monitor.api import ApiServer, make_app
 from node.monitor.events import JoinProgress, RoundDone, Validation
 from node.monitor.history import History
+from node.monitor.terminal import drawing
 from node.monitor.views import GpuView, LinkView, MachineView, PeerView, RunView
 from node.statedir import StateDir
 from protocols.bounds import ENDLESS_ROUNDS
@@ -220,6 +221,15 @@ async def test_links_of_all_are_asked_for_apart_and_short(kit, server):
 def test_the_join_line_says_that_an_invitation_is_needed(kit):
     kit.state.node = replace(kit.state.node, invitation_needed=True)
     assert f"--peers a:1/{PEER} --invitation" in status.render(kit.state.snapshot())
+
+
+def test_a_run_of_scripts_is_joined_by_a_script(kit):
+    run = replace(kit.state.run, manifest={"script": {"layout": "ab" * 32}})
+    kit.state.run = run
+    line = status.render(kit.state.snapshot()).splitlines()[-1]
+    assert line == f'join      node.join(model, optimizer, peers="a:1/{PEER}"), in a script'
+    drawn = drawing.node(kit.state.snapshot()).plain.splitlines()[-1]
+    assert drawn == line.replace("join      ", "join: ")
 
 
 async def test_status_with_a_key(tmp_path, kit):

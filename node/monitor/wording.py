@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 JOIN_STEPS = 6
 
 
@@ -36,6 +39,19 @@ def clean(text: str, limit: int = 500, *, lines: bool = False) -> str:
         text = text[: limit + 1].replace("\n", " ")
     kept = "".join(c for c in text[: limit + 1] if c.isprintable() or c == "\n")
     return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+
+
+def join_line(address: str, *, invited: bool = False, scripts: bool = False) -> str:
+    """What others begin with to join by ``HOST:PORT/ID``; in a run of scripts, a script's line."""
+    if scripts:
+        invitation = ', invitation="…"' if invited else ""
+        return f'node.join(model, optimizer, peers="{address}"{invitation}), in a script'
+    return f"node start --peers {address}" + (" --invitation …" if invited else "")
+
+
+def of_scripts(run: Mapping[str, Any] | None) -> bool:
+    """Whether islands of a run, as the API describes it, train with scripts of their own."""
+    return bool(run and run["manifest"].get("script", {}).get("layout"))
 
 
 def short(peer: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from node.monitor.wording import clean, duration, megabytes, number, short
+from node.monitor.wording import clean, duration, join_line, megabytes, number, of_scripts, short
 from node.status import gpus_line, joining, of_total
 
 # told apart by shade as well as by colour
@@ -187,8 +187,8 @@ def node(state: Mapping[str, Any]) -> Text:
     told = ", ".join(f"{count} {clean(name, 20)}" for name, count in wrong.items())
     saved = "none" if state["checkpoint"] is None else f"of round {state['checkpoint']['round']}"
     lines.append(f"\ncheckpoint {saved}  turned away: {told or 'nothing'}")
-    if state["node"]["join_address"]:
-        lines.append(f"\njoin: node start --peers {state['node']['join_address']}", "dim")
+    if address := state["node"]["join_address"]:
+        lines.append(f"\njoin: {join_line(address, scripts=of_scripts(state['run']))}", "dim")
     return lines
 
 
