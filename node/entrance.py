@@ -302,7 +302,7 @@ class Entrance:
                 "E201",
                 f"the swarm trains another run ({signed.manifest.label})",
                 why="; ".join(found[:8]),
-                fix="leave out --run to take the swarm's, or give peers of your run",
+                fix=f"leave out {self._own_run(own)} to take the swarm's, or give peers of yours",
             )
         blobs = {"": b"", BYTES: b""}
         named = (
@@ -317,6 +317,14 @@ class Entrance:
                 )
         shard, tokenizer = (blobs[digest] for digest, _ in named)
         return Run(signed, shard, created=False, greetings=greetings, tokenizer=tokenizer)
+
+    def _own_run(self, own: Manifest | None) -> str:
+        """What has given this node a run of its own."""
+        if self.config.run is not None:
+            return "--run"
+        if own is not None and own.script.layout:
+            return "run=... of node.join"
+        return "--preset, --mode and --set"
 
     async def create(self, manifest: Manifest) -> Run:
         """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
