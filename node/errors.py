@@ -107,7 +107,7 @@ _ROWS = (
     Kind(
         "E204",
         "bad configuration",
-        "a key is unknown, a value is out of its bounds, or two values contradict each other",
+        "a flag or key is unknown, a value is out of its bounds, or two contradict each other",
         "correct what is named; `node config show` lists every setting, its value and its source",
         EXIT_USAGE,
     ),

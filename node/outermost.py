@@ -21,17 +21,24 @@ def run(arguments: Sequence[str]) -> int:
     try:
         from node.cli import app
         from node.commands.guards import refuse_empty_peers, refuse_nodejs
+        from node.commands.usage import WrongUsage, told
 
         refuse_nodejs(given)
         refuse_empty_peers(given)
-        app(args=given, prog_name=name)
+        try:
+            status = app(args=given, prog_name=name, standalone_mode=False)
+        except WrongUsage as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # a group alone: what it says is help
+                error.show()
+                return int(error.exit_code)
+            raise told(error) from error
+        return status if isinstance(status, int) else 0
     except SystemExit as ending:  # how click ends every command
         return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001  # the last resort: nobody is shown a traceback
         return report(error, given)
-    return 0
 
 
 def report(error: BaseException, arguments: Sequence[str] = ()) -> int:

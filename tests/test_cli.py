@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from node import __version__
 from node.cli import app
+from node.commands import shared
 from node.config import NodeConfig
+from node.presets import PRESETS
 from protocols.messages import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -73,7 +75,39 @@ def test_version(command):
 def test_wrong_usage_exits_2(command, arguments):
     status, out, err = command(*arguments)
     assert status == 2
-    assert "Usage" in out + err
+    assert "Usage: node" in out + err or err.startswith("error E204: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["start", "--codec", "int8"], ["no such option: --codec", "--set rounds.codec=…"]),
+        (["start", "--lr", "1"], ["no such option: --lr\n", "--set inner.lr=…", "start --help"]),
+        (["start", "--prest", "x"], ["--preset"]),
+        (["status", "--codec", "x"], ["`node status --help`"]),
+        (["bench", "--members", "1"], ["invalid value for '--members'", "bench --help"]),
+        (["begin"], ["no such command 'begin'", "`node --help`"]),
+        (["config", "shew"], ["no such command 'shew'", "`node config --help`"]),
+    ],
+)
+def test_a_command_line_that_is_not_understood_has_a_code_and_a_way_out(command, arguments, said):
+    status, out, text = command(*arguments)
+    assert (status, out) == (2, "")
+    assert text.startswith("error E204: ")
+    assert [line.split(":")[0] for line in text.splitlines()[1:]] == ["  why", "  fix"]
+    for words in said:
+        assert words in text
+
+
+def test_no_arguments_are_answered_with_the_help(command):
+    status, out, err = command("config")
+    assert status == 2
+    assert "Usage: node config" in out + err
+    assert "error E204" not in err
+
+
+def test_the_help_names_every_preset():
+    assert tuple(PRESETS) == shared.PRESET_NAMES
 
 
 def test_a_near_miss_is_suggested(command):

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from node.commands.usage import settings_called
+
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -19,9 +21,14 @@ ConfigFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+# as in node.presets, which takes too long to load for a help text
+PRESET_NAMES = (
+    *("tiny", "tiny-streaming", "small", "125m", "350m", "1b", "3b", "8b", "70b"),
+    *("moe-tiny", "moe-1b", "moe-8x7b"),
+)
 Preset = Annotated[
     str,
-    typer.Option(metavar="NAME", help="Create a run: tiny, tiny-streaming, small, 125m, 1b or 8b."),
+    typer.Option(metavar="NAME", help=f"Create a run: {', '.join(PRESET_NAMES)}."),
 ]
 
 
@@ -35,6 +42,7 @@ class Command(TyperCommand):
         except Exception as error:  # of click, which is part of newer versions of typer
             if name := getattr(error, "option_name", ""):
                 known = [option for one in self.params for option in getattr(one, "opts", ())]
-                near = difflib.get_close_matches(name, known, n=1)
+                own = "--set" in known and settings_called(name)  # which is told in place of that
+                near = [] if own else difflib.get_close_matches(name, known, n=1)
                 error.possibilities = near  # type: ignore[attr-defined]
             raise
