@@ -336,6 +336,11 @@ class Entrance:
             return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
         from node.data.supply import Given, make
 
+        if self.config.data and manifest.data.recipe != "text":
+            self._note(
+                "the text of --data stays here: who joins without --data trains on "
+                f"{manifest.data.recipe}; --set data.recipe=text has everybody bring text"
+            )
         supply = await self._in_the_background(
             lambda progress: make(
                 manifest,
@@ -368,6 +373,11 @@ class Entrance:
         place = self.config.data or ""
         if not place and usable(kept):
             return kept
+        if not place and run.manifest.data.recipe != "text":
+            self._note(
+                f"no --data: trains on the recipe of the run, {run.manifest.data.recipe} of Python "
+                "packages on this machine; text of your own is given with --data"
+            )
         return await self._in_the_background(
             lambda progress: tokens_for(run.manifest, run.shard, run.tokenizer, place, progress)
         )
@@ -403,6 +413,9 @@ class Entrance:
                 why=str(error),
                 fix="try again, or give other peers with --peers",
             ) from error
+
+    def _note(self, text: str) -> None:
+        self.events.emit(Notice(text=text))
 
     def _progress(self, step: int, name: str, text: str) -> None:
         self.events.emit(JoinProgress(step=step, name=name, text=text))
