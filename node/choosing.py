@@ -66,7 +66,7 @@ class Chooser:
         if self.own_steps:
             self._tell("own_steps", self.own_steps, {}, "set with --inner-steps")
             return self.own_steps
-        if not rounds.dynamic_steps:
+        if not rounds.dynamic_steps or mine <= 0:  # nothing is chosen before a step was timed
             return whole
         chosen = inner_steps(whole, mine, speeds)
         fastest = fastest_of([mine, *speeds])

@@ -16,6 +16,7 @@ from node.config import NodeConfig
 Command = Callable[..., None]
 PLACES = ("data",)  # a path or a URL
 LISTS = {"peers": "ADDRESS", "sink": "KIND:WHERE"}  # may be repeated
+RATES, SIZES = ("max_upload", "relay"), ("data_cache",)  # with a unit for people
 ADDRESSES = ("listen", "public_addr", "api", "dashboard")
 
 
@@ -55,7 +56,7 @@ def with_settings(*keys: str, without: tuple[str, ...] = ()) -> Callable[[Comman
 def _parameter(key: str) -> inspect.Parameter:
     field = NodeConfig.model_fields[key]
     name = "--" + key.replace("_", "-")
-    shown = _default(field)
+    shown = _default(key, field)
     text = (field.description or "") + (f" [default: {shown}]" if shown else "")
     kind, metavar = _kind(key, field)
     declared = f"{name}/--no-{name[2:]}" if metavar is None else name
@@ -89,7 +90,11 @@ def _is_path(hint: Any) -> bool:
     return any(get_args(arg)[:1] == (Path,) for arg in get_args(hint))
 
 
-def _default(field: FieldInfo) -> str:
+def _default(key: str, field: FieldInfo) -> str:
     if field.default in (None, "", (), False, 0):  # the description says what that means
         return ""
+    if key in RATES:
+        return f"{field.default * 8 / 1e6:g}Mbit"
+    if key in SIZES:
+        return f"{field.default / 1e9:g}GB"
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)

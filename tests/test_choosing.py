@@ -53,6 +53,12 @@ def test_the_slower_take_fewer_steps_and_say_why() -> None:
     assert (told(one)[-1].value, told(one)[-1].before) == (40, 10)
 
 
+def test_nothing_is_told_of_a_speed_before_a_step_was_timed() -> None:
+    one = chooser(inner_steps=40, steps_per_second=0.0)
+    assert one.steps([other(steps_per_second=40.0)]) == 40
+    assert told(one) == []
+
+
 def test_the_operator_has_the_last_word() -> None:
     one = chooser(own=7, inner_steps=40)
     assert one.steps([other(steps_per_second=40.0)]) == 7

@@ -49,6 +49,9 @@ def test_every_setting_is_an_option_of_start():
     for key in NodeConfig.model_fields:
         assert "--" + key.replace("_", "-") in text
     assert "[default: 0.0.0.0:4390]" in text
+    assert "[default: 20Mbit]" in text
+    assert "[default: 20GB]" in text
+    assert "e+" not in text
 
 
 def test_version(command):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from diloco import optimizers
 from node.cli import app
+from node.commands.simulating import _noted
 from node.simulate.learner import Learner, initial, rate_factor, validation_loss
 from node.simulate.scenario import IN_FRAGMENTS, MODES, PAIRED, Scenario, load
 from node.simulate.world import Node, Result, World, decide, simulate
@@ -368,6 +369,27 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     written = json.loads(found.read_text())
     assert written["scenario"]["bandwidth"] == 1.25e6
     assert len(written["curve"]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        ("20", "bandwidth: '20' is no number with a unit"),
+        ("fast", "bandwidth: 'fast' is no number with a unit"),
+        ("0", "bandwidth = 0.0: must be more than 0"),
+        ("0Mbit", "bandwidth = 0.0: must be more than 0"),
+    ],
+)
+def test_a_bandwidth_that_is_none_is_told_what_is_wrong_with_it(rate: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "--bandwidth", rate])
+    assert isinstance(result.exception, OperatorError)
+    assert said in result.exception.why
+
+
+def test_figures_are_written_for_people() -> None:
+    found = {"control_bytes": 1_673_330.0, "rounds": 3933.5, "exposed": 0.05, "replaced": 2}
+    told = [_noted(key, value) for key, value in found.items()]
+    assert told == ["1.67 MB", "3,934", "0.05", "2"]
 
 
 @pytest.mark.parametrize(

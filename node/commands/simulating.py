@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from bootstrap.validation import bad_config, explain
 from node.interrupts import clean_up_first
+from node.monitor.wording import megabytes
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -104,10 +105,6 @@ def _scenario(path: Path | None, flags: dict[str, Any], changes: list[str]) -> S
         if not equals:
             raise bad_config("bad --set", f"{change!r} is no KEY=VALUE", "as in --set alpha=0.5")
         values[key] = value
-    if isinstance(values.get("bandwidth"), str) and values["bandwidth"].isdigit():
-        raise bad_config(
-            "bad --bandwidth", f"{values['bandwidth']!r} has no unit", "as in --bandwidth 20Mbit"
-        )
     try:
         return Scenario.model_validate(values)
     except ValidationError as error:
@@ -151,8 +148,15 @@ def _summary(result: Result) -> str:
         f"{one.islands} islands, {one.mode}, {result.parameters:,} parameters: "
         f"{points[-1].time:,.0f} s simulated in {result.seconds:.0f} s"
     )
-    lines += [f"{key.replace('_', ' ')}: {value:g}" for key, value in result.notes.items()]
+    lines += [f"{key.replace('_', ' ')}: {_noted(key, n)}" for key, n in result.notes.items()]
     return "\n".join(lines)
+
+
+def _noted(key: str, value: float) -> str:
+    """Bytes with their unit; numbers that are large without an exponent or a fraction."""
+    if key.endswith("_bytes"):
+        return megabytes(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def _plotter(path: Path) -> Callable[[Result, Path], None]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -39,16 +40,20 @@ START_LR = 8e-3  # of what a "llama" starts from
 HEADS, KEY_HEADS = 4, 2  # of the "llama" model
 MAX_SERVERS = 256
 _UNITS = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmg]bit)?(?:/s)?")
 
 
 def bytes_a_second(value: object) -> object:
-    """``"20Mbit"`` as bytes a second; numbers are bytes a second already."""
-    if isinstance(value, str):
-        for unit, factor in _UNITS.items():
-            if value.lower().removesuffix("/s").endswith(unit):
-                number = value.lower().removesuffix("/s").removesuffix(unit).strip()
-                return float(number) * factor
-    return value
+    """``"20Mbit"`` as bytes a second; numbers are bytes a second already.
+
+    Raises ValueError for other text; 0, which needs no unit, is refused as every 0 is.
+    """
+    if not isinstance(value, str):
+        return value
+    found = _RATE.fullmatch(value.strip().lower())
+    if found is None or (not found[2] and float(found[1])):
+        raise ValueError(f"{value!r} is no number with a unit, as in 20Mbit (or kbit, Gbit)")
+    return float(found[1]) * _UNITS.get(found[2], 1.0)
 
 
 class Scenario(BaseModel):
