@@ -70,7 +70,7 @@ _ROWS = (
         "E106",
         "no running node answers",
         "none runs with this state directory, or it stopped without cleaning up",
-        "start one with `node start`, or name it with --dir or --api",
+        "start one with `node start`, or name it with --dir or --api; `node runs` lists them",
     ),
     Kind(
         "E107",

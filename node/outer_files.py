@@ -19,7 +19,7 @@ from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, read_tensors, verify, write_tensors
 from node.data.tokenizer import BYTES, FILE, tokenizer_of
 from node.errors import reason
-from node.statedir import StateDir
+from node.statedir import MANIFEST, StateDir
 from protocols.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 TENSORS = "outer.safetensors"
-MANIFEST = "manifest.envelope"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
 SHARD = "evaluation.bin"
 BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest

@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from node.errors import operator_error
 from node.monitor.wording import clean, duration
-from node.statedir import StateDir
-from protocols.errors import OperatorError
+from node.statedir import MANIFEST, StateDir
+from protocols.errors import OperatorError, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from bootstrap.manifest import Manifest
 
 MAX_NOTES = 256
 MAX_INDEX_BYTES = 1024 * 1024
@@ -66,7 +69,7 @@ class Place:
     dir: str
     status: str  # of the node that runs there; "stopped" where none does
     pid: int | None
-    run: str  # label, or the first digits of the run id of a node that is stopped
+    run: str  # label; the first digits of the run id where the checkpoint does not tell it
     round: int | None  # rounds committed, or in the newest checkpoint
     role: str
     api: str  # HOST:PORT
@@ -78,8 +81,10 @@ def look(directory: Path) -> Place:
     home = StateDir(directory)
     pid = home.holder()
     if pid is None:
-        facts = _newest_checkpoint(home.checkpoints)
-        run = str(facts.get("run", ""))[:8]
+        newest = newest_checkpoint(home.checkpoints)
+        facts = _facts(newest) if newest else {}
+        manifest = kept_manifest(newest) if newest else None
+        run = manifest.label if manifest else str(facts.get("run", ""))[:8]
         return Place(str(directory), "stopped", None, run, facts.get("round"), "", "", None)
     from node.status import fetch
 
@@ -104,12 +109,31 @@ def look(directory: Path) -> Place:
     return Place(str(directory), status, pid, "", None, "", address, None)
 
 
-def _newest_checkpoint(folder: Path) -> dict[str, Any]:
-    """What the newest checkpoint says it is of; empty where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        newest = max(folder.glob("ckpt-*/checkpoint.json"))
-        if newest.stat().st_size <= MAX_INDEX_BYTES:
-            facts = json.loads(newest.read_bytes())
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest of a folder of checkpoints, whole or not; None where there is none."""
+    return max((index.parent for index in folder.glob("ckpt-*/checkpoint.json")), default=None)
+
+
+def kept_manifest(checkpoint: Path) -> Manifest | None:
+    """The manifest in a checkpoint, itself verified (the rest is not: that may take minutes).
+
+    None where it cannot be read.
+    """
+    from bootstrap.signed_manifest import SignedManifest
+
+    try:
+        run = bytes.fromhex(str(_facts(checkpoint)["run"]))
+        return SignedManifest.open((checkpoint / MANIFEST).read_bytes(), run).manifest
+    except (OSError, ValueError, KeyError, RemoteProtocolError):
+        return None
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says it is of; empty where that cannot be read."""
+    index = checkpoint / "checkpoint.json"
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if index.stat().st_size <= MAX_INDEX_BYTES:
+            facts = json.loads(index.read_bytes())
             return facts if isinstance(facts, dict) else {}
     return {}
 
@@ -120,10 +144,25 @@ def all_places(usual: Path) -> list[Place]:
     return sorted(map(look, known), key=lambda place: (place.pid is None, place.dir))
 
 
-def as_text(places: Sequence[Place]) -> str:
-    """A line a directory."""
+def of_use(place: Place) -> bool:
+    """Whether a node runs there, or could go on there: no failed start, no demo that is over."""
+    a_demo = any(part.startswith("atoll-demo-") for part in Path(place.dir).parts)
+    return place.pid is not None or (place.round is not None and not a_demo)
+
+
+def as_text(places: Sequence[Place], *, everything: bool = True) -> str:
+    """A line a directory; without ``everything`` those :func:`of_use`, and how many others."""
     if not places:
         return "no node has run on this machine as this user"
+    shown = [place for place in places if everything or of_use(place)]
+    left = len(places) - len(shown)
+    lines = [_table(shown)] if shown else []
+    if left:
+        lines.append(f"{left} without a checkpoint, or of a demo that is over: node runs --all")
+    return "\n".join(lines)
+
+
+def _table(places: Sequence[Place]) -> str:
     rows = [("STATUS", "PID", "RUN", "ROUND", "ROLE", "UP", "API", "DIRECTORY")]
     rows += [
         (

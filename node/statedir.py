@@ -34,6 +34,7 @@ from pathlib import Path
 
 from node.errors import operator_error
 
+MANIFEST = "manifest.envelope"  # of a checkpoint: the run's, as its creator signed it
 _MAX_API_FILE = 4096
 _KEY_BYTES = 16
 _MAX_DIGITS = 15  # of Unix milliseconds, for thirty thousand years
@@ -78,7 +79,9 @@ class StateDir:
             raise operator_error(
                 "E105",
                 f"cannot use the state directory {self.root}",
-                why=error.strerror or str(error),
+                why="a file has that name"
+                if isinstance(error, FileExistsError)
+                else error.strerror or str(error),
                 fix="give a directory this user may write with --dir (scripts: dir=)",
             ) from error
         try:

@@ -8,7 +8,10 @@ import sys
 import time
 
 import pytest
+from identity_kit import identity
 
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
 from node import outermost, places
 from node.places import Place, all_places, as_text, look, note, noted, stop
 from node.statedir import StateDir
@@ -98,6 +101,27 @@ def test_what_is_told_of_a_directory(tmp_path, daemon):
     assert lines[1].split()[:3] == ["no", "answer", str(process.pid)]
     (folder / "checkpoint.json").write_text("{")
     assert look(stopped).round is None
+
+
+def test_a_stopped_run_has_its_name_and_what_cannot_go_on_is_only_counted(tmp_path, capsys):
+    signed = SignedManifest.create(Manifest(name="mine"), identity(1))
+    for name in ("kept", "failed", "atoll-demo-x/island-1"):
+        home = StateDir(tmp_path / name)
+        home.lock()
+        home.unlock()
+        note(tmp_path / name)
+        if name != "failed":
+            folder = home.checkpoints / "ckpt-00000007"
+            folder.mkdir()
+            (folder / "manifest.envelope").write_bytes(signed.data)
+            facts = {"run": signed.run_id.hex(), "round": 7}
+            (folder / "checkpoint.json").write_text(json.dumps(facts))
+    assert outermost.run(["runs"]) == 0
+    _, kept, others = capsys.readouterr().out.splitlines()
+    assert kept.split() == ["stopped", "-", signed.manifest.label, "7", *"---", f"{tmp_path}/kept"]
+    assert others.startswith("2 ")
+    assert outermost.run(["runs", "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_files_left_by_a_killed_daemon_are_no_daemon(tmp_path, daemon):

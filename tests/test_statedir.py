@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.statedir import StateDir
+from protocols.errors import OperatorError
 
 
 def test_a_later_start_has_a_larger_number_though_the_clock_was_put_back(tmp_path: Path) -> None:
@@ -54,3 +55,10 @@ def test_a_traceback_is_written_over_nothing_and_read_by_nobody_else(
     made = StateDir(tmp_path / "new")
     assert made.crash_log("x")
     assert made.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a file")
+    with pytest.raises(OperatorError) as caught:
+        StateDir(tmp_path / "text.txt").lock()
+    assert (caught.value.code, caught.value.why) == ("E105", "a file has that name")

@@ -67,12 +67,18 @@ def monitor(
 
 
 @with_settings("dir")
-def runs(flags: dict[str, Any], as_json: AsJson = False) -> None:
+def runs(
+    flags: dict[str, Any],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also failed starts, and demos that are over.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Nodes on this machine, and their state directories."""
     from node.places import all_places, as_document, as_text
 
     places = all_places(resolve(flags, os.environ).dir)
-    typer.echo(as_document(places) if as_json else as_text(places))
+    typer.echo(as_document(places) if as_json else as_text(places, everything=everything))
 
 
 @with_settings("dir")
