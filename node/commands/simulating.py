@@ -36,7 +36,12 @@ def simulate(
         ),
     ] = None,
     islands: Annotated[int | None, typer.Option(help="How many. [default: 4]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="[default: 20]")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="How much is trained: as much as so many rounds without stragglers. [default: 20]"
+        ),
+    ] = None,
     inner_steps: Annotated[int | None, typer.Option(help="In a round. [default: 20]")] = None,
     codec: Annotated[str | None, typer.Option(help="[default: int4]")] = None,
     latency: Annotated[
