@@ -376,6 +376,8 @@ class Node:
                 dashboard=_reachable(self.dashboard.address) if self.dashboard else "",
                 join_address=join_address,
                 invitation_needed=bool(self.config.invitation),
+                scripts=self.state.run is not None
+                and bool(self.state.run.manifest["script"]["layout"]),
             )
         )
         if self.daemon.dashboard_key and not self.daemon.printed_key(sys.stdout):

@@ -218,6 +218,12 @@ def test_the_start_up_block_ends_with_the_join_line():
     assert text.splitlines()[-1].strip() == "node start --peers 203.0.113.7:4390/12D3KooWx"
 
 
+def test_a_run_of_scripts_is_not_joined_with_node_start():
+    started = Started(peer="p", run="script-8c41", version="1", join_address="a:1/p", scripts=True)
+    told = render(started).splitlines()[-1].strip()
+    assert told == 'node.join(model, optimizer, peers="a:1/p"), in a script'
+
+
 def test_join_steps():
     assert render(JoinProgress(step=1, name="dial", text="ok 41 ms, peer verified")) == (
         "   [1/6] dial     ok 41 ms, peer verified"

@@ -35,7 +35,15 @@ from node.monitor.events import (
     Stopping,
     Validation,
 )
-from node.monitor.wording import JOIN_STEPS, clean, duration, megabytes, number, short
+from node.monitor.wording import (
+    JOIN_STEPS,
+    clean,
+    duration,
+    join_line,
+    megabytes,
+    number,
+    short,
+)
 
 STEP_INTERVAL_S = 1.0
 _INDENT = "   "
@@ -203,7 +211,6 @@ def _started(event: Started, key: str) -> str:
         secret = f"#key={key}" if key else ""
         lines.append(f"{_INDENT}for others http://{event.dashboard}/{secret}")
     if event.join_address:
-        invitation = " --invitation …" if event.invitation_needed else ""
-        lines.append(f"{_INDENT}Others can join with:")
-        lines.append(f"{_INDENT}  node start --peers {event.join_address}{invitation}")
+        line = join_line(event.join_address, invited=event.invitation_needed, scripts=event.scripts)
+        lines += [f"{_INDENT}Others can join with:", f"{_INDENT}  {line}"]
     return "\n".join(lines)

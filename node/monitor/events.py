@@ -47,6 +47,7 @@ class Started(Event):
     dashboard: str = ""  # HOST:PORT of the dashboard's own listener, where there is one
     join_address: str = ""  # HOST:PORT/ID for others; empty: not known
     invitation_needed: bool = False
+    scripts: bool = False  # islands of the run train with scripts of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
