@@ -107,11 +107,13 @@ def fresh_plan(
 def owners_among(
     members: Sequence[Announce], rules: Rules, unreliable: Set[PeerId] = frozenset()
 ) -> Sequence[Announce]:
-    """Who of the live members merges parts: all who are not ``unreliable`` (or all are), or the
-    servers where the run has some."""
-    members = [announce for announce in members if announce.peer not in unreliable] or members
+    """Who of the live members merges parts: all, or the servers where the run has some.
+
+    But none that is ``unreliable``, if there are others.
+    """
     servers = [announce for announce in members if announce.role == "server"]
-    return servers if rules.servers and servers else members
+    owners = servers if rules.servers and servers else members
+    return [announce for announce in owners if announce.peer not in unreliable] or owners
 
 
 def roll_call(

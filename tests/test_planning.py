@@ -26,6 +26,7 @@ from gossip.opening import usable
 from gossip.planning import (
     fresh_plan,
     next_roster_of,
+    owners_among,
     renewed_plan,
     repeated_plan,
 )
@@ -452,3 +453,19 @@ def test_no_stranger_merges_most_or_makes_all_wait_by_what_it_claims(
         assert owned(trusted) > 0.9 * large.size
     else:
         assert trusted.expected_s > 1000 * honest.expected_s
+
+
+def test_who_was_left_out_owns_nothing_if_others_may(identities: Identities) -> None:
+    members = identities(3)
+    served = dataclasses.replace(RULES, servers=True)
+    one, two, three = (announce_of(member) for member in members)
+    server = dataclasses.replace(three, role="server")
+
+    def owners(rules: Rules, *left_out: Announce) -> list[Announce]:
+        unreliable = {announce.peer for announce in left_out}
+        return list(owners_among([one, two, server], rules, unreliable))
+
+    assert owners(RULES, two) == [one, server]
+    assert owners(RULES, one, two, server) == [one, two, server]
+    assert owners(served, one) == [server]
+    assert owners(served, server) == [server]  # islands merge nothing where there are servers
