@@ -260,8 +260,8 @@ def plot(rows: dict[str, Row], path: Path) -> None:
         ylabel="validation loss, nats a byte",
         title="4 islands, equal tokens" + (f"; above: {', '.join(beyond)}" if beyond else ""),
     )
-    axes.legend(fontsize=8, handlelength=1, loc="upper right")
+    axes.legend(fontsize=8, handlelength=1, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
