@@ -268,7 +268,7 @@ class Joined:
             if not self._over:
                 self._progress.report(Leaving())
                 self._follow(until=Stop, decide=self._last_commands)
-        except BaseException:
+        except BaseException:  # also Ctrl-C: the daemon is to see that nobody commands it any more
             self._part()
             raise
         finally:
@@ -360,7 +360,7 @@ class Joined:
         try:
             with held_back():
                 return self._progress.carry_out(action)
-        except BaseException:
+        except BaseException:  # also a second Ctrl-C, which is not held back
             if not self._progress.whole:
                 self._part()
             raise
