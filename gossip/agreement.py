@@ -90,6 +90,7 @@ class Agreement:
     _rosters: dict[Ballot, tuple[PeerId, ...]] = field(default_factory=dict)  # of epochs above 0
     _known: Known = field(default_factory=Known)
     _asked: Prepare | None = None
+    _outbid: bool = False  # somebody has promised more than was asked
     _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
     _liars: set[PeerId] = field(default_factory=set)
@@ -141,7 +142,19 @@ class Agreement:
     # --- proposing -------------------------------------------------------------------------
 
     def prepare(self, epoch: int, roster: tuple[PeerId, ...]) -> Prepare:
-        """Stand for leader: the lowest ballot of mine above everything seen."""
+        """Stand for leader: the lowest ballot of mine above everything seen.
+
+        While nothing above it is seen that is the one asked for before, and what is promised
+        stays: a slow link may take longer for its promise than a candidate waits.
+        """
+        asked = self._asked
+        if (
+            asked is not None
+            and self.awaits_plan
+            and not self._outbid
+            and (*self.promised, roster) == (epoch, asked.ballot, asked.roster)
+        ):
+            return asked
         number, step = self.order(roster).index(self.me), len(roster)
         least = max(1, self.promised[1] + 1) if epoch == self.promised[0] else 1
         if number < least:
@@ -149,7 +162,7 @@ class Agreement:
         self._asked = Prepare(
             self.place.fragment, self.place.round, epoch, number, self.place.previous, roster
         )
-        self._promises = {}
+        self._promises, self._outbid = {}, False
         return self._asked
 
     def on_promise(self, sender: PeerId, promise: Promise) -> Remains | None:
@@ -164,6 +177,7 @@ class Agreement:
             return None
         ballot = (asked.epoch, asked.ballot)
         if (promise.epoch, promise.ballot) != ballot:
+            self._outbid |= (promise.epoch, promise.ballot) > ballot
             return None
         self._check_promise(promise, ballot)
         self._promises[sender] = promise

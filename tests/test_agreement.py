@@ -145,6 +145,32 @@ def test_who_has_promised_more_does_not_end_a_candidacy_and_strangers_promise_no
     assert bound not in remains.promised
 
 
+def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:
+    members = EVERYBODY[:4]
+    candidate = agreement_of(leader(members, 1), members)
+    others = [peer for peer in candidate.roster if peer != candidate.me]
+
+    def stand() -> int:
+        prepare = candidate.prepare(0, candidate.roster)
+        mine = candidate.on_prepare(candidate.me, prepare)
+        assert isinstance(mine, Promise)
+        assert candidate.on_promise(candidate.me, mine) is None
+        return prepare.ballot
+
+    first = stand()
+    assert candidate.on_promise(others[0], Promise(0, first, 0, 0, None, ())) is None
+    assert stand() == first  # the third promise is still on its way
+    assert candidate.on_promise(others[1], Promise(0, first + 1, 0, 0, None, ())) is None
+    second = stand()
+    assert second > first + 1
+    assert candidate.on_promise(others[0], Promise(0, second, 0, 0, None, ())) is None
+    assert stand() == second
+    remains = candidate.on_promise(others[1], Promise(0, second, 0, 0, None, ()))
+    assert remains is not None
+    assert remains.ballot == (0, second)
+    assert stand() > second  # it came up with no plan, and the promises are used up
+
+
 def test_in_a_later_epoch_all_must_promise() -> None:
     members = EVERYBODY[:3]
     candidate = agreement_of(leader(members, 1), members)

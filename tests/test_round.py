@@ -8,6 +8,7 @@ round must agree, and as long as somebody lives the chain must grow.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from gossip_kit import result_of
@@ -309,13 +310,14 @@ def test_who_voids_one_plan_after_the_other_leads_no_more() -> None:
     assert current is not None
     assert other.round is not None
     patience, begun = current.doubt_s / BELIEVED, world.now
+    asked = other.round.agreement.prepare(0, current.roster)
+    ballots = range(asked.ballot, 2**10, len(current.roster))
+    later = iter([replace(asked, ballot=ballot) for ballot in ballots])
     for now in [begun + 0.01 * number for number in range(AT_ONCE)] + [begun + 1.1 * patience]:
-        candidate = other.round.agreement.prepare(0, current.roster)
-        other.round.agreement.on_prepare(other.round.me, candidate)
-        assert isinstance(current.on_prepare(other.identity.peer_id, candidate, now), Promise)
-    candidate = other.round.agreement.prepare(0, current.roster)
+        answer = current.on_prepare(other.identity.peer_id, next(later), now)
+        assert isinstance(answer, Promise)
     with pytest.raises(RemoteRefused, match="voids"):
-        current.on_prepare(other.identity.peer_id, candidate, begun + 1.2 * patience)
+        current.on_prepare(other.identity.peer_id, next(later), begun + 1.2 * patience)
     assert current.company.gone == {other.identity.peer_id}
 
 
