@@ -36,16 +36,13 @@ from gossip.agreed import (
     DecidedElsewhere,
     Equivocated,
     Event,
-    Remains,
 )
 from gossip.validity import (
     Known,
     PartKey,
     Shape,
-    check_outcome,
     check_place,
     check_plan,
-    check_statement,
     fixes,
     key_of,
 )
@@ -86,12 +83,9 @@ class Agreement:
     voted: tuple[Ballot, Outcome] | None = None
     certificate: Certificate | None = None
     held: dict[PartKey, PartResult] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)  # signatures that were looked at
     _votes: dict[tuple[Ballot, bytes], dict[PeerId, bytes]] = field(default_factory=dict)
     _rosters: dict[Ballot, tuple[PeerId, ...]] = field(default_factory=dict)  # of epochs above 0
-    _known: Known = field(default_factory=Known)
-    _asked: Prepare | None = None
-    _outbid: bool = False  # somebody has promised more than was asked
-    _promises: dict[PeerId, Promise] = field(default_factory=dict)
     _reported_elsewhere: bool = False
     _liars: set[PeerId] = field(default_factory=set)
     _epochs: dict[PeerId, int] = field(default_factory=dict)  # of the others, where above 0
@@ -139,64 +133,6 @@ class Agreement:
         """The roster in leading order."""
         return cert.leader_order(self.place.run, self.place.fragment, self.place.round, roster)
 
-    # --- proposing -------------------------------------------------------------------------
-
-    def prepare(self, epoch: int, roster: tuple[PeerId, ...]) -> Prepare:
-        """Stand for leader: the lowest ballot of mine above everything seen.
-
-        While nothing above it is seen that is the one asked for before, and what is promised
-        stays: a slow link may take longer for its promise than a candidate waits.
-        """
-        asked = self._asked
-        if (
-            asked is not None
-            and self.awaits_plan
-            and not self._outbid
-            and (*self.promised, roster) == (epoch, asked.ballot, asked.roster)
-        ):
-            return asked
-        number, step = self.order(roster).index(self.me), len(roster)
-        least = max(1, self.promised[1] + 1) if epoch == self.promised[0] else 1
-        if number < least:
-            number += (least - number + step - 1) // step * step
-        self._asked = Prepare(
-            self.place.fragment, self.place.round, epoch, number, self.place.previous, roster
-        )
-        self._promises, self._outbid = {}, False
-        return self._asked
-
-    def on_promise(self, sender: PeerId, promise: Promise) -> Remains | None:
-        """Count a promise; the remains of the round once enough have promised.
-
-        One for a higher ballot than asked for does not count; the others may do without it.
-        Raises RemoteProtocolError for one whose content does not belong to this round.
-        """
-        self.heard(sender, promise.epoch)
-        asked = self._asked
-        if asked is None or sender not in asked.roster:
-            return None
-        ballot = (asked.epoch, asked.ballot)
-        if (promise.epoch, promise.ballot) != ballot:
-            self._outbid |= (promise.epoch, promise.ballot) > ballot
-            return None
-        self._check_promise(promise, ballot)
-        self._promises[sender] = promise
-        needed = len(asked.roster) if asked.epoch > 0 else cert.majority(asked.roster)
-        if len(self._promises) < needed:
-            return None
-        self._asked = None
-        voted: tuple[Ballot, Outcome] | None = None
-        held: dict[PartKey, PartResult] = {}
-        for given in self._promises.values():
-            held.update({key_of(result): result for result in given.held})
-            if given.voted is not None:
-                at = (given.voted_epoch, given.voted_ballot)
-                if voted is None or at > voted[0]:
-                    voted = (at, given.voted)
-        return Remains(
-            ballot, asked.roster, voted[1] if voted else None, held, frozenset(self._promises)
-        )
-
     # --- answering ---------------------------------------------------------------------------
 
     def on_prepare(self, sender: PeerId, prepare: Prepare) -> Promise | Certificate:
@@ -236,7 +172,7 @@ class Agreement:
         self._check_candidate(sender, ballot, plan.roster)
         if ballot[0] > 0 and ballot > self.promised:
             raise Stale("an epoch that I have not promised")
-        check_plan(plan, self.place, self.shape, self.roster, self._known)
+        check_plan(plan, self.place, self.shape, self.roster, self.known)
         self._promise(ballot, plan.roster)
         self.plan, self.basis = plan, cert.basis_of(plan.codec, plan.contributors)
         self._complete = 0
@@ -371,17 +307,6 @@ class Agreement:
             raise Malformed("a ballot out of all proportion")
         if (taken := self._roster_of(ballot)) is not None and taken != roster:
             raise Stale("another roster has taken this ballot")
-
-    def _check_promise(self, promise: Promise, ballot: Ballot) -> None:
-        if promise.voted is not None:
-            if (promise.voted_epoch, promise.voted_ballot) >= ballot:
-                raise Malformed("voted under a ballot that it promised only now")
-            check_outcome(promise.voted, self.place, self.shape, self.roster, self._known)
-        for result in promise.held:
-            check_statement(result, self.place, self.shape)
-            if result.owner not in self.roster:
-                raise Malformed("a result of a stranger")
-            self._known.verify(self.place.run, result)
 
     def _pertinent(self) -> tuple[PartResult, ...]:
         """What a new leader can use of what is held."""

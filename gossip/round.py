@@ -34,6 +34,7 @@ from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Work
 from gossip.ladder import Ladder
 from gossip.membership import Membership
 from gossip.opening import Opening
+from gossip.proposer import Proposer
 from gossip.prospects import Prospects
 from gossip.rules import Rules
 from gossip.succession import Succession
@@ -76,6 +77,7 @@ class Round:
     leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: decides nothing
     unreliable: Set[PeerId] = frozenset()  # who was left out of rounds, and is to own no part
     agreement: Agreement = field(init=False)
+    proposer: Proposer = field(init=False)
     company: Company = field(init=False)
     telling: Telling = field(init=False)
     opening: Opening = field(init=False)
@@ -101,6 +103,7 @@ class Round:
             self.roster,
             lambda: self.leaving() or self.succession.withheld,
         )
+        self.proposer = Proposer(self.agreement)
         self.company = Company(
             self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
         )
@@ -148,7 +151,7 @@ class Round:
             ):
                 return []  # I would have to propose them: the others may do without this promise
             case Promise():
-                remains = self.agreement.on_promise(sender, message)
+                remains = self.proposer.on_promise(sender, message)
                 self.opening.shown(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
@@ -341,11 +344,11 @@ class Round:
         return self._stand(self._epoch(), office, now)
 
     def _stand(self, epoch: int, roster: tuple[PeerId, ...], now: float) -> list[Instruction]:
-        prepare = self.agreement.prepare(epoch, roster)
+        prepare = self.proposer.prepare(epoch, roster)
         out: list[Instruction] = [Send(peer, prepare) for peer in roster if peer != self.me]
         mine = self.agreement.on_prepare(self.me, prepare)
         if isinstance(mine, Promise):
-            remains = self.agreement.on_promise(self.me, mine)
+            remains = self.proposer.on_promise(self.me, mine)
             if remains is not None:  # a roster of one
                 out += self._lead(remains, now)
         return out

@@ -24,6 +24,7 @@ from gossip.certificate import (
     outcome_of,
     sign_vote,
 )
+from gossip.proposer import Proposer
 from protocols.errors import RemoteProtocolError, Stale
 from protocols.messages import (
     Prepare,
@@ -94,7 +95,7 @@ def test_a_majority_of_votes_decides_for_who_holds_it_and_is_pointed_out_to_who_
 def test_a_later_ballot_ends_the_earlier_one() -> None:
     members, plan, other = adopt()
     challenger = agreement_of(leader(members, 2), members)
-    prepare = challenger.prepare(0, challenger.roster)
+    prepare = Proposer(challenger).prepare(0, challenger.roster)
     promise = other.on_prepare(challenger.me, prepare)
     assert promise == Promise(0, prepare.ballot, 0, 0, None, ())
     for result in results_of(plan, members):
@@ -113,8 +114,9 @@ def test_a_new_leader_repeats_the_vote_of_the_highest_ballot() -> None:
     }
     plans[0, 4] = dataclasses.replace(plans[0, 4], contributors=plans[0, 4].contributors[:2])
     candidate = agreement_of(leader(members, 2), members)
+    proposer = Proposer(candidate)
     candidate.promised = (0, 6)
-    prepare = candidate.prepare(0, candidate.roster)
+    prepare = proposer.prepare(0, candidate.roster)
     assert prepare.ballot == 8
     mine = candidate.on_prepare(candidate.me, prepare)
     assert isinstance(mine, Promise)
@@ -122,8 +124,8 @@ def test_a_new_leader_repeats_the_vote_of_the_highest_ballot() -> None:
         at: outcome_of(plan, results_of(plan, members), PLACE.work) for at, plan in plans.items()
     }
     others = [peer for peer in candidate.roster if peer != candidate.me]
-    assert candidate.on_promise(others[0], Promise(0, 8, 0, 0, outcomes[0, 0], ())) is None
-    remains = candidate.on_promise(others[1], Promise(0, 8, 0, 4, outcomes[0, 4], ()))
+    assert proposer.on_promise(others[0], Promise(0, 8, 0, 0, outcomes[0, 0], ())) is None
+    remains = proposer.on_promise(others[1], Promise(0, 8, 0, 4, outcomes[0, 4], ()))
     assert remains is not None
     assert remains.voted == outcomes[0, 4]
 
@@ -131,16 +133,17 @@ def test_a_new_leader_repeats_the_vote_of_the_highest_ballot() -> None:
 def test_who_has_promised_more_does_not_end_a_candidacy_and_strangers_promise_nothing() -> None:
     members = EVERYBODY[:4]
     candidate = agreement_of(leader(members, 1), members)
-    prepare = candidate.prepare(0, candidate.roster)
+    proposer = Proposer(candidate)
+    prepare = proposer.prepare(0, candidate.roster)
     mine = candidate.on_prepare(candidate.me, prepare)
     assert isinstance(mine, Promise)
-    candidate.on_promise(candidate.me, mine)
+    proposer.on_promise(candidate.me, mine)
     ask = Promise(0, prepare.ballot, 0, 0, None, ())
-    assert candidate.on_promise(EVERYBODY[4].peer_id, ask) is None
+    assert proposer.on_promise(EVERYBODY[4].peer_id, ask) is None
     bound, *others = (peer for peer in candidate.roster if peer != candidate.me)
-    assert candidate.on_promise(bound, Promise(0, prepare.ballot + 3, 0, 0, None, ())) is None
-    assert candidate.on_promise(others[0], ask) is None
-    remains = candidate.on_promise(others[1], ask)  # these three are a majority
+    assert proposer.on_promise(bound, Promise(0, prepare.ballot + 3, 0, 0, None, ())) is None
+    assert proposer.on_promise(others[0], ask) is None
+    remains = proposer.on_promise(others[1], ask)  # these three are a majority
     assert remains is not None
     assert bound not in remains.promised
 
@@ -148,24 +151,25 @@ def test_who_has_promised_more_does_not_end_a_candidacy_and_strangers_promise_no
 def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:
     members = EVERYBODY[:4]
     candidate = agreement_of(leader(members, 1), members)
+    proposer = Proposer(candidate)
     others = [peer for peer in candidate.roster if peer != candidate.me]
 
     def stand() -> int:
-        prepare = candidate.prepare(0, candidate.roster)
+        prepare = proposer.prepare(0, candidate.roster)
         mine = candidate.on_prepare(candidate.me, prepare)
         assert isinstance(mine, Promise)
-        assert candidate.on_promise(candidate.me, mine) is None
+        assert proposer.on_promise(candidate.me, mine) is None
         return prepare.ballot
 
     first = stand()
-    assert candidate.on_promise(others[0], Promise(0, first, 0, 0, None, ())) is None
+    assert proposer.on_promise(others[0], Promise(0, first, 0, 0, None, ())) is None
     assert stand() == first  # the third promise is still on its way
-    assert candidate.on_promise(others[1], Promise(0, first + 1, 0, 0, None, ())) is None
+    assert proposer.on_promise(others[1], Promise(0, first + 1, 0, 0, None, ())) is None
     second = stand()
     assert second > first + 1
-    assert candidate.on_promise(others[0], Promise(0, second, 0, 0, None, ())) is None
+    assert proposer.on_promise(others[0], Promise(0, second, 0, 0, None, ())) is None
     assert stand() == second
-    remains = candidate.on_promise(others[1], Promise(0, second, 0, 0, None, ()))
+    remains = proposer.on_promise(others[1], Promise(0, second, 0, 0, None, ()))
     assert remains is not None
     assert remains.ballot == (0, second)
     assert stand() > second  # it came up with no plan, and the promises are used up
@@ -174,28 +178,29 @@ def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:
 def test_in_a_later_epoch_all_must_promise() -> None:
     members = EVERYBODY[:3]
     candidate = agreement_of(leader(members, 1), members)
-    prepare = candidate.prepare(1, candidate.roster)
+    proposer = Proposer(candidate)
+    prepare = proposer.prepare(1, candidate.roster)
     mine = candidate.on_prepare(candidate.me, prepare)
     assert isinstance(mine, Promise)
-    assert candidate.on_promise(candidate.me, mine) is None
+    assert proposer.on_promise(candidate.me, mine) is None
     for peer in candidate.roster:
         if peer != candidate.me:
             other = agreement_of(next(i for i in members if i.peer_id == peer), members)
             promise = other.on_prepare(candidate.me, prepare)
             assert isinstance(promise, Promise)
-            remains = candidate.on_promise(peer, promise)
+            remains = proposer.on_promise(peer, promise)
     assert remains is not None
 
 
 def test_who_has_promised_a_later_epoch_is_known_to_be_there_until_i_have_as_well() -> None:
     members = EVERYBODY[:3]
     mine, other = agreement_of(leader(members, 1), members), leader(members, 2)
-    mine.on_promise(other.peer_id, Promise(1, 7, 0, 0, None, ()))
+    Proposer(mine).on_promise(other.peer_id, Promise(1, 7, 0, 0, None, ()))
     assert mine.beyond == {other.peer_id}
     mine.heard(EVERYBODY[4].peer_id, 3)
     assert mine.beyond == {other.peer_id}, "not a stranger"
     candidate = agreement_of(other, members)
-    mine.on_prepare(candidate.me, candidate.prepare(1, candidate.roster))
+    mine.on_prepare(candidate.me, Proposer(candidate).prepare(1, candidate.roster))
     assert mine.beyond == set()
 
 
@@ -206,7 +211,7 @@ def test_one_ballot_of_a_later_epoch_belongs_to_one_roster() -> None:
     for partner in members[1:]:
         mine = roster_of([members[0], partner])
         candidate = agreement_of(partner, members)
-        number = candidate.prepare(1, mine).ballot
+        number = Proposer(candidate).prepare(1, mine).ballot
         prepare = Prepare(0, 3, 1, number + 2 * 5, PLACE.previous, mine)
         if partner is members[1]:
             first = prepare.ballot

@@ -26,6 +26,7 @@ from gossip.certificate import (
     outcome_hash,
 )
 from gossip.planning import renewed_plan, repeated_plan
+from gossip.proposer import Proposer
 from protocols.identity import PeerId
 from protocols.messages import (
     Certificate,
@@ -48,6 +49,7 @@ class Network:
     def __init__(self, count: int) -> None:
         self.identities = EVERYBODY[:count]
         self.members = {i.peer_id: agreement_of(i, self.identities) for i in self.identities}
+        self.proposers = {peer: Proposer(member) for peer, member in self.members.items()}
         self.flying: list[tuple[PeerId, PeerId, Message]] = []
         self.merged: dict[tuple[int, int, PeerId, bytes], PartResult] = {}
         self.certificates: list[Certificate] = []
@@ -66,11 +68,11 @@ class Network:
         if member.promised == NONE and member.owner_of((0, 0), member.roster) == member.me:
             self.lead(member, Remains((0, 0), member.roster, None, {}, frozenset()), number)
             return
-        prepare = member.prepare(0, member.roster)
+        prepare = self.proposers[member.me].prepare(0, member.roster)
         self.tell(member, prepare)
         mine = member.on_prepare(member.me, prepare)
         assert isinstance(mine, Promise)
-        assert member.on_promise(member.me, mine) is None
+        assert self.proposers[member.me].on_promise(member.me, mine) is None
 
     def lead(self, member: Agreement, remains: Remains, chance: int) -> None:
         identity, roster = member.identity, member.roster[chance % 2 :]  # see who lives differently
@@ -124,7 +126,7 @@ class Network:
                 answer = member.on_prepare(sender, message)
                 self.flying.append((to, sender, answer))
             case Promise():
-                remains = member.on_promise(sender, message)
+                remains = self.proposers[to].on_promise(sender, message)
                 if remains is not None:
                     self.lead(member, remains, number)
             case Vote():

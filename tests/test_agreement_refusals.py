@@ -29,6 +29,7 @@ from gossip.certificate import (
     sign_result,
     sign_vote,
 )
+from gossip.proposer import Proposer
 from gossip.validity import MAX_ROSTER, MAX_TOKENS, key_of
 from protocols.counts import Included, counts_of
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
@@ -147,7 +148,7 @@ def test_a_plan_of_a_later_epoch_is_adopted_only_by_who_has_promised_it() -> Non
     me, other = leader(members, 1), leader(members, 2)
     two = [me, other]
     mine = agreement_of(me, members)
-    asked = agreement_of(other, members).prepare(1, roster_of(two))
+    asked = Proposer(agreement_of(other, members)).prepare(1, roster_of(two))
     plan = plan_of(other, two, ballot=(asked.epoch, asked.ballot))
     with pytest.raises(Stale):
         mine.on_plan(other.peer_id, plan)
@@ -169,11 +170,12 @@ def test_a_bent_vote_in_a_promise_is_refused(how: str) -> None:
     members = EVERYBODY[:3]
     results = results_of(plan_of(leader(members), members), members)
     candidate = agreement_of(leader(members, 1), members)
-    prepare = candidate.prepare(0, candidate.roster)
+    proposer = Proposer(candidate)
+    prepare = proposer.prepare(0, candidate.roster)
     bad = outcome_of(BENT[how], results[-len(BENT[how].parts) :], PLACE.work)
     for outcome in (bad, dataclasses.replace(bad, work=bad.work + 5)):
         with pytest.raises(RemoteProtocolError):
-            candidate.on_promise(
+            proposer.on_promise(
                 leader(members).peer_id, Promise(0, prepare.ballot, 0, 0, outcome, ())
             )
 
@@ -192,15 +194,16 @@ def test_unsigned_or_foreign_results_in_a_promise_are_refused() -> None:
         stranger,
     ]
     candidate = agreement_of(leader(members, 1), members)
-    prepare = candidate.prepare(0, candidate.roster)
+    proposer = Proposer(candidate)
+    prepare = proposer.prepare(0, candidate.roster)
     for result in bad:
         with pytest.raises(RemoteProtocolError):
-            candidate.on_promise(
+            proposer.on_promise(
                 leader(members).peer_id, Promise(0, prepare.ballot, 0, 0, None, (good, result))
             )
     answer = Promise(0, prepare.ballot, 0, 0, None, (good,))
-    candidate.on_promise(leader(members).peer_id, answer)
-    remains = candidate.on_promise(leader(members, 2).peer_id, answer)
+    proposer.on_promise(leader(members).peer_id, answer)
+    remains = proposer.on_promise(leader(members, 2).peer_id, answer)
     assert remains is not None
     assert remains.held == {key_of(good): good}
 
@@ -209,9 +212,10 @@ def test_a_vote_under_a_ballot_only_just_promised_is_refused() -> None:
     members = EVERYBODY[:3]
     outcome = decided(members).outcome
     candidate = agreement_of(leader(members, 1), members)
-    ballot = candidate.prepare(0, candidate.roster).ballot
+    proposer = Proposer(candidate)
+    ballot = proposer.prepare(0, candidate.roster).ballot
     with pytest.raises(Malformed):
-        candidate.on_promise(leader(members).peer_id, Promise(0, ballot, 0, ballot, outcome, ()))
+        proposer.on_promise(leader(members).peer_id, Promise(0, ballot, 0, ballot, outcome, ()))
 
 
 def test_ballots_as_high_as_they_get_do_not_stop_anybody() -> None:
@@ -229,7 +233,7 @@ def test_ballots_as_high_as_they_get_do_not_stop_anybody() -> None:
             ),
             Promise,
         )
-    ballot = other.prepare(0, other.roster).ballot
+    ballot = Proposer(other).prepare(0, other.roster).ballot
     assert reached < ballot <= reached + 3
     assert ballot % 3 == 1
     with pytest.raises(Malformed):
@@ -290,7 +294,7 @@ def test_rosters_of_later_epochs_are_not_collected_for_ever() -> None:
     other = agreement_of(members[0], members)
     roster = roster_of(members[:2])
     for epoch in range(1, 100):
-        number = agreement_of(members[1], members).prepare(epoch, roster).ballot
+        number = Proposer(agreement_of(members[1], members)).prepare(epoch, roster).ballot
         other.on_prepare(members[1].peer_id, Prepare(0, 3, epoch, number, PLACE.previous, roster))
     assert len(other._rosters) <= 32
     assert other.office == roster

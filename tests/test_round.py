@@ -272,7 +272,7 @@ def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
     current, now = one.round, world.now
     assert current is not None
     assert leader.round is not None
-    candidate = leader.round.agreement.prepare(0, leader.round.roster)
+    candidate = leader.round.proposer.prepare(0, leader.round.roster)
     current.on_fault(leader.identity.peer_id, now)
     current.tick(now + 0.3)
     assert current.company.gone == {leader.identity.peer_id}
@@ -290,7 +290,7 @@ def test_whom_the_others_can_do_without_does_not_lead_by_a_plan_alone_either() -
     assert current is not None
     assert leader.round is not None
     faulty = leader.identity.peer_id
-    asked = leader.round.agreement.prepare(0, leader.round.roster)
+    asked = leader.round.proposer.prepare(0, leader.round.roster)
     remains = Remains((0, asked.ballot), asked.roster, None, {}, frozenset(asked.roster))
     plan = leader.round.opening.compose(remains, now, 1.0)
     assert plan is not None
@@ -310,7 +310,7 @@ def test_who_voids_one_plan_after_the_other_leads_no_more() -> None:
     assert current is not None
     assert other.round is not None
     patience, begun = current.doubt_s / BELIEVED, world.now
-    asked = other.round.agreement.prepare(0, current.roster)
+    asked = other.round.proposer.prepare(0, current.roster)
     ballots = range(asked.ballot, 2**10, len(current.roster))
     later = iter([replace(asked, ballot=ballot) for ballot in ballots])
     for now in [begun + 0.01 * number for number in range(AT_ONCE)] + [begun + 1.1 * patience]:
@@ -330,7 +330,7 @@ def test_who_was_promised_the_lead_has_its_turn_though_it_is_found_at_fault() ->
     one = min(others, key=lambda peer: order.index(peer.identity.peer_id))  # next to lead
     current, promised_at = one.round, world.now
     assert current is not None
-    candidate = leader.round.agreement.prepare(0, leader.round.roster)
+    candidate = leader.round.proposer.prepare(0, leader.round.roster)
     current.on_prepare(leader.identity.peer_id, candidate, promised_at)
     current.on_fault(leader.identity.peer_id, promised_at)
 
@@ -392,7 +392,7 @@ def test_a_candidate_with_promises_and_no_plan_is_at_fault() -> None:
     current, now = others[0].round, world.now
     assert current is not None
     assert leader.round is not None
-    candidate = leader.round.agreement.prepare(0, leader.round.roster)
+    candidate = leader.round.proposer.prepare(0, leader.round.roster)
     assert isinstance(
         current.on_prepare(current.agreement.order(current.roster)[0], candidate, now), Promise
     )

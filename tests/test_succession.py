@@ -103,16 +103,16 @@ def test_a_candidate_does_without_the_promise_that_would_bind_it_to_such_a_roste
         voted = leader.round.agreement.voted
     outcome = dataclasses.replace(voted[1], next_roster=(leader.identity.peer_id,))
     assert not current.finished
-    prepare = current.agreement.prepare(0, current.roster)
+    prepare = current.proposer.prepare(0, current.roster)
     mine = current.agreement.on_prepare(current.me, prepare)
     assert isinstance(mine, Promise)
-    current.agreement.on_promise(current.me, mine)
+    current.proposer.on_promise(current.me, mine)
     bound = Promise(0, prepare.ballot, 0, 0, outcome, ())
     assert current.on_message(leader.identity.peer_id, bound, world.now) == []
-    assert leader.identity.peer_id not in current.agreement._promises
+    assert leader.identity.peer_id not in current.proposer.promises
     free = Promise(0, prepare.ballot, 0, 0, None, ())
-    current.agreement.on_promise(other.identity.peer_id, free)
-    assert current.agreement._promises.keys() == {current.me, other.identity.peer_id}
+    current.proposer.on_promise(other.identity.peer_id, free)
+    assert current.proposer.promises.keys() == {current.me, other.identity.peer_id}
 
 
 @pytest.mark.parametrize("count", [3, 5])

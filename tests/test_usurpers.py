@@ -14,6 +14,7 @@ from gossip.agreement import Agreement
 from gossip.certificate import leader_order
 from gossip.company import Company
 from gossip.instructions import Send
+from gossip.proposer import Proposer
 from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId
@@ -33,7 +34,7 @@ def silence(member: Member) -> None:
 
 def free(agreement: Agreement) -> tuple[int, int]:
     """The lowest ballot of its own above everything seen."""
-    asked = agreement.prepare(0, agreement.roster)
+    asked = Proposer(agreement).prepare(0, agreement.roster)
     return (asked.epoch, asked.ballot)
 
 
@@ -49,7 +50,7 @@ def asks_anew(member: Member, now: float) -> None:
     """It asks for promises, and makes nothing of them."""
     chain = member.swarm.chains[0]
     of = chain.round
-    prepare = of.agreement.prepare(0, of.roster)
+    prepare = Proposer(of.agreement).prepare(0, of.roster)
     of.agreement.on_prepare(chain.me, prepare)
     chain.carry_out(of, [Send(peer, prepare) for peer in of.roster if peer != chain.me])
 
