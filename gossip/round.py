@@ -5,8 +5,8 @@ decided and why it cannot be decided twice is :mod:`gossip.agreement`; what a pl
 :mod:`gossip.planning`; this file is about *when*: when a leader proposes, when a silent one is
 passed over, when the survivors stop waiting for a majority.
 
-Somebody always stands up: the live members of the roster, in the round's leading order, each
-wait a little longer than the one before. Two who stand up at once cost time, never agreement.
+Somebody always stands up (:mod:`gossip.turns`): the live members of the roster, in the round's
+leading order, each a little later than the one before.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from gossip.prospects import Prospects
 from gossip.rules import Rules
 from gossip.succession import Succession
 from gossip.telling import Telling
+from gossip.turns import Turns
 from gossip.validity import Place, check_outcome, key_of
 from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
 from protocols.identity import Identity, PeerId
@@ -85,9 +86,7 @@ class Round:
     succession: Succession = field(init=False)
     _drafting: Drafting = field(init=False)
     _prospects: Prospects = field(init=False)
-    _due_since: float | None = None  # since when a leader ought to have acted
-    _stood_at: float | None = None
-    _lost_since: float | None = None
+    _turns: Turns = field(default_factory=Turns)
     _stands_back: bool = False  # for that other side
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
@@ -193,7 +192,10 @@ class Round:
         self.candidacies.check(sender, ballot, now, self._patience())
         answer = self.agreement.on_prepare(sender, prepare)
         self.candidacies.followed(sender, before, now)
-        self._due_since = None if isinstance(answer, Certificate) else now
+        if isinstance(answer, Certificate):
+            self._turns.not_due()
+        else:
+            self._turns.put_off(now)
         return answer
 
     def _on_certificate(
@@ -269,7 +271,8 @@ class Round:
         if self.me not in self.roster:
             return []
         if self.leaving():
-            self._lost_since, self.opening.quorum_since, self._stands_back = None, None, True
+            self._turns.not_lost()
+            self.opening.quorum_since, self._stands_back = None, True
             return []
         if self._stands_back:  # in vain: what has come meanwhile is voted for
             self._stands_back = False
@@ -279,16 +282,15 @@ class Round:
             return self._carry_out(self.agreement.vote_if_complete(), now)
         if not self.company.majority_alive(now):
             return [] if self._awaits_votes(now) else self._reform(now)
-        self._lost_since = None
+        self._turns.not_lost()
         if self.forgot and self._epoch() == 0:
             return []
         accused, overdue = self.company.accused(now, self._patience()), self._drafting.overdue(now)
         told = self.telling.suspects(accused, lambda: self.opening.leaders(now, overdue))
         if not self._leader_is_due(now):
-            self._due_since = None
+            self._turns.not_due()
             return told
-        if self._due_since is None:
-            self._due_since = now
+        self._turns.due(now)
         return told + self._stand_if_my_turn(now)
 
     @property
@@ -323,15 +325,11 @@ class Round:
     # --- standing and leading --------------------------------------------------------------------
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
-        assert self._due_since is not None
         office = self.agreement.office
         order = self.opening.leaders(now, self._drafting.overdue(now))
         turn = order.index(self.me) if self.me in order else len(order)
-        if now < self._due_since + turn * self._patience():
+        if not self._turns.repair(turn, now, self._patience()):
             return []
-        if self._stood_at is not None and now < self._stood_at + 2 * self._patience():
-            return []
-        self._stood_at = now
         self._prospects.doubt_candidate(now)
         if (
             self.agreement.plan is None
@@ -361,8 +359,7 @@ class Round:
         return self._propose(plan, now)
 
     def _propose(self, plan: Plan, now: float) -> list[Instruction]:
-        self._due_since = self._stood_at = None  # should this plan fail as well, stand at once
-        self._lost_since = None
+        self._turns.lead()
         self.succession.approve(plan.next_roster)
         return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
 
@@ -376,9 +373,7 @@ class Round:
 
     def _reform(self, now: float) -> list[Instruction]:
         """Go on with those who are left, once it is certain enough that the rest is gone."""
-        if self._lost_since is None:
-            self._lost_since = now
-        lost_for = now - self._lost_since
+        lost_for = self._turns.lost_for(now)
         # not of a roster that was only asked for: who loses the others one by one is not half of it
         staying = len(self.agreement.formed) - len(self.company.left(now))
         alive = self.company.able(now)
@@ -392,11 +387,8 @@ class Round:
         # those who abstain have their turn as well: two must not go on alone at once
         order = self.agreement.order(self.agreement.office)
         turn = [peer for peer in order if self.company.alive(peer, now)].index(self.me)
-        if now < self._lost_since + (1 + turn) * self._patience():
+        if not self._turns.reform(turn, now, self._patience()):
             return []
-        if self._stood_at is not None and now < self._stood_at + 2 * self._patience():
-            return []
-        self._stood_at = now
         return self._stand(self._epoch() + 1, alive, now)
 
     # --- small questions -------------------------------------------------------------------------
@@ -406,7 +398,7 @@ class Round:
         for event in events:
             match event:
                 case Adopted(plan):
-                    self._due_since = None
+                    self._turns.not_due()
                     self._prospects.lost.clear()
                     self.opening.begun(now)
                     self.company.adopted(plan)
