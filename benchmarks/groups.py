@@ -103,6 +103,10 @@ class Member:
     def refused(self, peer: PeerId, why: str) -> None:
         self.complaints.append(why)
 
+    def doubtful(self) -> frozenset[PeerId]:
+        """Nobody is."""
+        return frozenset()
+
     def behind(self, peer: PeerId) -> bool:
         """Everybody takes part."""
         return False

@@ -77,7 +77,7 @@ class Chain(Reports):
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _missed: Missed = field(default_factory=Missed)
+    missed: Missed = field(default_factory=Missed)
     _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
@@ -314,7 +314,7 @@ class Chain(Reports):
             await self.exchange.stop()
             await self.replica.apply(certificate, parts)
             self.lineage.add(certificate)
-            self._missed.note(certificate.outcome)
+            self.missed.note(certificate.outcome, self.round.company.owners)
             plan = exchange.plan if exchange is not None else None
             self.timing.committed(self.now(), certificate, plan, self.rules)
             self.note(ready=False)
@@ -377,10 +377,10 @@ class Chain(Reports):
             self._forgetting.abstain_until,
             forgot,
             self.timing.ladder,
-            self._missed.rounds(place.round),
+            self.missed.rounds(place.round),
             self._holding,
             lambda: self.following.leaving,
-            self._missed.unreliable(place.round),
+            self.missed.unreliable(place.round),
         )
         self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
         self.signed_plan = None  # one of a fork's other side would have the same number

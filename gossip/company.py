@@ -45,6 +45,7 @@ class Company:
     blamed: set[PeerId] = field(default_factory=set)  # by who failed whom
     unfounded: set[PeerId] = field(default_factory=set)  # of these, for naming others without cause
     declining: set[PeerId] = field(default_factory=set)  # do not want what I send
+    owners: set[PeerId] = field(default_factory=set)  # of parts, by one plan or another
     stuck: bool = False  # nobody is to blame, and the plan is of no use all the same
     failures: Failures = field(init=False)
     _isolated_since: float | None = None
@@ -306,7 +307,9 @@ class Company:
         But nobody clears itself by planning once more.
         """
         counted = {c.peer for c in plan.contributors if c.active}
-        counted |= {p.owner for p in plan.parts if p.result is None}
+        owners = {p.owner for p in plan.parts if p.result is None}
+        counted |= owners
+        self.owners |= owners
         ballot = (plan.epoch, plan.ballot)
         if self._led.setdefault(plan.leader, ballot) != ballot:
             counted.discard(plan.leader)

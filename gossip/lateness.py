@@ -110,13 +110,15 @@ class Lateness:
     twice that time while others' slices move, one that at its pace would be in more than
     ``expected_s`` and ``patience_s`` after half of the others, and all after three times
     ``expected_s`` and ``patience_s``. Where even the fastest need longer than ``expected_s``,
-    what they need counts instead (:func:`usual_s`).
+    what they need counts instead (:func:`usual_s`). Who is ``doubtful`` is late as soon as half of
+    the others are in, and half of ``patience_s`` is over, with nothing of it.
     """
 
     started: float
     patience_s: float
     expected_s: float
     size: int
+    doubtful: Set[PeerId] = frozenset()
     what: str = "its slice"  # that is waited for, in words
     _paces: dict[PeerId, Pace] = field(default_factory=dict)
     _ends: dict[PeerId, float] = field(default_factory=dict)  # when they were in, who are
@@ -165,7 +167,9 @@ class Lateness:
             return "came too late"
         if pace.count and now >= pace.since + self.patience_s:
             return "stands still"
-        if not pace.count and others_move and now >= self.started + 2 * self.patience_s:
+        waited = now - self.started
+        doubted = peer in self.doubtful and self._half is not None and waited >= self.patience_s / 2
+        if not pace.count and (doubted or (others_move and waited >= 2 * self.patience_s)):
             return "does not come"
         over = self.started + self.expected_s
         if self._half is None or now < over or not pace.count:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from protocols.counts import runs_of
 from protocols.identity import PeerId
 from protocols.messages import Outcome
 
-LONGEST = 64  # rounds in which somebody owns no part, however often it was left out
+LONGEST = 64  # rounds in which somebody is not counted on, however often that was in vain
 
 
 @dataclass
@@ -18,15 +18,20 @@ class Missed:
 
     _last: dict[PeerId, int] = field(default_factory=dict)  # the last round with their work
     _left_out: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often, and when
+    _silent: dict[PeerId, int] = field(default_factory=dict)  # plans that counted on it in vain
 
-    def note(self, outcome: Outcome) -> None:
-        """A round is committed."""
-        self._last = {peer: self._last.get(peer, outcome.round) for peer in outcome.next_roster}
-        for run in {run for part in outcome.parts for run in runs_of(part.counts)}:  # few differ
-            for contributor in outcome.contributors[run.first : run.stop]:
-                if contributor.peer in self._last:
-                    self._last[contributor.peer] = outcome.round
-        self._note_left_out(outcome)
+    def note(self, outcome: Outcome, owners: Set[PeerId] = frozenset()) -> None:
+        """A round is committed; ``owners`` were to merge parts by one plan or another of it."""
+        runs = {run for part in outcome.parts for run in runs_of(part.counts)}  # few differ
+        brought = {c.peer for run in runs for c in outcome.contributors[run.first : run.stop]}
+        self._last = {
+            peer: outcome.round if peer in brought else self._last.get(peer, outcome.round)
+            for peer in outcome.next_roster
+        }
+        failed = owners - {part.owner for part in outcome.parts}
+        failed |= {c.peer for c in outcome.contributors if not c.active}
+        self._note_left_out(outcome.round, failed, brought)
+        self._note_silent(outcome, brought)
 
     def rounds(self, round_: int) -> Mapping[PeerId, int]:
         """Rounds missed by those in office before ``round_``."""
@@ -35,8 +40,8 @@ class Missed:
     def unreliable(self, round_: int) -> frozenset[PeerId]:
         """Who is to own no part of a round: what it owns would be waited for in vain.
 
-        Who was left out of a round owns none in the next two, of one more then in the next four,
-        and so on. It comes back before that when it delivers as a contributor.
+        Who was left out of a round, or of its parts, owns none in the next two, of one more then
+        in the next four, and so on. It comes back before that when it delivers as a contributor.
         """
         return frozenset(
             peer
@@ -44,12 +49,32 @@ class Missed:
             if round_ <= last + min(2**often, LONGEST)
         )
 
-    def _note_left_out(self, outcome: Outcome) -> None:
+    def doubtful(self) -> frozenset[PeerId]:
+        """Of whom nothing has come in all rounds lately whose plan counted on it.
+
+        But not after 1, 2, 4, 8, … such rounds, nor after each :data:`LONGEST`-th: it gets the
+        time that all others get, since its link may carry its work by now.
+        """
+        return frozenset(
+            peer for peer, often in self._silent.items() if often & (often - 1) and often % LONGEST
+        )
+
+    def _note_silent(self, outcome: Outcome, brought: Set[PeerId]) -> None:
         for contributor in outcome.contributors:
-            peer = contributor.peer
-            if not contributor.active:
-                often = self._left_out.get(peer, (0, 0))[0] + 1
-                self._left_out[peer] = (min(often, LONGEST), outcome.round)
-            elif self._last.get(peer) == outcome.round:
-                self._left_out.pop(peer, None)
-        self._left_out = {p: since for p, since in self._left_out.items() if p in self._last}
+            if contributor.active and contributor.peer not in brought:
+                self._silent[contributor.peer] = self._silent.get(contributor.peer, 0) + 1
+        self._silent = {
+            peer: often
+            for peer, often in self._silent.items()
+            if peer in self._last and peer not in brought
+        }
+
+    def _note_left_out(self, round_: int, failed: Set[PeerId], brought: Set[PeerId]) -> None:
+        for peer in failed:
+            often = self._left_out.get(peer, (0, 0))[0] + 1
+            self._left_out[peer] = (min(often, LONGEST), round_)
+        self._left_out = {
+            peer: since
+            for peer, since in self._left_out.items()
+            if peer in self._last and (peer in failed or peer not in brought)
+        }

@@ -41,7 +41,7 @@ class Opening:
     missed: Mapping[PeerId, int]  # rounds without a member's work
     ladder: Ladder  # what is known of the rounds before
     holding: Holding = field(default_factory=Holding)
-    unreliable: Set[PeerId] = frozenset()  # who is to own no part
+    unreliable: Set[PeerId] = frozenset()  # who is to own no part, and to lead last
     lost: set[PartKey] = field(default_factory=set)  # merged, it is said, and found with nobody
     quorum_since: float | None = None  # enough have been ready since
     _begun: float | None = None  # when the first plan was there
@@ -193,6 +193,7 @@ class Opening:
     def leaders(self, now: float, overdue: bool) -> list[PeerId]:
         """Who can lead, in the order in which they are to stand.
 
+        Who was left out of rounds lately comes last: a plan of its own would have to be repaired.
         Not who is still catching up: when the first of the others is ready it may be a moment
         behind them, but not for as long as the ready wait for the late. But whoever was promised
         the lead has its turn, at fault or not: two who find each other at fault would void each
@@ -206,6 +207,7 @@ class Opening:
             and self.company.alive(peer, now)
             and (come or not self.company.behind(peer))
         ]
+        order.sort(key=lambda peer: peer in self.unreliable)  # whose plans had to be repaired
         agreement = self.agreement
         if agreement.promised > NONE:  # who leads, or is about to, goes first in repairing
             first = agreement.owner_of(agreement.promised, agreement.office)

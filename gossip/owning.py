@@ -47,6 +47,7 @@ class Refused(Protocol):
 
     def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
     def behind(self, peer: PeerId) -> bool: ...
+    def doubtful(self) -> Set[PeerId]: ...
 
 
 @dataclass
@@ -262,10 +263,11 @@ class Owning:
         """
         now, merge, plan = self.wiring.now, part.merge, part.plan
         size = len(merge.result)
-        lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
+        doubtful = self.listener.doubtful()
+        lateness = Lateness(now(), plan.patience_s, plan.expected_s, size, doubtful)
         while waiting := merge.waits_for() & who:
             if now() >= lateness.deadline and merge.empty:
-                lateness = Lateness(now(), plan.patience_s, plan.expected_s, size)
+                lateness = Lateness(now(), plan.patience_s, plan.expected_s, size, doubtful)
             arrived = dict(merge.arrived)
             for peer, why in lateness.late(now(), waiting, arrived, merge.slices_in).items():
                 self._give_up(part, peer)
@@ -314,7 +316,7 @@ class Owning:
         now, plan = self.wiring.now, part.plan
         patience = relay_patience_s(plan.patience_s, plan.expected_s)
         lateness = Lateness(
-            now(), patience, plan.expected_s, len(merge.result), "its group's slice"
+            now(), patience, plan.expected_s, len(merge.result), what="its group's slice"
         )
         while waiting := merge.waits_for_relays():
             arrived = dict(merge.arrived)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Protocol
 
 from gossip.common import Wired
 from gossip.hooks import Hooks
 from gossip.instructions import Instruction
+from gossip.missed import Missed
 from gossip.retaining import needed
 from gossip.round import Round
 from gossip.timing import Timing
@@ -28,6 +30,7 @@ class Reports(Wired, CarriesOut):
     hooks: Hooks
     round: Round
     timing: Timing
+    missed: Missed
 
     def held(self, result: PartResult) -> None:
         self.timing.held_at = self.now()
@@ -61,3 +64,6 @@ class Reports(Wired, CarriesOut):
 
     def behind(self, peer: PeerId) -> bool:
         return self.round.company.behind(peer)
+
+    def doubtful(self) -> Set[PeerId]:
+        return self.missed.doubtful()

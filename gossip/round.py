@@ -76,7 +76,7 @@ class Round:
     missed: Mapping[PeerId, int] = field(default_factory=dict)  # rounds without a member's work
     holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
     leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: decides nothing
-    unreliable: Set[PeerId] = frozenset()  # who was left out of rounds, and is to own no part
+    unreliable: Set[PeerId] = frozenset()  # who was left out of rounds: owns no part
     agreement: Agreement = field(init=False)
     proposer: Proposer = field(init=False)
     company: Company = field(init=False)

@@ -92,6 +92,10 @@ class Peer:
     def refused(self, peer: PeerId, error: RemoteProtocolError) -> None:
         self.refusals.append((peer, str(error)))
 
+    def doubtful(self) -> frozenset[PeerId]:
+        """Nobody is."""
+        return frozenset()
+
     def behind(self, peer: PeerId) -> bool:
         return peer in self.late
 

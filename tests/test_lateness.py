@@ -70,6 +70,19 @@ def test_nothing_at_all_while_others_move() -> None:
     assert late["c"] == pytest.approx(2.0, abs=0.2)
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e3])
+def test_who_brought_nothing_before_is_waited_for_while_half_of_the_others_bring_theirs(
+    rate: float,
+) -> None:
+    judge = Lateness(0.0, 1.0, 4.0, MEGABYTE, frozenset("c"))
+    late = played(judge, {"a": 4e6, "b": 4e6, "c": rate}, 60.0)
+    assert set(late) == {"c"}
+    if rate:  # as everybody who trickles
+        assert late["c"] >= 4.0
+    else:
+        assert late["c"] == pytest.approx(0.5, abs=0.2)
+
+
 def test_nothing_of_anybody_has_time_until_the_deadline() -> None:
     late = played(fresh(), {"a": 0.0, "b": 0.0}, 60.0)
     assert set(late.values()) == {13.0}

@@ -67,3 +67,35 @@ def test_who_was_left_out_owns_nothing_for_ever_longer_until_it_delivers() -> No
     assert not note(delivers=True)
     assert note(left_out=True)
     assert [note(), note()] == [True, False], "it counts from the beginning"
+
+
+def test_who_was_to_merge_a_part_and_did_not_was_left_out() -> None:
+    outcome = decided(EVERYBODY).outcome
+    faulty = outcome.contributors[0].peer
+    part = dataclasses.replace(outcome.parts[0], owner=outcome.contributors[1].peer)
+    missed = Missed()
+    missed.note(dataclasses.replace(outcome, parts=(part,)), {faulty, part.owner})
+    assert missed.unreliable(outcome.round + 1) == {faulty}
+
+
+def test_who_brings_nothing_is_doubted_but_gets_its_chances() -> None:
+    outcome = decided(EVERYBODY).outcome
+    faulty = outcome.contributors[0].peer
+    size = outcome.parts[0].stop - outcome.parts[0].start
+    silent = (dataclasses.replace(outcome.parts[0], counts=pack_counts([0, *[size] * 4])),)
+    missed = Missed()
+    doubted = []
+    for often in range(1, 2 * LONGEST + 1):
+        missed.note(dataclasses.replace(outcome, round=often, parts=silent))
+        assert missed.doubtful() <= {faulty}
+        if not missed.doubtful():
+            doubted.append(often)
+    assert doubted == [1, 2, 4, 8, 16, 32, 64, 128]
+    missed.note(dataclasses.replace(outcome, round=200, parts=silent))
+    assert missed.doubtful() == {faulty}
+    others = outcome.contributors[1:]
+    away = (dataclasses.replace(silent[0], counts=pack_counts([size] * 4)),)
+    missed.note(dataclasses.replace(outcome, round=201, contributors=others, parts=away))
+    assert missed.doubtful() == {faulty}  # it was not asked for anything
+    missed.note(dataclasses.replace(outcome, round=202))
+    assert missed.doubtful() == frozenset()

@@ -11,12 +11,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from gossip_kit import result_of
+from gossip_kit import RUN, result_of
 from round_kit import Peer, World
 
 from gossip import round as rounds
 from gossip.agreed import Remains
 from gossip.candidacies import AT_ONCE
+from gossip.certificate import leader_order
 from gossip.company import BELIEVED, PASSED_OVER
 from gossip.instructions import Send
 from gossip.validity import key_of
@@ -263,6 +264,21 @@ def test_a_leader_whose_doubts_others_share_acts_at_once() -> None:
     current.on_message(other, said, now)
     current.tick(now + 0.3)
     assert current.company.gone == {faulty}
+
+
+def test_who_was_left_out_lately_leads_last() -> None:
+    world = World(4, seed=1)
+    one = next(iter(world.peers.values()))
+    for peer in world.peers.values():
+        peer.absent.unreliable = lambda round_: frozenset({one.identity.peer_id})  # type: ignore[method-assign]
+    world.run(20.0)
+    agree(world)
+    turns = []
+    for certificate in one.chain[1:]:
+        order = leader_order(RUN, 0, certificate.outcome.round, certificate.roster)
+        turns.append(order.index(one.identity.peer_id))
+        assert certificate.ballot != turns[-1]
+    assert 0 in turns
 
 
 def test_whom_the_others_can_do_without_gets_no_promise_to_lead() -> None:
