@@ -195,6 +195,7 @@ class Conductor:
                 case TrainerDied() as died:
                     await self._on_death(died)
                 case Stopped():
+                    self.files.lost()  # a script that was killed has left some unwritten
                     return
                 case Evaluated() as evaluated:
                     self.events.emit(validation_of(evaluated))

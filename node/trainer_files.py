@@ -71,8 +71,8 @@ class TrainerFiles:
                 Path(report.path).unlink(missing_ok=True)
 
     def lost(self) -> None:
-        """The trainer is started anew, and writes nothing any more."""
+        """The trainer has ended, and writes nothing any more."""
         for waiting in (self._staged, self._saved, self._donated):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(ChannelClosedError("the trainer was started again"))
+                waiting.set_exception(ChannelClosedError("the trainer has ended"))
                 waiting.exception()  # nobody may be waiting: that is no error of its own

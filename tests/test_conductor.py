@@ -16,7 +16,7 @@ from bootstrap.manifest import Manifest
 from node.conductor import Conductor
 from node.eager_state import EagerReplica
 from node.replica import OuterReplica
-from node.trainer.channel import Snapshot
+from node.trainer.channel import ChannelClosedError, Saved, Snapshot, Staged, Stopped
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
@@ -204,3 +204,41 @@ async def test_what_a_round_has_left_behind_is_not_ready_for_the_next(
         gate.open.set()
         await looking
     assert chain.said == []  # Δ would be the outer step that was just taken, turned round
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+async def run_with_a_checkpoint(vectors: SharedVectors, *reports: Any) -> Any:
+    """What becomes of a checkpoint that is asked for when the trainer reports this."""
+    conducting, _ = conductor(vectors, at_once)
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    cast(Any, conducting.island).next_event = events.get
+    running = asyncio.create_task(conducting.run())
+
+    async def save() -> Any:
+        return await (await conducting.save(Path("draft")))
+
+    saving = asyncio.create_task(save())
+    async with asyncio.timeout(10):
+        while not cast(Any, conducting.island).sent:  # noqa: ASYNC110 - a list of a fake
+            await asyncio.sleep(0)
+        for report in reports:
+            events.put_nowait(report)
+        await running
+        return await saving
+
+
+@pytest.mark.parametrize("before", [[], [Staged("draft")]], ids=["asked", "being written"])
+async def test_a_trainer_that_is_gone_is_not_waited_for(
+    vectors: SharedVectors, before: list[Any]
+) -> None:
+    """A script that was killed while its node saves: the node may leave at once."""
+    with pytest.raises(ChannelClosedError):
+        await run_with_a_checkpoint(vectors, *before, Stopped(0, 0))
+
+
+async def test_a_trainer_that_has_ended_in_order_has_saved(vectors: SharedVectors) -> None:
+    saved = Saved("draft", "", False)
+    assert await run_with_a_checkpoint(vectors, Staged("draft"), saved, Stopped(1, 8)) == saved
