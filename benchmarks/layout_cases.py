@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bootstrap.manifest import Data, Inner, Manifest, Model, Rounds
+from node.island_settings import IslandSettings
 from node.trainer.dims import ParallelDims
 
 STEPS = 10
@@ -78,13 +79,14 @@ def _dims(**sizes: Any) -> ParallelDims:
 APART = {"attention": "document", "document_end": ord(" ")}
 MUON = {"optimizer": "muon"}
 BF16 = {"bf16": True}
+OFFLOAD, ACCUMULATED = {"offload": True}, {"micro_batch": 1}
 AGAIN, SOME = {"recompute": "full"}, {"recompute": "selective"}
 
 CASES = (
     Case("DDP", _dims(dp_replicate=2)),
     Case("FSDP, ZeRO 3", _dims(dp_shard=2)),
     Case("FSDP, ZeRO 2", _dims(dp_shard=2, zero=2)),
-    Case("FSDP, ZeRO 1, accumulated", _dims(dp_shard=2, zero=1), settings={"micro_batch": 1}),
+    Case("FSDP, ZeRO 1, accumulated", _dims(dp_shard=2, zero=1), settings=ACCUMULATED),
     Case("FSDP, three uneven ranks", _dims(dp_shard=3)),
     Case("HSDP", _dims(dp_replicate=2, dp_shard=2)),
     Case("TP, sequence parallel", _dims(tp=2)),
@@ -108,6 +110,7 @@ CASES = (
     Case("PP x TP", _dims(pp=2, tp=2)),
     Case("PP x FSDP x TP", _dims(pp=2, dp_shard=2, tp=2)),
     Case("PP x CP", _dims(pp=2, cp=2)),
+    Case("PP x HSDP", _dims(pp=2, dp_replicate=2, dp_shard=2)),
     Case("MoE, FSDP", _dims(dp_shard=2), model="moe"),
     Case("MoE, EP", _dims(dp_shard=2, ep=2), model="moe"),
     Case("MoE, FSDP x EP", _dims(dp_shard=4, ep=2), model="moe"),
@@ -128,6 +131,8 @@ CASES = (
     Case("MoE, FSDP x EP x TP", _dims(dp_shard=4, ep=2, tp=2), model="moe"),
     Case("MoE, EP x CP x TP", _dims(dp_shard=2, ep=2, cp=2, tp=2), model="moe"),
     Case("MoE, PP x EP x TP", _dims(pp=2, dp_shard=2, ep=2, tp=2), model="moe"),
+    Case("MoE, EP, ZeRO 1, accumulated", _dims(dp_shard=2, ep=2, zero=1), "moe", ACCUMULATED),
+    Case("MoE, FSDP x EP, ZeRO 1", _dims(dp_shard=4, ep=2, zero=1), "moe", ACCUMULATED),
     Case("HSDP x CP", _dims(dp_replicate=2, dp_shard=2, cp=2)),
     Case("documents apart, FSDP x TP", _dims(dp_shard=2, tp=2), "documents"),
     Case("documents apart, CP (Ulysses)", _dims(cp=2), "documents"),
@@ -152,13 +157,22 @@ CASES = (
     Case("FSDP, recompute full", _dims(dp_shard=2), settings=AGAIN),
     Case("FSDP, recompute selective", _dims(dp_shard=2), settings={"recompute": "selective"}),
     Case("TP, recompute full", _dims(tp=2), settings=AGAIN),
-    Case("FSDP, offload", _dims(dp_shard=2), settings={"offload": True}),
-    Case("FSDP, accumulation", _dims(dp_shard=2), settings={"micro_batch": 1}),
+    Case("FSDP, offload", _dims(dp_shard=2), settings=OFFLOAD),
+    Case("TP, offload", _dims(tp=2), settings=OFFLOAD),
+    Case("FSDP x TP, offload", _dims(dp_shard=2, tp=2), settings=OFFLOAD),
+    Case("PP, offload", _dims(pp=2), settings=OFFLOAD),
+    Case("CP, offload", _dims(cp=2), settings=OFFLOAD),
+    Case("MoE, EP, offload", _dims(dp_shard=2, ep=2), "moe", OFFLOAD),
+    Case("FSDP, accumulation", _dims(dp_shard=2), settings=ACCUMULATED),
     Case("FSDP x TP, Muon", _dims(dp_shard=2, tp=2), inner=MUON),
     Case("MoE, FSDP x EP, Muon", _dims(dp_shard=4, ep=2), "moe", inner=MUON),
     Case("FSDP, Muon", _dims(dp_shard=2), inner=MUON),
     Case("TP, Muon", _dims(tp=2), inner=MUON),
+    Case("CP (Ulysses), Muon", _dims(cp=2), inner=MUON),
+    Case("CP (ring), Muon", _dims(cp=2, attention="ring"), inner=MUON),
     Case("PP, Muon", _dims(pp=2), inner=MUON),
+    Case("PP (ZBV), Muon", _dims(pp=2, schedule="zbv"), inner=MUON),
+    Case("PP x TP, Muon", _dims(pp=2, tp=2), inner=MUON),
     Case("PP x FSDP x TP, Muon", _dims(pp=2, dp_shard=2, tp=2), inner=MUON),
     Case("MoE, EP x TP, Muon", _dims(dp_shard=2, ep=2, tp=2), "moe", inner=MUON),
     *(Case(f"{name}, TP", _dims(tp=2), name) for name in FOREIGN_TP),
@@ -176,14 +190,15 @@ CASES = (
     *(Case(f"{name}, EP", _dims(dp_shard=2, ep=2), name) for name in FOREIGN_EP),
     Case("mixtral, FSDP", _dims(dp_shard=2), "mixtral"),
     Case("mixtral, FSDP x EP", _dims(dp_shard=4, ep=2), "mixtral"),
+    Case("mixtral, FSDP x EP, ZeRO 1", _dims(dp_shard=4, ep=2, zero=1), "mixtral", ACCUMULATED),
     Case("qwen3_moe, HSDP x EP", _dims(dp_replicate=2, dp_shard=2, ep=2), "qwen3_moe"),
     Case("qwen3_moe, PP x EP", _dims(pp=2, dp_shard=2, ep=2), "qwen3_moe"),
     Case("mixtral, EP x CP", _dims(dp_shard=2, ep=2, cp=2), "mixtral"),
     Case("olmoe, EP, ZeRO 2", _dims(dp_shard=4, ep=2, zero=2), "olmoe"),
-    Case("mixtral, EP, accumulation", _dims(dp_shard=2, ep=2), "mixtral", {"micro_batch": 1}),
+    Case("mixtral, EP, accumulation", _dims(dp_shard=2, ep=2), "mixtral", ACCUMULATED),
     Case("qwen3_moe, EP, recompute full", _dims(dp_shard=2, ep=2), "qwen3_moe", AGAIN),
     Case("qwen2_moe, EP, recompute selective", _dims(dp_shard=2, ep=2), "qwen2_moe", SOME),
-    Case("mixtral, EP, offload", _dims(dp_shard=2, ep=2), "mixtral", {"offload": True}),
+    Case("mixtral, EP, offload", _dims(dp_shard=2, ep=2), "mixtral", OFFLOAD),
     Case("mixtral, EP, Muon", _dims(dp_shard=2, ep=2), "mixtral", inner=MUON),
     Case("mixtral, EP, compile", _dims(dp_shard=2, ep=2), "mixtral", {"compile": True}),
     Case("llama, CP (Ulysses)", _dims(cp=2), "llama"),
@@ -256,9 +271,11 @@ def manifest_of(case: Case) -> Manifest:
     )
 
 
-# what dims.check refuses, which says why
+# what an island's settings refuse, which say why
 REFUSED = (
     Case("PP (ZBV) x FSDP", _dims(pp=2, dp_shard=2, schedule="zbv")),
+    Case("PP (ZBV), offload", _dims(pp=2, schedule="zbv"), settings=OFFLOAD),
+    Case("PP (ZBV) x TP, offload", _dims(pp=2, tp=2, schedule="zbv"), settings=OFFLOAD),
     Case("CP (Ulysses) of more ranks than key heads", _dims(cp=4)),
     Case("gpt2, TP", _dims(tp=2), "gpt2"),
     Case("mixtral, TP", _dims(tp=2), "mixtral"),
@@ -271,9 +288,10 @@ REFUSED = (
 
 def reason(case: Case) -> str:
     """Why a case is refused; raises AssertionError if it is not."""
-    run = manifest_of(case)
+    run, dims = manifest_of(case), case.dims
     try:
-        case.dims.check(run.model, run.data)
+        given = IslandSettings.model_validate(dims.model_dump() | case.settings)
+        given.dims(dims.size, 1, 0, 0, run.model, run.data)
     except ValueError as error:
         return str(error)
     raise AssertionError(f"{case.name} is not refused")

@@ -222,7 +222,10 @@ class IslandSettings(BaseModel):
         split["offload"] = self.offload  # which is FSDP's, whatever it shards
         for flag, given in split.items():
             if given and dims.pp > 1 and dims.schedule == "zbv":
-                raise ValueError(f"--{flag} does not go with --schedule zbv: its backward is split")
+                raise ValueError(
+                    f"--{flag} does not go with --schedule zbv: its backward is split; use "
+                    "--schedule interleaved"
+                )
         return dims, why
 
     def refit(
