@@ -3,7 +3,8 @@
 The parameters are those of ``LlamaForCausalLM`` under a prefix, so nothing is computed; those of a
 mixture of experts become ``MixtralForCausalLM``'s, whose routing is the same, one file entry an
 expert. A model of ``transformers`` has the library's own names already. The byte tokenizer becomes
-a byte-level BPE with no merges whose token ids are the bytes' values, any other is copied.
+a byte-level BPE with no merges whose token ids are the bytes' values, any other is copied; what
+``AutoTokenizer`` asks for stands beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
+from node.data.tokenizer import FileTokenizer
 from node.errors import operator_error, reason
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def export_hf(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
-        files = _descriptions(config, str(dtype).removeprefix("torch."), bool(tokenizer))
+        files = _descriptions(config, str(dtype).removeprefix("torch."), tokenizer)
         for name, content in files.items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (temporary / name).write_text(text, encoding="utf-8")
@@ -97,7 +99,7 @@ def hf_weights(config: Model, name: str, view: torch.Tensor) -> dict[str, torch.
     return {f"{place}experts.{i}.{matrix}.weight": view[i] for i in range(config.experts)}
 
 
-def _descriptions(config: Model, dtype: str, has_tokenizer: bool) -> dict[str, dict[str, Any]]:
+def _descriptions(config: Model, dtype: str, tokenizer: bytes) -> dict[str, dict[str, Any]]:
     """The JSON files beside the weights, by name."""
     files = {"config.json": _llama(config, dtype)}
     if config.kind == "hf":
@@ -107,7 +109,10 @@ def _descriptions(config: Model, dtype: str, has_tokenizer: bool) -> dict[str, d
         "do_sample": True,
         "max_length": config.max_seq_len,
     }
-    if config.vocab_size >= 256 and not has_tokenizer:
+    if tokenizer:
+        end = FileTokenizer(tokenizer).token(config.document_end)
+        files["tokenizer_config.json"] = _tokenizer_config(config, end)
+    elif config.vocab_size >= 256:
         files |= _bytes_tokenizer(config)
     return files
 
@@ -161,12 +166,17 @@ def _bytes_tokenizer(config: Model) -> dict[str, dict[str, Any]]:
             "decoder": _BYTE_LEVEL,
             "model": byte_tokenizer(),
         },
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": byte_names()[0],
-            "model_max_length": config.max_seq_len,
-            "clean_up_tokenization_spaces": False,
-        },
+        "tokenizer_config.json": _tokenizer_config(config, byte_names()[0]),
+    }
+
+
+def _tokenizer_config(config: Model, document_end: str | None) -> dict[str, Any]:
+    """The class that takes tokenizer.json as it is: a family's own has rules of its own."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": document_end,
+        "model_max_length": config.max_seq_len,
+        "clean_up_tokenization_spaces": False,
     }
 
 

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_kit import tokenizer_bytes
+from hf_kit import GPT2, MIXTRAL
 from safetensors import SafetensorError
 
 from bootstrap.manifest import Model
+from node.data.tokenizer import FileTokenizer
 from node.export import byte_names, export_hf
+from node.trainer.hf import model_of
 from node.trainer.layout import Layout
 from node.trainer.model import build
 from protocols.errors import OperatorError
@@ -21,6 +25,7 @@ VARIANTS = {
     "one key head, other constants": {"n_kv_heads": 1, "rope_theta": 500.0, "norm_eps": 1e-2},
     "larger vocabulary": {"vocab_size": 300, "tied_embeddings": False},
 }
+TEXT = "def f(x):\n\treturn  'café' # ≥ 3 😀\n\n  done "
 
 
 def vector_of(config: Model) -> torch.Tensor:
@@ -55,10 +60,46 @@ def test_transformers_tokenizes_to_bytes(tmp_path: Path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(export_hf(BASE, vector_of(BASE), tmp_path / "model"))
-    text = "def f(x):\n\treturn  'café' # ≥ 3 😀\n\n  done "
-    assert tokenizer(text)["input_ids"] == list(text.encode())
-    assert tokenizer.decode(list(text.encode())) == text
+    assert tokenizer(TEXT)["input_ids"] == list(TEXT.encode())
+    assert tokenizer.decode(list(TEXT.encode())) == TEXT
     assert tokenizer.eos_token_id == 0
+
+
+def pieces_tokenizer() -> bytes:
+    """Of another kind, which puts a token before every text, and cuts and pads."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>")
+    tokenizer.train_from_iterator([TEXT] * 20, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(pad_token="</s>", pad_id=2, length=200)
+    return str(tokenizer.to_str()).encode()
+
+
+@pytest.mark.parametrize("kind", ["ours", "gpt2", "mixtral"])
+@pytest.mark.parametrize("data", [tokenizer_bytes(), pieces_tokenizer()], ids=["bpe", "unigram"])
+def test_transformers_tokenizes_as_the_run_did(tmp_path: Path, kind: str, data: bytes):
+    from transformers import AutoTokenizer
+
+    ours = FileTokenizer(data)
+    config = {"ours": BASE, "gpt2": model_of(GPT2), "mixtral": model_of(MIXTRAL)}[kind]
+    config = config.model_copy(update={"document_end": ours.document_end})
+    vector = torch.zeros(Layout.of_config(config).size)
+    folder = export_hf(config, vector, tmp_path / "model", tokenizer=data)
+    assert (folder / "tokenizer.json").read_bytes() == data
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ids = ours.encode([TEXT.encode()])[0].tolist()
+    assert theirs(TEXT, add_special_tokens=False)["input_ids"] == ids
+    assert theirs.decode(ids) == ours.decode(ids)
+    assert theirs.eos_token_id == ours.document_end
+    assert theirs.model_max_length == config.max_seq_len
 
 
 def test_it_generates(tmp_path: Path):

@@ -123,6 +123,11 @@ class FileTokenizer:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
+    def token(self, number: int) -> str | None:
+        """How the vocabulary writes the token with this id; None where it has none."""
+        found: str | None = self._tokenizer.id_to_token(number)
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """See :class:`Tokenizer`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
