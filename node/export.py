@@ -21,7 +21,13 @@ from node.data.tokenizer import FileTokenizer
 from node.errors import operator_error, reason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
+
+ONE_FILE = "model.safetensors"
+INDEX = f"{ONE_FILE}.index.json"
+MAX_SHARD_BYTES = 5e9  # transformers 4 had the same
 
 
 def export_hf(
@@ -31,24 +37,25 @@ def export_hf(
     dtype: torch.dtype | None = None,
     fragments: int = 1,
     tokenizer: bytes = b"",
+    max_shard: float = MAX_SHARD_BYTES,
 ) -> Path:
     """Write ``vector`` (fp32 [N] on the CPU, in the order of the flat layout) as a model folder.
 
     ``dtype`` (default fp32) is that of the weights written, ``tokenizer`` the bytes of the run's
-    tokenizer.json (empty: bytes). The folder appears whole or not at all. Raises OperatorError E602
-    when it exists and is not empty or cannot be written, and ValueError when the vector does not
-    fit the model.
+    tokenizer.json (empty: bytes). Weights of more than ``max_shard`` bytes are cut in several files
+    with an index, and no more than one file's are in memory twice. The folder appears whole or not
+    at all. Raises OperatorError E602 when it exists and is not empty or cannot be written, and
+    ValueError when the vector does not fit the model.
     """
     import torch
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     from node.trainer.layout import Layout
 
     dtype = dtype or torch.float32
     views = Layout.of_config(config, fragments).views(vector)
     weights = {
-        theirs: part.to(dtype)
+        theirs: part
         for name, view in views.items()
         for theirs, part in hf_weights(config, name, view).items()
     }
@@ -60,15 +67,16 @@ def export_hf(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
-        files = _descriptions(config, str(dtype).removeprefix("torch."), tokenizer)
+        files = _write_weights(temporary, weights, dtype, max_shard)
+        files |= _descriptions(config, str(dtype).removeprefix("torch."), tokenizer)
         for name, content in files.items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (temporary / name).write_text(text, encoding="utf-8")
         if tokenizer:
             (temporary / "tokenizer.json").write_bytes(tokenizer)
-        # safetensors keeps its file from other users; whoever may read the rest may read it
-        shutil.copymode(temporary / "config.json", temporary / "model.safetensors")
+        # safetensors keeps its files from other users; whoever may read the rest may read them
+        for shard in temporary.glob("*.safetensors"):
+            shutil.copymode(temporary / "config.json", shard)
         temporary.chmod(0o755)
         os.rename(temporary, folder)
     except (OSError, SafetensorError) as error:  # the latter where the disk is full, too
@@ -77,6 +85,48 @@ def export_hf(
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
     return folder
+
+
+def _write_weights(
+    folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype, max_shard: float
+) -> dict[str, dict[str, Any]]:
+    """One file after the other; the index beside them, by name, where there are several."""
+    from safetensors.torch import save_file
+
+    sizes = {name: part.numel() * dtype.itemsize for name, part in weights.items()}
+    shards = split(sizes, max_shard)
+    files = dict(zip(shard_names(len(shards)), shards, strict=True))
+    for file, names in files.items():
+        save_file(  # whose argument is gone before the next one is made
+            {name: weights[name].to(dtype) for name in names},
+            folder / file,
+            metadata={"format": "pt"},
+        )
+    if len(files) == 1:
+        return {}
+    where = {name: file for file, names in files.items() for name in names}
+    return {INDEX: {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}}
+
+
+def split(sizes: Mapping[str, int], most: float) -> list[list[str]]:
+    """Names in order, in shards of at most so many bytes each, or of a tensor that is larger."""
+    shards: list[list[str]] = [[]]
+    room = most
+    for name, size in sizes.items():
+        if shards[-1] and size > room:
+            shards.append([])
+            room = most
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def shard_names(count: int) -> list[str]:
+    """As Hugging Face calls the files of one model."""
+    if count == 1:
+        return [ONE_FILE]
+    stem, _, suffix = ONE_FILE.partition(".")
+    return [f"{stem}-{number:05d}-of-{count:05d}.{suffix}" for number in range(1, count + 1)]
 
 
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
 from node.errors import operator_error, reason
-from node.export import byte_tokenizer, hf_weights
+from node.export import INDEX, ONE_FILE, byte_tokenizer, hf_weights
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from node.trainer.layout import Layout
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-ONE_FILE = "model.safetensors"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 TOKENIZER = "tokenizer.json"
 # what our decoder cannot do: these have to be off, absent or empty

@@ -209,6 +209,18 @@ def test_export(command, checkpoint, tmp_path):
     )
 
 
+def test_export_in_files_of_a_size(command, checkpoint, tmp_path):
+    given = ("export", tmp_path / "model", "--from", tmp_path / "state", "--max-shard-size")
+    for wrong in ("0", "large", "-5MB"):
+        status, _, told = command(*given, wrong)
+        assert status == 2
+        assert told.startswith("error E204: --max-shard-size cannot be")
+    assert command(*given, "100kB")[0] == 0
+    files = list((tmp_path / "model").glob("model-*-of-*.safetensors"))
+    assert len(files) > 1
+    assert sum(file.stat().st_size for file in files) >= 4 * len(checkpoint[0].base)
+
+
 def test_export_of_what_is_not_there(command, checkpoint, tmp_path):
     assert command("export", tmp_path / "m", "--from", tmp_path)[2].startswith("error E404")
     missing = command("export", tmp_path / "m", "--from", tmp_path / "ckpt-1")[2]

@@ -1,6 +1,7 @@
 """The export: transformers loads it and computes what we compute."""
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 from data_kit import tokenizer_bytes
 from hf_kit import GPT2, MIXTRAL
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from bootstrap.manifest import Model
 from node.data.tokenizer import FileTokenizer
-from node.export import byte_names, export_hf
+from node.export import byte_names, export_hf, shard_names, split
+from node.import_hf import import_hf
 from node.trainer.hf import model_of
 from node.trainer.layout import Layout
 from node.trainer.model import build
@@ -120,14 +123,70 @@ def test_it_generates(tmp_path: Path):
 
 
 def test_half_precision(tmp_path: Path):
-    from safetensors.torch import load_file
-
     vector = vector_of(BASE)
     folder = export_hf(BASE, vector, tmp_path / "model", torch.bfloat16)
     weights = load_file(folder / "model.safetensors")
     assert {w.dtype for w in weights.values()} == {torch.bfloat16}
     assert sum(w.numel() for w in weights.values()) == vector.numel()
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+SHARDED = {
+    "ours": BASE.model_copy(update={"tied_embeddings": False}),
+    "ours, experts": BASE.model_copy(update={"experts": 3, "top_k": 2}),
+    "gpt2": model_of(GPT2),
+    "mixtral": model_of(MIXTRAL),
+}
+
+
+@pytest.mark.parametrize("config", SHARDED.values(), ids=SHARDED.keys())
+def test_several_files_are_one_model(tmp_path: Path, config: Model):
+    from transformers import AutoModelForCausalLM
+
+    vector, most = vector_of(config), 20_000
+    folder = export_hf(config, vector, tmp_path / "model", max_shard=most)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert files == [
+        f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, 1 + len(files))
+    ]
+    assert len(files) > 3
+    assert set(index["weight_map"].values()) == set(files)
+    held = {file: load_file(folder / file) for file in files}
+    for file, weights in held.items():
+        assert len(weights) == 1 or sum(w.nbytes for w in weights.values()) <= most
+        assert all(index["weight_map"][name] == file for name in weights)
+    assert index["metadata"]["total_size"] == 4 * vector.numel()
+    assert torch.equal(import_hf(config, folder, torch.zeros_like(vector)), vector)
+    ours = build(config, 0).eval()
+    Layout.of_config(config).load_from(vector, ours)
+    theirs, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    x = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(x).logits, ours(x), atol=1e-5, rtol=1e-5)
+
+
+def test_no_more_than_a_file_is_in_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each is converted when it is written, and gone before the next one."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def write(weights: dict[str, torch.Tensor], *given: object, **options: object) -> None:
+        assert not any(one() is not None for one in alive)
+        assert len(weights) == 1 or sum(w.nbytes for w in weights.values()) <= 5000
+        alive.extend(weakref.ref(w) for w in weights.values())
+        save_file(weights, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("safetensors.torch.save_file", write)
+    export_hf(BASE, vector_of(BASE), tmp_path / "model", torch.bfloat16, max_shard=5000)
+    assert len(alive) == len(Layout.of_config(BASE).entries)
+
+
+def test_files_are_filled_in_order():
+    sizes = {"a": 3, "b": 2, "c": 9, "d": 1, "e": 4, "f": 1}
+    assert split(sizes, 5) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
+    assert split(sizes, 20) == [list(sizes)]
+    assert shard_names(1) == ["model.safetensors"]
 
 
 def test_byte_names_are_the_known_ones():
@@ -159,8 +218,9 @@ def test_a_failed_export_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_files_are_for_the_same_readers(tmp_path: Path):
-    folder = export_hf(BASE, vector_of(BASE), tmp_path / "model")
+@pytest.mark.parametrize("most", [1e9, 20_000])
+def test_all_files_are_for_the_same_readers(tmp_path: Path, most: float):
+    folder = export_hf(BASE, vector_of(BASE), tmp_path / "model", max_shard=most)
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
 
 

@@ -13,6 +13,7 @@ from node.config import resolve
 from node.errors import operator_error
 from node.interrupts import clean_up_first
 from node.options import with_settings
+from node.setting_values import size
 
 
 @with_settings("dir")
@@ -56,10 +57,14 @@ def export(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="hf", help="Format: hf (Hugging Face).")] = "hf",
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="The most in one file of weights, as in 500MB.")
+    ] = "5GB",
 ) -> None:
     """Write the model of a checkpoint for other programs."""
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
+    most = _size("--max-shard-size", max_shard_size)
     from node.export import export_hf
     from node.outer_files import find_checkpoint, read_outer, read_tokenizer_of
 
@@ -69,8 +74,27 @@ def export(
     manifest = outer.signed.manifest
     fragments = manifest.rounds.fragments
     tokenizer = read_tokenizer_of(source, manifest)
-    export_hf(manifest.model, outer.base, folder, fragments=fragments, tokenizer=tokenizer)
+    export_hf(
+        manifest.model,
+        outer.base,
+        folder,
+        fragments=fragments,
+        tokenizer=tokenizer,
+        max_shard=most,
+    )
     typer.echo(
         f"{folder}: {len(outer.base):,} parameters of {checkpoint.name} in "
         f"{len(os.listdir(folder))} files"
     )
+
+
+def _size(flag: str, text: str) -> float:
+    """Bytes, at least one; raises OperatorError E204."""
+    why = "it must be at least one byte"
+    try:
+        found = size(text)
+        if isinstance(found, float) and found >= 1:
+            return found
+    except ValueError as error:
+        why = f"it {error}"
+    raise bad_config(f"{flag} cannot be {text!r}", why, f"give {flag} 5GB, or leave it out")
