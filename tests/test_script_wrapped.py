@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from trainer_kit import Script, apply, begin
 
 from node.script.joining import join, named_parameters
 from node.script.session import Joined, ScriptProgress
+from node.trainer import parallel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
 from node.trainer.parallel import Ranks
+from node.trainer.rank import rank_lost
 from node.trainer.shared import SharedVectors
 from node.trainer.weights import Weights
 from protocols.errors import OperatorError
@@ -146,3 +149,30 @@ def test_parameters_on_the_cpu_are_set_though_the_scripts_group_is_of_gpus(
 
 def test_ranks_with_other_parameters_are_refused_on_all_of_them(tmp_path: Path) -> None:
     spawn(_joins, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def _agrees(rank: int, store: str, done: str) -> None:
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3)
+    ranks = Ranks.met(torch.device("cpu"))
+    assert ranks.unanimous(True)
+    for ill in range(3):
+        assert not ranks.unanimous(rank != ill)
+    assert ranks.unanimous(True)
+    parallel.TOLD_S = 0.2
+    if rank == 1:  # the others are elsewhere, and this one does not wait for them
+        assert not ranks.unanimous(False)
+        Path(done).touch()
+    else:
+        end = time.monotonic() + 60
+        while not Path(done).exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        with pytest.raises(RuntimeError) as caught:
+            ranks.unanimous(True)
+        assert rank_lost(caught.value) == "E405"
+    dist.destroy_process_group()
+
+
+def test_who_is_not_well_tells_the_others_and_does_not_wait_for_ever(tmp_path: Path) -> None:
+    arguments = (f"file://{tmp_path}/store", f"{tmp_path}/done")
+    spawn(_agrees, arguments, nprocs=3)  # type: ignore[no-untyped-call]

@@ -59,6 +59,11 @@ def ended(error: OperatorError) -> Ended:
     return Ended(error.code, error.what, error.why, error.fix)
 
 
+def _elsewhere(code: str, what: str, why: str) -> OperatorError:
+    fix = "see what the other ranks printed; start all of them again, with resume=True"
+    return operator_error(code, what, why=why, fix=fix)
+
+
 class ScriptProgress(Progress):
     """Progress of a script's model, which only the script itself can evaluate."""
 
@@ -122,13 +127,21 @@ class ScriptProgress(Progress):
             super().report(report)
 
     def evaluate(self) -> float | None:
-        """Validation loss of the model as it is, None where the script gave no evaluation."""
-        if self.evaluator is None:
-            return None
+        """Validation loss of the model as it is, None where the script gave no evaluation.
+
+        Raises OperatorError E405 where that of another rank has raised something.
+        """
+        loss, well = math.nan, False
         try:
-            loss = float(self.evaluator())
+            if self.evaluator is not None:
+                loss = float(self.evaluator())
+            well = True
         finally:
             self._reshard()
+            alike = self.ranks.unanimous(well)
+        if not alike:
+            what = "the evaluation of another rank of this script has failed"
+            raise _elsewhere("E405", what, "ranks that go on without it would not stay in step")
         return loss if math.isfinite(loss) else None
 
 
@@ -192,8 +205,8 @@ class Joined:
         as long as the run allows. Every rank must call it.
 
         Returns whether the run goes on. Raises :class:`~protocols.errors.OperatorError` if the
-        node has failed, and what the script's ``evaluate`` raises, after the round is applied.
-        Ctrl-C, too, waits until it is.
+        node has failed, and what the script's ``evaluate`` raises, after the round is applied; of
+        several ranks that ends the island, with E405 in the others. Ctrl-C, too, waits until it is.
         """
         if self._over:
             return False
@@ -333,12 +346,8 @@ class Joined:
                 raise
             self._part()
             what = "is gone" if code == "E405" else "does not answer"
-            raise operator_error(
-                code,
-                f"another rank of this script {what}",
-                why=f"rank {self._progress.ranks.rank} was told: {str(error)[:300]}",
-                fix="see what the other ranks printed; start all of them again, with resume=True",
-            ) from error
+            why = f"rank {self._progress.ranks.rank} was told: {str(error)[:300]}"
+            raise _elsewhere(code, f"another rank of this script {what}", why) from error
 
     def _carry_out(self, until: type[Action], decide: Decide | None) -> None:
         while True:
@@ -355,13 +364,15 @@ class Joined:
     def _carried_out(self, action: Action) -> bool:
         """Do it, whole; whether the daemon says stop.
 
-        Where that fails half-way this island is over, so that no checkpoint is made of the rest.
+        Where that fails half-way this island is over, so that no checkpoint is made of the rest;
+        and where it fails on one of several ranks, which would be elsewhere than the others.
         """
         try:
             with held_back():
                 return self._progress.carry_out(action)
-        except BaseException:  # also a second Ctrl-C, which is not held back
-            if not self._progress.whole:
+        except BaseException as error:  # also a second Ctrl-C, which is not held back
+            alone = self._progress.ranks.size == 1 or not isinstance(error, Exception)
+            if not (alone and self._progress.whole):
                 self._part()
             raise
 

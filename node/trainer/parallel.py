@@ -27,6 +27,7 @@ from node.own_address import outward_address
 from node.trainer.dims import ParallelDims
 
 COLLECTIVE_S = 600.0
+TOLD_S = 5.0  # for which a rank that has failed waits to tell the others, who may not come
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,44 @@ class Ranks:
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.control)
         return bool(flag)
 
+    def unanimous(self, well: bool) -> bool:
+        """Whether all ranks are ``well`` after what each of them did by itself.
+
+        Who is not gets False after :data:`TOLD_S` seconds at most: the others may wait for it in
+        what it has left. Who comes later finds the connection closed, as with a rank that is gone.
+        (Point to point, and not one call for all: that would go on after it has timed out, and keep
+        the process from ending.)
+        """
+        if self.mesh is None:
+            return well
+        patience = {} if well else {"timeout": datetime.timedelta(seconds=TOLD_S)}
+        word = torch.tensor([int(well)])
+        try:
+            if self.leads:
+                said = {rank: torch.zeros_like(word) for rank in range(1, self.size)}
+                for rank, theirs in said.items():
+                    _wait(dist.irecv(theirs, rank, group=self.control), patience)
+                word *= int(all(said.values()))
+                for rank in (rank for rank, theirs in said.items() if theirs):
+                    _wait(dist.isend(word, rank, group=self.control), patience)
+            else:
+                _wait(dist.isend(word, 0, group=self.control), patience)
+                if well:
+                    _wait(dist.irecv(word, 0, group=self.control), patience)
+        except RuntimeError:
+            if well:
+                raise
+        return bool(word)
+
     def leave(self) -> None:
         """Take the process group down."""
         if self.mesh is not None:
             dist.destroy_process_group()
+
+
+def _wait(work: dist.Work | None, patience: dict[str, datetime.timedelta]) -> None:
+    assert work is not None
+    work.wait(**patience)
 
 
 def share(batch: int, rank: int, ranks: int, micro_batch: int) -> list[range]:
