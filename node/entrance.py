@@ -1,7 +1,8 @@
-"""How a node comes by its run: it makes one, takes one from peers, or goes on with its own.
+"""On the way into a run: peers are greeted and compared with, and hand the run over.
 
-The answer is a :class:`Run`: manifest, evaluation shard, training tokens, and the peers met on
-the way. The state itself is fetched later (:mod:`node.arrival`), when there is memory for it.
+The answer is a :class:`Run`: manifest, evaluation shard, tokenizer, and the peers met on the way.
+A run of the node's own is made elsewhere (:mod:`node.reading`). The state itself is fetched later
+(:mod:`node.arrival`), when there is memory for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet, unreachable
 from bootstrap.manifest import Manifest, difference
@@ -24,9 +25,8 @@ from node import __version__, clock
 from node.config import NodeConfig
 from node.data.tokenizer import BYTES, MAX_TOKENIZER_BYTES
 from node.errors import operator_error
-from node.headway import Headway
 from node.monitor.event_log import EventLog
-from node.monitor.events import JoinProgress, Notice, Problem
+from node.monitor.events import JoinProgress, Problem
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, TransportError
@@ -35,7 +35,6 @@ from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]  # done, in all
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,6 @@ class Entrance:
     cache: PeerCache
     clocks: Clocks
     events: EventLog
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     outbound: Outbound
     _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
 
@@ -326,80 +324,6 @@ class Entrance:
             return "run=... of node.join"
         return "--preset, --mode and --set"
 
-    async def create(self, manifest: Manifest) -> Run:
-        """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
-
-        The path of this island's own text stays here: it means nothing to others. A run of
-        scripts has no such shard.
-        """
-        if manifest.script.layout:
-            return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
-        from node.data.supply import Given, make
-
-        if self.config.data and manifest.data.recipe != "text":
-            self._note(
-                "the text of --data stays here: who joins without --data trains on "
-                f"{manifest.data.recipe}; --set data.recipe=text has everybody bring text"
-            )
-        supply = await self._in_the_background(
-            lambda progress: make(
-                manifest,
-                self.config.data or "",
-                Given(self.config.tokenizer, self.config.hf_config, self.config.init_from),
-                self.config.dir / "data-cache",
-                progress,
-            )
-        )
-        signed = SignedManifest.create(supply.manifest, self.identity)
-        return Run(
-            signed,
-            supply.shard,
-            created=True,
-            tokens=supply.tokens,
-            tokenizer=supply.tokenizer,
-            init_from=self.config.init_from,
-        )
-
-    async def tokens(self, run: Run, kept: str) -> str:
-        """Where this island's training tokens are: a file, or a token folder here or at a URL.
-
-        ``kept``: those that this node used before, if they are still there. Nothing of the
-        evaluation shard is in them. Raises OperatorError E402, E601, E603, E604, E605.
-        """
-        from node.data.supply import tokens_for, usable
-
-        if run.tokens:
-            return run.tokens
-        place = self.config.data or ""
-        if not place and usable(kept):
-            return kept
-        if not place and run.manifest.data.recipe != "text":
-            self._note(
-                f"no --data: trains on the recipe of the run, {run.manifest.data.recipe} of Python "
-                "packages on this machine; text of your own is given with --data"
-            )
-        return await self._in_the_background(
-            lambda progress: tokens_for(run.manifest, run.shard, run.tokenizer, place, progress)
-        )
-
-    async def _in_the_background(self, work: Callable[[Progress], T]) -> T:
-        """Read text beside the event loop; if this is cancelled, reading ends soon as well."""
-        wanted, loop = True, asyncio.get_running_loop()
-        headway = Headway(
-            lambda text: self.events.emit(Notice(text=f"reads text: {text}")), unit="files"
-        )
-
-        def progress(done: int, total: int) -> None:
-            if not wanted:
-                raise asyncio.CancelledError
-            loop.call_soon_threadsafe(headway, done, total)
-
-        try:
-            result: T = await self.offload(lambda: work(progress))
-        finally:
-            wanted = False
-        return result
-
     async def _fetched(self, fetching: Awaitable[T], *, wrong: str = "E502") -> T:
         """``wrong``: the code of the error where what came does not verify."""
         try:
@@ -413,9 +337,6 @@ class Entrance:
                 why=str(error),
                 fix="try again, or give other peers with --peers",
             ) from error
-
-    def _note(self, text: str) -> None:
-        self.events.emit(Notice(text=text))
 
     def _progress(self, step: int, name: str, text: str) -> None:
         self.events.emit(JoinProgress(step=step, name=name, text=text))

@@ -25,6 +25,7 @@ from node.entrance import PASSING, Entrance, Run, differences
 from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from node.outer_files import BESIDE, SHARD, read_beside
+from node.reading import Reading
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ ASK_AGAIN_S = 5.0  # a seed without a run asks its own peers so often
 class Finder:
     """Finds the run of one node.
 
-    ``offer`` is to let peers fetch a run before it has begun; ``ready`` raises OperatorError where
-    this machine cannot take part in a run.
+    ``reading`` makes a run where none is found. ``offer`` is to let peers fetch it before it has
+    begun; ``ready`` raises OperatorError where this machine cannot take part in a run.
     """
 
     node: Node
     entrance: Entrance
+    reading: Reading
     offer: Callable[[Run], None]
     ready: Callable[[Manifest], Awaitable[None]]
     _made: Run | None = None
@@ -83,7 +85,7 @@ class Finder:
 
     async def _create(self, manifest: Manifest) -> Run:
         self._check_free("")  # before the text is cut, which may take long
-        return await self.entrance.create(manifest)
+        return await self.reading.make_run(manifest)
 
     def _check_free(self, joined: str) -> None:
         """Raise E105 where this island's checkpoints would mix with those that are there.

@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from node.monitor.wording import duration
 
+Progress = Callable[[int, int], None]  # done, in all; may raise, to end what it is told of
+Tell = Callable[[str], object]  # a line for people
+
 FIRST_S = 3.0  # what is done before is not worth a line
 LONGEST_S = 60.0  # between two lines; each pause is longer than the one before
 _GROWS = 1.5

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
 from node.data.folder import is_folder
-from node.data.plain_text import left_out
-from node.data.streamed import is_stream
 from node.data.supply import check_files
-from node.entrance import Entrance, Run
+from node.entrance import Run
 from node.errors import operator_error
-from node.monitor.events import Notice
+from node.reading import Reading
 from node.trainer.layout import Outline, outline
 
 if TYPE_CHECKING:
@@ -43,21 +41,17 @@ async def layout_of(node: Node, manifest: Manifest) -> Outline:
     return layout
 
 
-async def tokens_of(node: Node, entrance: Entrance, run: Run) -> str:
+async def tokens_of(node: Node, reading: Reading, run: Run) -> str:
     """The training tokens; remembered, so that resuming needs no --data.
 
-    Raises as :meth:`~node.entrance.Entrance.tokens` does.
+    Raises as :meth:`~node.reading.Reading.tokens` does.
     """
     if node.daemon.script is not None:
         return ""
-    place = node.config.data or ""
     note = node.home.root / "tokens.path"
     kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
-    tokens = await entrance.tokens(run, kept)
-    if not place and is_folder(tokens):  # the same as before: damaged since?
+    tokens = await reading.tokens(run, kept)
+    if not node.config.data and is_folder(tokens):  # the same as before: damaged since?
         await node.offload(lambda: check_files(tokens, lambda done, total: None))
-    text = place if not is_folder(place) and not is_stream(place) else ""
-    if line := await node.offload(lambda: left_out(text)) if text else "":
-        node.events.emit(Notice(text=line))
     note.write_bytes(os.fsencode(tokens))
     return tokens

@@ -38,6 +38,7 @@ from node.monitor.events import JoinProgress, Notice
 from node.own_model import layout_of, tokens_of
 from node.past import ask_past, tell_past
 from node.peer_reports import PeerReports
+from node.reading import Reading
 from node.replica import OuterReplica
 from node.saving import Keeper, Restored, floats_saved, restore
 from node.trainer.channel import Applied
@@ -91,17 +92,19 @@ class Participation:
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = (
             await self.node.offload(lambda: restore(store, self.events, self._copy))
-            if (self.config.resume)
+            if self.config.resume
             else None
         )
         if restored is not None:
             self._check_known(restored)
-        finder = Finder(self.node, self.entrance, self._offer, partial(self._ready, store))
+        reading = Reading(self.config, self.node.identity, self.events, self.node.offload)
+        ready = partial(self._ready, store)
+        finder = Finder(self.node, self.entrance, reading, self._offer, ready)
         while True:
             run = await finder.find(restored.signed if restored else None)
             manifest, layout = run.manifest, self._layout
             if self.config.role == "island":
-                tokens = await tokens_of(self.node, self.entrance, run)
+                tokens = await tokens_of(self.node, reading, run)
                 await self._tell_hosts(run, tokens)
             script = self.node.daemon.script
             vectors = script.vectors if script else SharedVectors.create(layout.size)

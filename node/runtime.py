@@ -299,7 +299,6 @@ class Node:
             self.cache,
             self.clocks,
             self.events,
-            self.offload,
             self.outbound,
         )
         participation = Participation(self, entrance)

@@ -115,11 +115,13 @@ def test_folders_are_read_in_order_without_what_is_no_text(tmp_path: Path):
     (root / "empty.txt").touch()
     (root / ".ssh").mkdir()
     (root / ".ssh" / "id_ed25519").write_text("A private key. " * 9)
-    seen = []
-    found = collect(text(root), tmp_path / "cache", lambda *progress: seen.append(progress))
+    seen, told = [], []
+    found = collect(
+        text(root), tmp_path / "cache", lambda *progress: seen.append(progress), told.append
+    )
     assert [d[:10] for d in found] == [b"First file", b"Second fil"]
     assert seen == [(1, 2), (2, 2)]
-    left_out = plain_text.left_out(str(root))
+    (left_out,) = told
     assert "picture.png" in left_out
     assert "latin.txt (it is not UTF-8" in left_out
     assert "empty" not in left_out
@@ -129,7 +131,9 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "text" / "shut").mkdir(parents=True)
     (tmp_path / "text" / "one.txt").write_text("Text. " * 9)
     monkeypatch.setattr(plain_text.os, "access", lambda path, mode: path.name != "shut")
-    assert "shut (a folder" in plain_text.left_out(str(tmp_path / "text"))
+    told = []
+    plain_text.text_files(str(tmp_path / "text"), told.append)
+    assert "shut (a folder" in told[0]
 
 
 def test_text_without_blank_lines_is_still_cut(tmp_path: Path):

@@ -9,7 +9,7 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,14 +24,13 @@ from node.data.plain_text import (
 from node.data.streamed import STREAMED, DataSet, Mark, Reader, with_field
 from node.data.tokenizer import need
 from node.errors import operator_error, reason
+from node.headway import Tell
 from protocols.errors import OperatorError
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024  # a line of JSON; what is longer is no text to train on
 PARQUET_BATCH = 1024  # rows
 JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
-
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)

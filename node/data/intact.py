@@ -11,23 +11,22 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from node.data.cached_file import cache_folder, replacing
 from node.data.folder import Index, ends
 from node.data.remote import Folder
 from node.errors import operator_error
+from node.headway import Progress
 
-Progress = Callable[[int, int], None]  # files done, files in all; may raise to end it
 Seen = list[str | int]  # what a file was when it was intact: sha256, size, two times in ns
 
 
 def check(folder: Folder, progress: Progress, *, anew: bool = False) -> None:
     """Raise OperatorError E603 for a file that is missing or is not what the index says. Blocks.
 
-    Lengths are compared first, so that what can be told at once is. ``anew``: hash all files,
-    whatever is noted.
+    Lengths are compared first, so that what can be told at once is. ``progress`` is of files;
+    ``anew``: hash all of them, whatever is noted.
     """
     parts = _parts(folder.index)
     if not folder.remote:

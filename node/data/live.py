@@ -27,7 +27,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ from node.data.cached_file import cache_folder
 from node.data.streamed import DataSet, Mark, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
 from node.errors import operator_error, reason
+from node.headway import Progress
 from node.trainer.corpus import MORE_TEXT, is_held_out, spread
 from node.trainer.data import gather, targets, token_type
 from node.trainer.sampler import Sampler
@@ -52,8 +53,6 @@ HEAD = 512  # texts, from which follows how many bytes a token has
 MARGIN = 17 / 16  # for texts further on that have more bytes a token
 EVALUATION_TEXTS = 100_000  # looked through, at most, for those that are held out
 AT_ONCE = 256  # documents that are tokenized together
-
-Progress = Callable[[int, int], None]
 
 
 class Recipe(BaseModel):

@@ -9,12 +9,13 @@ import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from blake3 import blake3
 
 from node.errors import operator_error
+from node.headway import Progress, Tell
 from node.trainer.data import DOCUMENT_END, encode
 
 MIN_DOCSTRING = 200  # characters
@@ -27,8 +28,6 @@ EMPTY = "it is empty"
 TOLD = 3  # files that are named of those left out
 PROBE = 65_536  # bytes looked at to tell text from other files
 SET_PATH = "give a file or folder of UTF-8 text on this machine with --data (a run file: data.path)"
-
-Progress = Callable[[int, int], None]  # files done, files in all
 
 _WORD = re.compile(r"[a-z]+")
 _ENGLISH = {"the", "of", "to", "a", "is", "and", "in", "for", "be", "are", "that", "with", "if"}
@@ -81,18 +80,27 @@ def _is_english(text: str) -> bool:
 # -- text ------------------------------------------------------------------------------------
 
 
-def text_files(paths: str) -> list[Path]:
-    """Files named by ``paths`` (separated as in PATH); folders are searched for text."""
+def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
+    """Files named by ``paths`` (separated as in PATH); folders are searched for text.
+
+    ``tell`` gets what is left out of folders, as a line for people. Raises OperatorError E601
+    where there is no text, or a file that is named is none.
+    """
     found: list[Path] = []
-    for place in _parts(paths):
+    left_out: list[str] = []
+    for place in (Path(part).expanduser() for part in paths.split(os.pathsep) if part):
         if place.is_dir():
-            found += look_into(place)[0]
+            inside, others = look_into(place)
+            found += inside
+            left_out += others
         elif problem := text_problem(place):
             raise operator_error(
                 "E601", f"cannot read the training text {place}", why=problem, fix=SET_PATH
             )
         else:
             found.append(place)
+    if left_out:
+        tell(told(left_out))
     if not found:
         raise operator_error(
             "E601",
@@ -101,15 +109,6 @@ def text_files(paths: str) -> list[Path]:
             fix=SET_PATH,
         )
     return found
-
-
-def left_out(paths: str) -> str:
-    """What :func:`text_files` leaves out of folders, as a line for people; empty if nothing."""
-    return told(one for place in _parts(paths) if place.is_dir() for one in look_into(place)[1])
-
-
-def _parts(paths: str) -> list[Path]:
-    return [Path(part).expanduser() for part in paths.split(os.pathsep) if part]
 
 
 def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], list[str]]:
@@ -134,11 +133,10 @@ def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], li
     return files, others
 
 
-def told(others: Iterable[str]) -> str:
-    """What is left out as a line for people; empty where it is nothing."""
-    listed = list(others)
-    more = f" and {len(listed) - TOLD:,} more" if len(listed) > TOLD else ""
-    return f"leaves out {', '.join(listed[:TOLD])}{more}" if listed else ""
+def told(left_out: list[str]) -> str:
+    """What is left out, and it is something, as a line for people."""
+    more = f" and {len(left_out) - TOLD:,} more" if len(left_out) > TOLD else ""
+    return f"leaves out {', '.join(left_out[:TOLD])}{more}"
 
 
 def text_problem(file: Path) -> str:
@@ -157,7 +155,7 @@ def text_problem(file: Path) -> str:
 
 
 def text_documents(files: list[Path], progress: Progress) -> Iterator[bytes]:
-    """The documents of all files; ``progress`` may raise where who asked wants them no more."""
+    """The documents of all files; ``progress`` is of files."""
     for done, file in enumerate(files, 1):
         for number, document in enumerate(text_file_documents(file)):
             if number:

@@ -24,11 +24,12 @@ from typing import BinaryIO
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from node.data.documents import Document, Input, Tell, find_inputs, read
+from node.data.documents import Document, Input, find_inputs, read
 from node.data.folder import HELD_OUT, INDEX, Index, Shard, ends
 from node.data.intact import file_sha256
 from node.data.tokenizer import FILE, FileTokenizer, Ids, Tokenizer
 from node.errors import operator_error
+from node.headway import Tell
 from node.trainer.data import token_type
 
 PARTIAL = ".partial.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +22,10 @@ from node.data.tokenizer import (
     tokenizer_of,
 )
 from node.errors import operator_error
+from node.headway import Progress, Tell
 from node.import_hf import import_hf, read_config, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import token_type
-
-Progress = Callable[[int, int], None]  # done, in all
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,18 @@ class Given:
     init_from: Path | None = None  # a folder with config.json and weights
 
 
-def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Progress) -> Supply:
+def make(
+    manifest: Manifest,
+    place: str,
+    given: Given,
+    cache: Path,
+    progress: Progress,
+    tell: Tell = lambda line: None,
+) -> Supply:
     """Prepare a new run's data; ``place`` is this island's own, empty for the manifest's recipe.
 
-    Blocks. Raises OperatorError E601, E603, E604, E605, E606, E402.
+    ``tell`` gets what is left out of a folder of text, as a line for people. Blocks. Raises
+    OperatorError E601, E603, E604, E605, E606, E402.
     """
     tokenizer_file = given.tokenizer
     if given.init_from is not None and tokenizer_file is None:
@@ -85,7 +91,7 @@ def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Pr
     else:
         tokenizer = read_tokenizer(tokenizer_file) if tokenizer_file else tokenizer_of(BYTES, b"")
         manifest = _filled_in(manifest, tokenizer)
-        corpus = collect(own_data(manifest, place), progress=progress)
+        corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
         vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
         shard = corpus.make_shard(manifest.evaluation.sequences, seq_len, tokenizer, vocabulary)
         tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary))
@@ -99,11 +105,16 @@ def make(manifest: Manifest, place: str, given: Given, cache: Path, progress: Pr
 
 
 def tokens_for(
-    manifest: Manifest, shard: bytes, tokenizer: bytes, place: str, progress: Progress
+    manifest: Manifest,
+    shard: bytes,
+    tokenizer: bytes,
+    place: str,
+    progress: Progress,
+    tell: Tell = lambda line: None,
 ) -> str:
     """Where this island's training tokens of a run are, without anything from its shard.
 
-    Blocks. Raises OperatorError E601, E603, E604, E605, E402.
+    ``tell`` as in :func:`make`. Blocks. Raises OperatorError E601, E603, E604, E605, E402.
     """
     if place and is_folder(place):
         found = Folder(place).index.tokenizer
@@ -119,7 +130,7 @@ def tokens_for(
     coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
     if is_stream(place):
         return recipe_for(manifest, coder, place, progress)
-    corpus = collect(own_data(manifest, place), progress=progress)
+    corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
     vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
     return str(corpus.training_file(shard, seq_len, coder, vocabulary))
 

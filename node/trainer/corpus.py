@@ -27,10 +27,10 @@ from blake3 import blake3
 from bootstrap.manifest import Data
 from node.data import plain_text
 from node.data.cached_file import cache_folder, cached
-from node.data.plain_text import SET_PATH, Progress
+from node.data.plain_text import SET_PATH
 from node.data.tokenizer import BYTES, BYTES_VOCABULARY, ByteTokenizer, Tokenizer
 from node.errors import operator_error
-from node.headway import counted
+from node.headway import Progress, Tell, counted
 from node.trainer.data import DOCUMENT_END, token_type
 
 FORMAT = 1  # of the cached files; part of their names
@@ -184,16 +184,21 @@ def is_held_out(document: bytes) -> bool:
     return int.from_bytes(_hash(document)[:8], "little") % HELD_OUT_ONE_IN == 0
 
 
-def collect(data: Data, folder: Path | None = None, progress: Progress | None = None) -> Corpus:
+def collect(
+    data: Data,
+    folder: Path | None = None,
+    progress: Progress = lambda done, total: None,
+    tell: Tell = lambda line: None,
+) -> Corpus:
     """The documents of ``data.recipe``, from the cache in ``folder`` or built there (about 4 s).
 
     Blocks, and takes a processor for itself meanwhile; several processes may call it at once, one
-    builds and the others wait. Raises OperatorError E601 (no readable or no text at all, or the
-    folder cannot be written), E402 (disk full).
+    builds and the others wait. ``tell``: see :func:`~node.data.plain_text.text_files`. Raises
+    OperatorError E601 (no readable or no text at all, or the folder cannot be written), E402 (disk
+    full).
     """
-    progress = progress or (lambda done, total: None)
     if data.recipe == "text":
-        files = plain_text.text_files(data.path)
+        files = plain_text.text_files(data.path, tell)
         key = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
         produce = lambda: plain_text.text_documents(files, progress)  # noqa: E731
         source = data.path

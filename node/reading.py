@@ -1,0 +1,112 @@
+"""What a node reads of text and tokens: for a run that it makes, and to train on itself.
+
+Reading may take minutes: it goes on beside the event loop, and how far it is is told now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
+from node.config import NodeConfig
+from node.entrance import Run
+from node.headway import Headway, Progress, Tell
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice
+from protocols.identity import Identity
+
+T = TypeVar("T")
+
+
+@dataclass
+class Reading:
+    """What is read at one node, with its settings."""
+
+    config: NodeConfig
+    identity: Identity
+    events: EventLog
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+
+    async def make_run(self, manifest: Manifest) -> Run:
+        """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.
+
+        The path of this island's own text stays here: it means nothing to others. A run of
+        scripts has no such shard. Raises OperatorError E402, E601, E603 to E606.
+        """
+        if manifest.script.layout:
+            return Run(SignedManifest.create(manifest, self.identity), b"", created=True)
+        from node.data.supply import Given, make
+
+        if self.config.data and manifest.data.recipe != "text":
+            self._note(
+                "the text of --data stays here: who joins without --data trains on "
+                f"{manifest.data.recipe}; --set data.recipe=text has everybody bring text"
+            )
+        supply = await self._in_the_background(
+            lambda progress, tell: make(
+                manifest,
+                self.config.data or "",
+                Given(self.config.tokenizer, self.config.hf_config, self.config.init_from),
+                self.config.dir / "data-cache",
+                progress,
+                tell,
+            )
+        )
+        return Run(
+            SignedManifest.create(supply.manifest, self.identity),
+            supply.shard,
+            created=True,
+            tokens=supply.tokens,
+            tokenizer=supply.tokenizer,
+            init_from=self.config.init_from,
+        )
+
+    async def tokens(self, run: Run, kept: str) -> str:
+        """Where this island's training tokens are: a file, or a token folder here or at a URL.
+
+        ``kept``: those that this node used before, if they are still there. Nothing of the
+        evaluation shard is in them. Raises OperatorError E402, E601, E603, E604, E605.
+        """
+        from node.data.supply import tokens_for, usable
+
+        if run.tokens:
+            return run.tokens
+        place = self.config.data or ""
+        if not place and usable(kept):
+            return kept
+        if not place and run.manifest.data.recipe != "text":
+            self._note(
+                f"no --data: trains on the recipe of the run, {run.manifest.data.recipe} of Python "
+                "packages on this machine; text of your own is given with --data"
+            )
+        return await self._in_the_background(
+            lambda progress, tell: tokens_for(
+                run.manifest, run.shard, run.tokenizer, place, progress, tell
+            )
+        )
+
+    async def _in_the_background(self, work: Callable[[Progress, Tell], T]) -> T:
+        """Read beside the event loop; if this is cancelled, reading ends soon as well."""
+        wanted, loop = True, asyncio.get_running_loop()
+        headway = Headway(lambda text: self._note(f"reads text: {text}"), unit="files")
+
+        def progress(done: int, total: int) -> None:
+            if not wanted:
+                raise asyncio.CancelledError
+            loop.call_soon_threadsafe(headway, done, total)
+
+        def tell(line: str) -> None:
+            loop.call_soon_threadsafe(self._note, line)
+
+        try:
+            result: T = await self.offload(lambda: work(progress, tell))
+        finally:
+            wanted = False
+        return result
+
+    def _note(self, text: str) -> None:
+        self.events.emit(Notice(text=text))

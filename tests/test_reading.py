@@ -1,0 +1,91 @@
+"""What a node reads of text, for a run that it makes and to train on; and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from identity_kit import identity
+
+from bootstrap.manifest import Manifest
+from bootstrap.signed_manifest import SignedManifest
+from node.config import NodeConfig, resolve
+from node.data import plain_text
+from node.entrance import Run
+from node.monitor.event_log import EventLog
+from node.reading import Reading
+
+
+def reading(config: NodeConfig, told: list[str]) -> Reading:
+    """Of a node with these settings; its notices go into a list."""
+
+    async def offload(work: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(work)
+
+    log = EventLog()
+    log.subscribe(lambda record: told.append(getattr(record.event, "text", "")))
+    return Reading(config, identity(3), log, offload)
+
+
+@pytest.mark.parametrize("data", ["", "mine.txt"])
+async def test_who_joins_without_data_is_told_which_text_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.setattr("node.data.supply.tokens_for", lambda *_: "tokens")
+    config = resolve({"dir": str(tmp_path)} | ({"data": data} if data else {}), {})
+    told: list[str] = []
+    theirs = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    assert await reading(config, told).tokens(theirs, "") == "tokens"
+    assert [text.partition(",")[0] for text in told] == (
+        [] if data else ["no --data: trains on the recipe of the run"]
+    )
+
+
+async def test_who_makes_a_run_with_data_is_told_that_others_do_not_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(manifest: Manifest, *_: Any) -> Any:
+        return SimpleNamespace(manifest=manifest, shard=b"", tokens="tokens", tokenizer=b"")
+
+    monkeypatch.setattr("node.data.supply.make", make)
+    config = resolve({"dir": str(tmp_path), "data": "mine.txt"}, {})
+    for recipe, notices in (("docstrings", 1), ("text", 0)):
+        told: list[str] = []
+        await reading(config, told).make_run(Manifest(data={"recipe": recipe}))
+        assert len(told) == notices
+        assert all("who joins without --data trains on docstrings" in text for text in told)
+
+
+async def test_files_of_a_folder_that_are_no_text_are_named_by_who_makes_a_run_and_who_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each looks through the folder once: it may be a large one on a slow disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "text"
+    (text / ".ssh").mkdir(parents=True)
+    prose = "\n\n".join(f"Paragraph {i} of a text to train on." for i in range(3000))
+    (text / "good.txt").write_text(prose)
+    for name in ("1.txt", "2.txt", "3.txt", "4.txt", ".hidden", ".ssh/key"):
+        (text / name).write_bytes("caf\xe9".encode("latin-1"))
+    looks, look_into = [], plain_text.look_into
+
+    def look(*args: Any) -> Any:
+        looks.append(args)
+        return look_into(*args)
+
+    monkeypatch.setattr(plain_text, "look_into", look)
+    told: list[str] = []
+    node = reading(resolve({"dir": str(tmp_path), "data": str(text)}, {}), told)
+    run = await node.make_run(Manifest(data={"recipe": "text"}))
+    run.tokens = ""  # as at another node
+    await node.tokens(run, "")
+    assert len(looks) == 2
+    assert len(told) == 2
+    for line in told:
+        assert f"{text / '1.txt'} (it is not UTF-8 (byte 3)), " in line
+        assert line.endswith("and 1 more")
+        assert "good" not in line
