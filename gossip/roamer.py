@@ -34,7 +34,12 @@ from protocols.messages import Announce
 
 STALL_S = 5.0  # without progress, before round trips were measured
 SPARE = 6  # letters that have room beside those of one round's exchanges
-RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for, in pairs and in rounds, at first
+RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
+
+
+def ramp(merged: int) -> float:
+    """What a newcomer's work counts for, in pairs and in rounds, once so many were merged."""
+    return RAMP[min(merged, len(RAMP) - 1)]
 
 
 class Mixing(Protocol):
@@ -160,7 +165,7 @@ class Roamer(Wired):
     def _standing(self) -> float:
         """What a letter of this island's counts, beside a share's own weight."""
         ramped = self.newcomer and not self.habits.one_way
-        return RAMP[min(self._rounds, len(RAMP) - 1)] if ramped else 1.0
+        return ramp(self._rounds) if ramped else 1.0
 
     @property
     def planned(self) -> bool:

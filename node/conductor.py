@@ -13,20 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
 from gossip.common import AnySwarm
-from gossip.roamer import RAMP
-from gossip.sketch import sketch
-from gossip.spread import Whole, turn_of
 from node.choosing import Chooser
 from node.eager_state import EagerReplica
 from node.guessing import Guesses
 from node.island import Island
-from node.modes import at_will, by_gradients, is_over, once, weight_of
+from node.modes import at_will, by_gradients, once
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem, Rejected
 from node.pace import Pace
 from node.rank_ends import TrainerDied
+from node.readiness import Readiness
 from node.replica import OuterReplica, Side
 from node.targets import Targets
 from node.trainer.channel import (
@@ -83,7 +80,6 @@ class Conductor:
     refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
     expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
     ready: Ready | None = None
-    idle: float = 0.0
     _moments: Taken | None = None
     _begun: bool = False
     _beginning: bool = False
@@ -93,20 +89,15 @@ class Conductor:
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
-        fragments = len(self.replicas)
         self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_steps)
         self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
         self.files = TrainerFiles(self.island)
         self._at_will = at_will(self.manifest)
-        # rounds in which something of ours was merged, and when the last snapshot was taken
-        # (monotonic), by fragment
-        self.contributions, self.snapshot_at = [0] * fragments, [0.0] * fragments
-        # and by fragment the round of the last snapshot, and of what the sketch with it was made
-        # in pairs there are no common turns: a sketch is as old as its oldest part
-        turn = min if self.manifest.mode in GOSSIP else turn_of
-        self._whole, self.turns = Whole(fragments, turn), [(-1, 0)] * fragments
         # after a restart the trainer first has to stand where its checkpoint was made
-        self._turns = Turns(fragments, free=self.resume_dir is None)
+        self._turns = Turns(len(self.replicas), free=self.resume_dir is None)
+        self.readiness = Readiness(
+            self.manifest, self.island, self.replicas, self.layout, self._turns
+        )
         self._guesses: Guesses | None = None  # where nobody waits for a merge
         for fragment, replica in enumerate(self.replicas):
             replica.trainer = Side(fragment, self.hold, self.resume)
@@ -126,7 +117,7 @@ class Conductor:
 
     async def resume(self, fragment: int, *, contributed: bool, reset: bool) -> None:
         """Send the new base to the trainer, or begin if this is the first one it can use."""
-        self.contributions[fragment] += contributed
+        self.readiness.merged[fragment] += contributed
         reset = reset or fragment in self._reset_due
         self._reset_due.discard(fragment)
         self._turns.written(fragment)
@@ -312,8 +303,7 @@ class Conductor:
 
     async def _on_snapshot(self, snapshot: Snapshot) -> None:
         fragment = snapshot.fragment
-        replica = self.replicas[fragment]
-        self.snapshot_at[fragment] = asyncio.get_running_loop().time()
+        self.readiness.snapshot_at[fragment] = asyncio.get_running_loop().time()
         if not snapshot.finite:
             self.events.emit(
                 Rejected(
@@ -325,52 +315,17 @@ class Conductor:
             self._reset_due = set(range(len(self.replicas)))
             await self._reset_if_due()
             return
-        if self.swarm is None or not self._is_out(snapshot):
-            return  # the swarm has moved on: its Apply is under way and gives this work back
-        if is_over(self.manifest, snapshot.round, replica.place.work):
-            return  # the run is over: the last checkpoint is being written
-        round_ = snapshot.round
-        # of gradients there is no sketch: all islands stand at the same parameters
-        learnt = replica.base if by_gradients(self.manifest) else replica.sent
-        norm, projection = await replica.offload(
-            lambda: (
-                replica.norm(),
-                sketch(learnt, self.manifest.run_id, start=self.layout.cuts[fragment].start),
-            )
-        )
-        if not self._is_out(snapshot):
-            return  # the round has committed meanwhile, without this work
-        if whole := self._whole.add(fragment, round_, projection):
-            self.turns[fragment] = (round_, whole[0])
-            self.swarm.presence.note(sketch_round=whole[0], sketch=whole[1])
+        if self.swarm is None:
+            return
+        ready = await self.readiness.contribution(snapshot, self.swarm, ramped=self.joined)
+        if ready is None:
+            return
         if self._guesses is not None:
             self._since = 0
             await self._guesses.make()
-            if self.island.vectors.snapshot(fragment) != round_:
+            if self.island.vectors.snapshot(fragment) != snapshot.round:
                 return  # the trainer has died: others wait while a guess is made
-        merged = self.contributions[fragment]
-        ramp = RAMP[min(merged, len(RAMP) - 1)] if self.joined else 1.0
-        self.swarm.chains[fragment].update(
-            ready=True,
-            tokens=snapshot.tokens,
-            steps=snapshot.steps,
-            weight=ramp * weight_of(self.manifest, snapshot.tokens, snapshot.steps),
-            norm=norm,
-            eta=0.0,
-        )
-
-    def _is_out(self, snapshot: Snapshot) -> bool:
-        """Whether ``sent`` still is this snapshot, and waits for the round it was taken for.
-
-        Where the daemon has taken the fragment, what it writes there answers the snapshot. To be
-        asked again after whatever was awaited.
-        """
-        fragment, round_ = snapshot.fragment, snapshot.round
-        return (
-            self.replicas[fragment].place.round == round_
-            and self.island.vectors.snapshot(fragment) == round_
-            and not self._turns.is_taken(fragment)
-        )
+        self.swarm.chains[fragment].update(ready=True, eta=0.0, **ready)
 
     async def _on_death(self, died: TrainerDied) -> None:
         settings, changes = self.island.settings, {}
@@ -417,7 +372,7 @@ class Conductor:
 
     def _time_transfer(self, fragment: int) -> None:
         """A round of a fragment has committed: how long did it take, from the snapshot on?"""
-        taken = self.snapshot_at[fragment]
+        taken = self.readiness.snapshot_at[fragment]
         if self.swarm is None or not taken:
             return
         chain = self.swarm.chains[fragment]

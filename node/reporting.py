@@ -121,7 +121,7 @@ class Reporter(PeerReports):
             for index, c in enumerate(outcome.contributors)
             if index not in counted
         }
-        taken = conductor.snapshot_at[fragment] if conductor is not None else 0.0
+        taken = conductor.readiness.snapshot_at[fragment] if conductor is not None else 0.0
         training = conductor is not None and taken > 0
         ready = self._ready.pop((fragment, outcome.round), {})
         for key in [k for k in self._ready if k[0] == fragment and k[1] < outcome.round]:
@@ -217,7 +217,8 @@ class Reporter(PeerReports):
         if len(self.swarm.chains) == 1:
             return self._published.of_turn(round_, there)
         turn: int | None
-        taken, turn = self.conductor.turns[fragment] if self.conductor else (-1, 0)
+        readiness = self.conductor.readiness if self.conductor else None
+        taken, turn = readiness.sketched[fragment] if readiness else (-1, 0)
         if taken != round_:  # nothing of ours was in it
             turn = self._published.usual_turn(there)
         return self._published.of_turn(turn, there)

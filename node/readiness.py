@@ -1,0 +1,89 @@
+"""From a trainer's snapshot to a contribution that is ready: its weight, its norm, its sketch.
+
+Norm and sketch are a pass over the parameters each, beside the event loop. The round that the
+snapshot was taken for may commit meanwhile without this work: it is not ready for the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
+from gossip.common import AnySwarm
+from gossip.roamer import ramp
+from gossip.sketch import sketch
+from gossip.spread import Whole, turn_of
+from node.island import Island
+from node.modes import by_gradients, is_over, weight_of
+from node.replica import OuterReplica
+from node.trainer.channel import Snapshot
+from node.trainer.layout import Outline
+from node.turns import Turns
+
+
+class Readiness:
+    """Of one island; what it keeps is by fragment."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        island: Island,
+        replicas: tuple[OuterReplica, ...],
+        layout: Outline,
+        turns: Turns,
+    ) -> None:
+        fragments = len(replicas)
+        self.manifest, self.island, self.replicas = manifest, island, replicas
+        self._layout, self._turns = layout, turns
+        self.merged = [0] * fragments  # rounds in which something of ours was
+        self.snapshot_at = [0.0] * fragments  # when the last one came, in the event loop's time
+        # round of the last snapshot, and turn of the sketch that was made with it
+        self.sketched = [(-1, 0)] * fragments
+        # in pairs there are no common turns: a sketch is as old as its oldest part
+        self._whole = Whole(fragments, min if manifest.mode in GOSSIP else turn_of)
+
+    def is_out(self, snapshot: Snapshot) -> bool:
+        """Whether ``sent`` still is this snapshot, and waits for the round it was taken for.
+
+        Where the daemon has taken the fragment, what it writes there answers the snapshot. To be
+        asked again after whatever was awaited.
+        """
+        fragment, round_ = snapshot.fragment, snapshot.round
+        return (
+            self.replicas[fragment].place.round == round_
+            and self.island.vectors.snapshot(fragment) == round_
+            and not self._turns.is_taken(fragment)
+        )
+
+    async def contribution(
+        self, snapshot: Snapshot, swarm: AnySwarm, *, ramped: bool
+    ) -> dict[str, Any] | None:
+        """What to announce of a snapshot; None where it is out no more, or the run is over.
+
+        ``ramped``: the island came into a run under way, and its first rounds count for less.
+        """
+        fragment, round_ = snapshot.fragment, snapshot.round
+        replica = self.replicas[fragment]
+        if not self.is_out(snapshot):
+            return None  # the swarm has moved on: its Apply is under way and gives this work back
+        if is_over(self.manifest, round_, replica.place.work):
+            return None  # the last checkpoint is being written
+        # of gradients there is no sketch: all islands stand at the same parameters
+        learnt = replica.base if by_gradients(self.manifest) else replica.sent
+        start = self._layout.cuts[fragment].start
+        norm, projection = await replica.offload(
+            lambda: (replica.norm(), sketch(learnt, self.manifest.run_id, start=start))
+        )
+        if not self.is_out(snapshot):
+            return None  # the round has committed meanwhile, without this work
+        if whole := self._whole.add(fragment, round_, projection):
+            self.sketched[fragment] = (round_, whole[0])
+            swarm.presence.note(sketch_round=whole[0], sketch=whole[1])
+        weight = weight_of(self.manifest, snapshot.tokens, snapshot.steps)
+        return {
+            "tokens": snapshot.tokens,
+            "steps": snapshot.steps,
+            "weight": weight * (ramp(self.merged[fragment]) if ramped else 1.0),
+            "norm": norm,
+        }
