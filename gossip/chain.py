@@ -39,7 +39,7 @@ from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import changed, seen_from
 from gossip.timing import Timing
-from gossip.validity import PartKey, Place, key_of
+from gossip.validity import PartKey, Place
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, PartResult, Passed, Plan, Promise
@@ -288,18 +288,8 @@ class Chain(Reports):
             self.carry_out(of, of.on_message(peer, answer, self.now()))
 
     async def _commit(self, of: Round, certificate: Certificate) -> None:
-        parts = {key[:2]: data for key, (_, data) in self._certified(certificate).items()}
+        parts = self.exchange.certified(certificate)
         await self._advance(certificate, parts, self.exchange if of is self.round else None)
-
-    def _certified(
-        self, certificate: Certificate
-    ) -> dict[PartKey, tuple[PartResult, torch.Tensor]]:
-        wanted = {key_of(result): result.digest for result in certificate.outcome.parts}
-        return {
-            key: held
-            for key, held in self.exchange.parts.items()
-            if wanted.get(key) == held[0].digest
-        }
 
     async def _advance(
         self,

@@ -27,9 +27,9 @@ from gossip.retaining import Retention, keys_of
 from gossip.routing import Routes
 from gossip.slicing import OwnContribution, Source, shares
 from gossip.transfers import Transfers, header_of
-from gossip.validity import PartKey, Place, Shape
+from gossip.validity import PartKey, Place, Shape, key_of
 from protocols.identity import PeerId
-from protocols.messages import PartResult, Plan
+from protocols.messages import Certificate, PartResult, Plan
 
 
 class Listener(Receiver, Untaken, Protocol):
@@ -85,6 +85,15 @@ class Exchange:
     def parts(self) -> dict[PartKey, tuple[PartResult, torch.Tensor]]:
         """The merged parts that are here, with their bytes as they were encoded."""
         return self.inbox.parts
+
+    def certified(self, certificate: Certificate) -> dict[tuple[int, int], torch.Tensor]:
+        """Those of them that a certificate names, by start and stop."""
+        digests = {key_of(result): result.digest for result in certificate.outcome.parts}
+        return {
+            key[:2]: data
+            for key, (result, data) in self.parts.items()
+            if digests.get(key) == result.digest
+        }
 
     @property
     def bytes_sent(self) -> int:
