@@ -24,6 +24,7 @@ from gossip.promises import Record
 from gossip.standing import first_announcement
 from node import __version__, clock
 from node.conductor import Conductor
+from node.cores import contention
 from node.entrance import Run
 from node.errors import operator_error
 from node.gossip_reports import GossipReports
@@ -170,6 +171,10 @@ def make_conductor(
     trained, why = training(config, manifest, layout.size, hardware, hosts)
     if why:
         node.events.emit(Notice(text=f"layout {why}"))
+    script = node.daemon.script
+    on_cores = script is None and hardware[0] == "cpu"
+    if on_cores and (hint := contention(config.threads, node.home.root)):
+        node.events.emit(Notice(text=hint))
     wait_s = max(manifest.rounds.min_grace_s, MIN_WAIT_S)
     settings = TrainerSettings(
         manifest=manifest,
@@ -180,7 +185,6 @@ def make_conductor(
         wait_s=wait_s,
         **trained,
     )
-    script = node.daemon.script
     conductor = Conductor(
         manifest,
         node.identity.peer_id,

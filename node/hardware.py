@@ -9,6 +9,7 @@ import torch
 
 from bootstrap.manifest import Manifest
 from node.config import NodeConfig
+from node.cores import threads_of
 from node.errors import operator_error
 from node.trainer.rank import pick_device
 from protocols.errors import OperatorError
@@ -68,7 +69,7 @@ def training(
         "ranks": dims.size,
         "hosts": hosts,
         "dims": dims,
-        "threads": config.threads or max(1, (os.cpu_count() or 1) // ranks),
+        "threads": threads_of(config.threads, ranks),
         "micro_batch": config.micro_batch,
         "bf16": None if config.precision == "auto" else config.precision == "bf16",
         "recompute": config.recompute,

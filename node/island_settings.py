@@ -87,7 +87,10 @@ class IslandSettings(BaseModel):
         default=600.0, ge=1, description="Seconds to wait for hosts that are missing or lost."
     )
     threads: int = Field(
-        default=0, ge=0, le=4096, description="CPU threads a rank; 0: cores divided by ranks."
+        default=0,
+        ge=0,
+        le=4096,
+        description="CPU threads a rank; 0: OMP_NUM_THREADS, or cores divided by ranks.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where the trainer runs; auto: CUDA if it works."

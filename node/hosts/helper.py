@@ -18,6 +18,7 @@ from pathlib import Path
 from bootstrap.manifest import Manifest
 from node import __version__
 from node.config import NodeConfig
+from node.cores import threads_of
 from node.errors import operator_error
 from node.hardware import hardware
 from node.hosts.interface import told
@@ -278,7 +279,7 @@ class Helper:
         """Start this host's ranks; their ends are told to host 0."""
         self._kill()
         self._life, self._running = launch.life, []
-        threads = self.config.threads or max(1, (os.cpu_count() or 1) // max(1, launch.count))
+        threads = threads_of(self.config.threads, launch.count)
         settings = TrainerSettings.model_validate_json(launch.settings).model_copy(
             update={
                 "tokens": self.tokens,
