@@ -402,6 +402,19 @@ def test_text_that_is_too_short(tmp_path: Path) -> None:
     assert caught.value.code == "E601"
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("tokens", "training tokens"), ("shard", "evaluation text")]
+)
+def test_a_file_that_is_gone_is_told_in_words(tmp_path: Path, name: str, what: str) -> None:
+    bench = Bench(tmp_path, committing(1))
+    (tmp_path / name).unlink()
+    with pytest.raises(OperatorError, match=what) as caught:
+        type(bench.trainer)(bench.settings, bench.trainer.ranks, None)
+    assert caught.value.code == "E601"
+    assert str(tmp_path / name) in caught.value.what
+    assert caught.value.why == "No such file or directory"  # without a number
+
+
 def test_work_that_is_never_called_for_is_due_after_two_rounds(tmp_path: Path) -> None:
     """An island that is late in every round still gets to send what it has."""
 

@@ -251,12 +251,13 @@ class Helper:
 
         def tokens() -> tuple[str, bytes]:
             from node.data.supply import tokens_for
+            from node.trainer.data import unreadable
 
             found = tokens_for(manifest, job.shard, job.tokenizer, place, progress)
             try:
                 return found, fingerprint(found, manifest.model.vocab_size, self._cache)
             except OSError as error:
-                raise operator_error("E601", why=str(error)) from error
+                raise unreadable(found, error) from error
 
         try:
             self.tokens, found = await asyncio.to_thread(tokens)

@@ -16,7 +16,9 @@ from bootstrap.manifest import Manifest
 from node.data.ahead import Ahead, Place
 from node.data.folder import is_folder
 from node.data.remote import Folder, FolderTokens
+from node.errors import operator_error, reason
 from node.trainer.sampler import Sampler
+from protocols.errors import OperatorError
 
 Array = npt.NDArray[np.integer[Any]]
 
@@ -80,6 +82,17 @@ def open_tokens(
     if size == 0 or size % kind.itemsize:
         raise ValueError(f"{path}: {size} bytes are no whole, positive number of tokens")
     return np.memmap(path, dtype=kind, mode="r")
+
+
+def unreadable(place: str, error: OSError) -> OperatorError:
+    """E601 for tokens that were there when the island was started, and are not to be had."""
+    return operator_error(
+        "E601",
+        f"cannot read the training tokens {place}",
+        why=reason(error),
+        fix="start again with --data: tokens that a node has made are made anew where their file "
+        "is gone; else let this user read it, and look at its disk",
+    )
 
 
 def gather(tokens: Tokens, starts: npt.NDArray[np.int64], length: int) -> Tensor:

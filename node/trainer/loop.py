@@ -25,11 +25,11 @@ from torch import Tensor
 
 from node.data.cached_file import cache_folder
 from node.data.live import StreamData, is_recipe, read_recipe
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from node.schedule import learning_rate
 from node.trainer.channel import Ready, StepDone
 from node.trainer.computing import Computing
-from node.trainer.data import Batches, TrainingData, open_tokens
+from node.trainer.data import Batches, TrainingData, open_tokens, unreadable
 from node.trainer.engine import Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
 from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
@@ -222,11 +222,21 @@ def _read_data(settings: TrainerSettings, ranks: Ranks) -> tuple[Batches, Tensor
     Raises E601 for data that cannot be used.
     """
     data, vocabulary = settings.manifest.data, settings.manifest.model.vocab_size
+    shard = settings.evaluation
     try:
         training = _training_data(settings)
-        if settings.evaluation is None:
+        if shard is None:
             return training, None
-        windows = shard_tokens(settings.evaluation.read_bytes(), data.seq_len, vocabulary)
+        windows = shard_tokens(shard.read_bytes(), data.seq_len, vocabulary)
         return training, windows.to(ranks.device)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        if shard is not None and error.filename == str(shard):
+            raise operator_error(
+                "E601",
+                f"cannot read the run's evaluation text {shard}",
+                why=reason(error),
+                fix="start again: a peer given with --peers has it as well",
+            ) from error
+        raise unreadable(settings.tokens, error) from error
+    except ValueError as error:
         raise operator_error("E601", why=str(error)) from error
