@@ -200,7 +200,7 @@ def make_conductor(
         on_applied,
         joined=joined,
         swarm=swarm,
-        own_steps=config.inner_steps,
+        own_inner_steps=config.inner_steps,
     )
     if restored is not None:
         conductor.pace.step = restored.facts.step

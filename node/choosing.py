@@ -35,12 +35,12 @@ IN_STEP = 1.25  # times the median's H: who asks for no more takes that
 
 @dataclass
 class Chooser:
-    """The choices of one island; ``own_steps`` is the operator's, 0: none."""
+    """The choices of one island; ``own_inner_steps`` is the operator's, 0: none."""
 
     manifest: Manifest
     pace: Pace
     events: EventLog
-    own_steps: int = 0
+    own_inner_steps: int = 0
     wanted: int = 0  # inner steps a round that this island's links ask for, which it announces
     # seconds from a plan to its last merged part; of islands in pairs, of letters on their way
     exchange: Usual = field(default_factory=Usual)
@@ -63,16 +63,16 @@ class Chooser:
         whole = rounds.inner_steps
         if rounds.most_steps:
             whole = self._in_pairs(others) if self.manifest.mode in GOSSIP else self._of_all(others)
-        if self.own_steps:
-            self._tell("own_steps", self.own_steps, {}, "set with --inner-steps")
-            return self.own_steps
+        if self.own_inner_steps:
+            self._tell("own_inner_steps", self.own_inner_steps, {}, "set with --inner-steps")
+            return self.own_inner_steps
         if not rounds.dynamic_steps or mine <= 0:  # nothing is chosen before a step was timed
             return whole
         chosen = inner_steps(whole, mine, speeds)
         fastest = fastest_of([mine, *speeds])
         inputs = {"inner_steps": float(whole), "steps_per_second": mine, "fastest": fastest}
         why = "as quick as the fastest" if chosen == whole else "slower: to be done with the others"
-        self._tell("own_steps", chosen, inputs, why)
+        self._tell("own_inner_steps", chosen, inputs, why)
         return chosen
 
     def together(self, done: int, target: int, etas: Sequence[float]) -> int | None:

@@ -76,7 +76,7 @@ class Conductor:
     joined: bool  # came into a run under way: its optimizer is cold
     pace: Pace = field(default_factory=Pace)
     swarm: AnySwarm | None = None
-    own_steps: int = 0  # the operator's H for this island, 0: none
+    own_inner_steps: int = 0  # the operator's H for this island, 0: none
     refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
     expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
     ready: Ready | None = None
@@ -89,7 +89,7 @@ class Conductor:
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
     def __post_init__(self) -> None:
-        self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_steps)
+        self._chooser = Chooser(self.manifest, self.pace, self.events, self.own_inner_steps)
         self._targets = Targets(self.manifest, self.me, self.replicas[0], self._chooser)
         self.files = TrainerFiles(self.island)
         self._at_will = at_will(self.manifest)

@@ -45,7 +45,7 @@ def test_the_slower_take_fewer_steps_and_say_why() -> None:
     one = chooser(inner_steps=40)
     assert one.steps([other(steps_per_second=40.0)]) == 10
     (event,) = told(one)
-    assert (event.name, event.value, event.before) == ("own_steps", 10, None)
+    assert (event.name, event.value, event.before) == ("own_inner_steps", 10, None)
     assert event.inputs == {"inner_steps": 40.0, "steps_per_second": 10.0, "fastest": 40.0}
     one.steps([other(steps_per_second=41.0)])
     assert len(told(one)) == 1, "a choice that is about the same is not told again"
@@ -110,9 +110,9 @@ def test_choices_are_lines_and_stand_in_the_state() -> None:
     state = NodeState(NodeView(peer="me"), log=one.events)
     one.steps([other(steps_per_second=40.0)])
     line = render(told(one)[0])
-    assert line.startswith("own_steps is 10: slower")
+    assert line.startswith("own_inner_steps is 10: slower")
     assert "fastest 40" in line
-    knob = state.brief()["knobs"]["own_steps"]
+    knob = state.brief()["knobs"]["own_inner_steps"]
     assert (knob["value"], knob["inputs"]["fastest"]) == (10, 40.0)
 
 

@@ -96,7 +96,7 @@ def test_h_is_chosen_so_that_a_slow_link_exposes_little(
     two.stop()
     two.start("start", "--resume", "--peers", one.where, "--inner-steps", "7")
     word = "set with --inner-steps"
-    fixed = two.awaits(lambda: [k for k in knobs(two, "own_steps") if k["why"] == word], word)
+    fixed = two.awaits(lambda: [k for k in knobs(two, "own_inner_steps") if k["why"] == word], word)
     assert [k["value"] for k in fixed] == [7]
 
 
@@ -112,7 +112,7 @@ def test_a_slow_island_takes_fewer_steps_and_all_its_tokens_count(
         with slowed(slow, 4):
 
             def less() -> dict[str, Any] | None:
-                told = [k for k in slow.events("knob") if k["name"] == "own_steps"]
+                told = [k for k in slow.events("knob") if k["name"] == "own_inner_steps"]
                 return told[-1] if told and told[-1]["value"] <= 12 else None
 
             knob = until(less, 150, "the slow island takes fewer steps", slow.tail)
@@ -123,7 +123,7 @@ def test_a_slow_island_takes_fewer_steps_and_all_its_tokens_count(
             record_property("H of the slow island", knob["value"])
             record_property("of its tokens merged", merged[slow.peer] / trained)
             assert trained - merged[slow.peer] <= 2 * 24 * 4 * 128, "all but what is under way"
-            assert "own_steps" in slow.api("status").stdout
+            assert "own_inner_steps" in slow.api("status").stdout
 
 
 def test_tau_follows_from_the_measured_transfer(tmp_path: Path, record_property: Record) -> None:

@@ -306,8 +306,8 @@ class KnobSet(Event):
     """A setting that follows from measurements has been chosen anew."""
 
     kind: ClassVar[str] = "knob"
-    # "inner_steps" of the swarm, of this island where islands meet in pairs; "own_steps" of this
-    # island, or "tau"
+    # "inner_steps" of the swarm (of this island where islands meet in pairs), "own_inner_steps" of
+    # this island beside them, or "tau"
     name: str
     value: int
     before: int | None  # None: for the first time
