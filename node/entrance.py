@@ -347,6 +347,8 @@ def differences(own: Manifest, theirs: Manifest) -> list[str]:
     filled_in = ["evaluation.digest ", "data.path ", "data.tokenizer ", "model.document_end "]
     if "vocab_size" not in own.model.model_fields_set:
         filled_in.append("model.vocab_size ")
+    if "name" not in own.model_fields_set:
+        filled_in.append("name ")
     return [line for line in difference(own, theirs) if not line.startswith(tuple(filled_in))]
 
 

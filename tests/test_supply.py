@@ -10,6 +10,7 @@ from bootstrap.manifest import Data, Manifest, Model
 from node.data import intact
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
+from node.entrance import differences
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
 from node.trainer.evaluate import shard_tokens
 from protocols.errors import OperatorError
@@ -52,6 +53,22 @@ def test_a_tokenizer_goes_into_the_manifest_and_a_joiner_gets_the_same_tokens(
     assert decoded.partition("<|endoftext|>")[0] in text.read_text()
     theirs = tokens_for(made.manifest, made.shard, made.tokenizer, str(text), QUIET)
     assert Path(theirs).read_bytes() == Path(made.tokens).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({}, "tiny-text"), ({"name": "tiny-docs"}, "tiny-docs")]
+)
+def test_a_run_of_its_creators_text_is_not_called_after_another_corpus(
+    text, tmp_path, changes, name
+):
+    own = Manifest(data=Data(seq_len=64), **changes)
+    made = make(own, str(text), Given(), tmp_path / "cache", QUIET)
+    assert made.manifest.name == name
+    # whoever brings the same settings, with other text or none, takes part
+    assert not differences(own, made.manifest)
+    assert not differences(Manifest(data=Data(seq_len=64)), made.manifest)
+    named = Manifest(data=Data(seq_len=64), name="another")
+    assert differences(named, made.manifest) == [f"name another != {name}"]
 
 
 def test_with_a_tokenizer_nothing_evaluated_is_trained_on(text, tokenizer, tmp_path):

@@ -27,6 +27,8 @@ from node.import_hf import import_hf, read_config, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
 from node.trainer.data import token_type
 
+OWN_TEXT = "tiny-text"  # the name of a run of its creator's text, where it was given none
+
 
 @dataclass(frozen=True)
 class Supply:
@@ -65,6 +67,8 @@ def make(
         tokenizer_file = tokenizer_in(given.init_from)
     manifest = _with_model(manifest, given)
     place = place or manifest.data.path
+    if place and "name" not in manifest.model_fields_set:  # not the path: it is nobody's business
+        manifest = manifest.model_copy(update={"name": OWN_TEXT})
     if place and is_folder(place):
         folder = Folder(place, cache)
         _check_tokenizer(folder, tokenizer_file)
