@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
+from node.demo_summary import Summary, as_text, summary_of
 from node.errors import operator_error
 
 START_S = 15.0  # until the first island trains, and for the end of the last one
@@ -29,29 +30,9 @@ OVERHEAD = 1.5  # of a round over its inner steps: evaluation, merging, waiting 
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.2
-MIN_ROUNDS = 8
+MIN_ROUNDS = 8  # for all that is to happen to one after the other
+TOO_LONG = 1.2  # times the seconds that were asked for: told before it begins
 STOP_GRACE_S = 20.0
-
-
-@dataclass
-class Summary:
-    """What the demonstration came to; printed with ``--json``."""
-
-    rounds_committed: int
-    rounds_failed: int
-    rounds_merged: int  # of more than one island
-    val_loss_first: float | None
-    val_loss_last: float | None
-    state_digests_equal: bool
-    wire_bytes_per_param_per_round: float
-    compute_utilization: float
-    consensus_distance: float | None
-    wall_s: float
-    islands: int
-    joined: bool
-    killed_and_resumed: bool
-    left: bool
-    problems: list[str] = field(default_factory=list)
 
 
 class IslandProcess:
@@ -135,18 +116,24 @@ class IslandProcess:
 class Demo:
     """The script of the demonstration."""
 
-    def __init__(self, seconds: float, islands: int, seed: int, root: Path, quiet: bool) -> None:
+    def __init__(
+        self, seconds: float, islands: int, seed: int, root: Path, began: float, quiet: bool
+    ) -> None:
+        """``seconds`` count from ``began`` (monotonic)."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.seconds, self.count, self.seed, self.root = seconds, islands, seed, root
+        self.began = began
         cores = os.cpu_count() or 1
         self.threads = max(1, cores // (islands + 1))
         from bootstrap.manifest import Manifest
 
         self.inner_steps = Manifest().rounds.inner_steps
         round_s = OVERHEAD * step_seconds() * max(1.0, islands / cores) * self.inner_steps
-        self.rounds = max(MIN_ROUNDS, int((seconds - START_S) / round_s))
+        left = began + seconds - time.monotonic() - START_S
+        self.rounds = max(MIN_ROUNDS, int(left / round_s))
+        self.takes_s = seconds - left + self.rounds * round_s  # if nothing else slows it down
         self.islands: list[IslandProcess] = []
         self.joined = self.killed = self.left = False
         console = Console(stderr=True, quiet=quiet)
@@ -162,7 +149,6 @@ class Demo:
 
     def run(self) -> Summary:
         """Play it; raises OperatorError E405 when an island dies that was not killed."""
-        began = time.monotonic()
         try:
             with self.progress:
                 self.bar = self.progress.add_task("starting", total=self.rounds, loss="")
@@ -173,7 +159,7 @@ class Demo:
             for island in self.islands:
                 island.signal(signal.SIGKILL)
                 island.wait(5.0)
-        return self._summary(time.monotonic() - began)
+        return summary_of(self, time.monotonic() - self.began)
 
     def _new(self, *arguments: str) -> IslandProcess:
         island = IslandProcess(f"island-{len(self.islands) + 1}", self.root, self.threads)
@@ -196,13 +182,17 @@ class Demo:
         self.print(f"watch them at http://{first.events('started')[-1]['api']}/")
         for _ in range(self.count - 1):
             self._new("--peers", self.address)
+        if self.takes_s > TOO_LONG * self.seconds:
+            self.print(
+                f"{self.rounds} rounds, the least there are, take about {self.takes_s:.0f} s here"
+            )
         self.print(f"{self.count} islands; another machine would join with:")
         self.print(f"  node start --peers {self.address}", soft_wrap=True)
 
     def _train(self) -> None:
         first = self.islands[0]
         victim = self.islands[1] if self.count > 1 else None
-        leaver = self.islands[2] if self.count > 2 else None
+        leaver = self.leaver()
         restart_at: float | None = None
         end = time.monotonic() + max(3 * self.seconds, 180.0)
         while first.last_round() < self.rounds - 1:
@@ -272,50 +262,8 @@ class Demo:
                 raise operator_error("E405", f"{what}: it did not", why=tail, fix=str(self.root))
             time.sleep(POLL_S)
 
-    def _summary(self, wall: float) -> Summary:
-        from bootstrap.manifest import Manifest
-        from node.trainer.layout import Layout
-
-        size = Layout.of_config(Manifest().model).size
-        per_island = [island.events("round") for island in self.islands]
-        states: dict[int, set[str]] = {}
-        for rounds in per_island:
-            for done in rounds:
-                states.setdefault(done["round"], set()).add(done["state"])
-        everything = [done for rounds in per_island for done in rounds]
-        measured = [*self.islands[0].events("validation"), *per_island[0]]
-        losses = [r["validation_loss"] for r in measured if r["validation_loss"] is not None]
-        synced = [r for r in everything if r["members"] > 1]
-        consensus = [r["consensus"] for r in per_island[0] if r["consensus"] is not None]
-        living = [i for i in self.islands if not (i is self._leaver() and self.left)]
-        ends = {island.last_round() for island in living}
-        return Summary(
-            rounds_committed=len(states),
-            rounds_failed=sum(len(island.events("round_failed")) for island in self.islands),
-            rounds_merged=len({r["round"] for r in synced}),
-            val_loss_first=losses[0] if losses else None,
-            val_loss_last=losses[-1] if losses else None,
-            state_digests_equal=len(ends) == 1 and all(len(s) == 1 for s in states.values()),
-            wire_bytes_per_param_per_round=round(
-                fmean(r["sent_bytes"] for r in synced) / size if synced else 0.0, 4
-            ),
-            compute_utilization=round(
-                fmean(u for r in everything if (u := r["utilisation"]) is not None), 4
-            ),
-            consensus_distance=consensus[-1] if consensus else None,
-            wall_s=round(wall, 1),
-            islands=len(self.islands),
-            joined=self.joined and bool(per_island[-1]),
-            killed_and_resumed=self.killed and self.islands[1].starts > 1,
-            left=self.left,
-            problems=[
-                f"{island.name}: {problem['code']} {problem['what']}"
-                for island in self.islands
-                for problem in island.events("problem")
-            ][:20],
-        )
-
-    def _leaver(self) -> IslandProcess | None:
+    def leaver(self) -> IslandProcess | None:
+        """The island that is to leave before the end."""
         return self.islands[2] if self.count > 2 else None
 
 
@@ -351,10 +299,11 @@ def main(*, seconds: float, islands: int, seed: int, as_json: bool) -> int:
     from bootstrap.manifest import Manifest
     from node.trainer.corpus import collect
 
+    began = time.monotonic()
     collect(Manifest().data)  # once for all islands; a few seconds the first time
     with _directory() as root:
-        summary = Demo(seconds, islands, seed, root, quiet=as_json).run()
-    typer.echo(json.dumps(asdict(summary), indent=2) if as_json else _text(summary))
+        summary = Demo(seconds, islands, seed, root, began, quiet=as_json).run()
+    typer.echo(json.dumps(asdict(summary), indent=2) if as_json else as_text(summary))
     good = (
         summary.state_digests_equal
         and not summary.rounds_failed
@@ -375,32 +324,3 @@ def _directory() -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
         raise
     shutil.rmtree(root, ignore_errors=True)
-
-
-def _text(s: Summary) -> str:
-    equal = "equal on every island, bit for bit" if s.state_digests_equal else "NOT equal"
-    if s.state_digests_equal and not s.rounds_merged:
-        equal = "equal, but one island alone has made it"
-    what = ["one joined half-way" if s.joined else ""]
-    what += ["one was killed and resumed" if s.killed_and_resumed else ""]
-    what += ["one left" if s.left else ""]
-    wire = "nothing was sent: no round merged more than one island; --seconds gives them more time"
-    if s.rounds_merged:
-        wire = (
-            f"{s.wire_bytes_per_param_per_round:.2f} bytes a parameter, "
-            "round and island (fp32 would be 4 and more)"
-        )
-    lines = [
-        f"{s.islands} islands, {s.rounds_committed} rounds in {s.wall_s:.0f} s; "
-        + ", ".join(w for w in what if w),
-        f"  validation loss      {s.val_loss_first:.3f} -> {s.val_loss_last:.3f}"
-        if s.val_loss_first is not None and s.val_loss_last is not None
-        else "  validation loss      not measured",
-        f"  outer state          {equal}",
-        f"  rounds failed        {s.rounds_failed}",
-        f"  wire                 {wire}",
-        f"  compute              {100 * s.compute_utilization:.0f} % of the time in inner steps",
-    ]
-    if s.consensus_distance is not None:
-        lines.append(f"  consensus            {s.consensus_distance:.4f} from the mean, relative")
-    return "\n".join([*lines, *(f"  problem: {p}" for p in s.problems)])

@@ -120,7 +120,14 @@ def template(
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 90,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds to plan rounds for, by the speed of this machine at the start; 8 rounds "
+            "at the least. It ends after the last: later where the machine gets busier.",
+        ),
+    ] = 90,
     islands: Annotated[int, typer.Option(min=1, max=16, help="How many islands.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of data, weights and faults.")] = 0,
     as_json: AsJson = False,
