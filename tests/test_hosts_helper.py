@@ -18,14 +18,7 @@ import node.hosts.wire
 from node.config import resolve
 from node.hosts.helper import Helper
 from node.hosts.tokens import fingerprint
-from node.hosts.wire import (
-    Challenge,
-    Job,
-    Link,
-    LinkLostError,
-    Welcome,
-    nonce,
-)
+from node.hosts.wire import Challenge, Job, Link, LinkLostError, Welcome, nonce
 from protocols.errors import OperatorError
 
 

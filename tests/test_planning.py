@@ -1,35 +1,18 @@
-"""What a leader decides from announcements and promises."""
+"""What a leader decides from announcements."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable
 
 import pytest
-from gossip_kit import (
-    PLACE,
-    SHAPE,
-    announce_of,
-    leader,
-    plan_of,
-    result_of,
-    results_of,
-    roster_of,
-)
+from gossip_kit import PLACE, SHAPE, announce_of, leader, plan_of, results_of, roster_of
+from planning_kit import RULES, Identities, fresh
 
-from gossip.agreed import Remains
 from gossip.agreement import Agreement
 from gossip.certificate import certify, outcome_of
 from gossip.ladder import Ladder
-from gossip.opening import usable
-from gossip.planning import (
-    fresh_plan,
-    next_roster_of,
-    owners_among,
-    renewed_plan,
-    repeated_plan,
-)
+from gossip.planning import fresh_plan, next_roster_of, owners_among
 from gossip.rules import FRIENDS, STRANGERS, Rules
 from gossip.validity import (
     MAX_PATIENCE_S,
@@ -40,9 +23,9 @@ from gossip.validity import (
     check_plan,
     key_of,
 )
-from protocols.counts import Included, counts_of, pack_counts
+from protocols.counts import pack_counts
 from protocols.errors import LocalProtocolError, Malformed
-from protocols.identity import Identity, PeerId
+from protocols.identity import PeerId
 from protocols.messages import (
     MAX_PARTS,
     Announce,
@@ -53,43 +36,6 @@ from protocols.messages import (
     Plan,
     Promise,
 )
-
-Identities = Callable[[int], list[Identity]]
-RULES = Rules(SHAPE.size, SHAPE.codecs, lambda codec, start, stop: (stop - start) * 17 // 32)
-
-
-def fresh(
-    members: list[Identity],
-    announces: list[Announce],
-    ready: list[Announce] | None = None,
-    rules: Rules = RULES,
-) -> Plan:
-    """A plan by the first of ``members``, checked as the others will check it."""
-    by = leader(members)
-    roster = roster_of(members)
-    plan = fresh_plan(
-        by,
-        PLACE,
-        rules,
-        ballot=(0, 0),
-        roster=roster,
-        ready=announces if ready is None else ready,
-        members=announces,
-        next_roster=roster,
-    )
-    check_plan(plan, PLACE, rules.shape, roster, Known())
-    return plan
-
-
-def remains(
-    plan: Plan,
-    held: list[PartResult],
-    *,
-    ballot: tuple[int, int] = (0, 4),
-    roster: tuple[PeerId, ...] | None = None,
-) -> Remains:
-    roster = roster or plan.roster
-    return Remains(ballot, roster, None, {key_of(r): r for r in held}, frozenset(roster))
 
 
 def test_the_ready_contribute_and_all_live_members_merge(identities: Identities) -> None:
@@ -172,16 +118,6 @@ def test_the_codec_of_a_fresh_plan_follows_from_links_round_and_history(
     assert taken(65536, 15.0, "int4") == "int8"
 
 
-def test_a_part_that_was_merged_in_another_codec_is_not_taken_over(identities: Identities) -> None:
-    members = identities(4)
-    plan = plan_of(leader(members), members)
-    result = dataclasses.replace(results_of(plan, members)[0], codec="int2")
-    live = list(plan.roster)
-    by = leader(members, 4)
-    renewed = renewed_plan(by, PLACE, plan, remains(plan, [result]), set(), live, live)
-    assert renewed.parts[0].result is None
-
-
 @pytest.mark.parametrize("codec", ["int8", "fp32"])
 def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, codec: str) -> None:
     members = identities(2)
@@ -200,121 +136,6 @@ def test_a_codec_that_the_run_does_not_allow_is_refused(identities: Identities, 
     )
     with pytest.raises(Malformed, match=r"another (codec|plan)|in another codec"):
         check_plan(done, PLACE, allowed, plan.roster, Known())
-
-
-def test_what_is_merged_stays_merged_and_the_rest_moves_to_the_living(
-    identities: Identities,
-) -> None:
-    members = identities(4)
-    plan = plan_of(leader(members), members)
-    results = results_of(plan, members)
-    by = leader(members, 4)
-    gone = {plan.parts[2].owner}
-    live = [peer for peer in plan.roster if peer not in gone]
-    renewed = renewed_plan(by, PLACE, plan, remains(plan, results[:2]), gone, live, plan.roster)
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
-    assert [part.result for part in renewed.parts] == [*results[:2], None, None]
-    assert renewed.parts[2].owner in live
-    assert renewed.parts[3].owner == plan.parts[3].owner
-    assert [c.active for c in renewed.contributors] == [c.peer in live for c in plan.contributors]
-
-
-def test_the_parts_of_the_gone_are_spread(identities: Identities) -> None:
-    members = identities(4)
-    plan = plan_of(leader(members), members)
-    by = leader(members, 4)
-    gone = set(plan.roster) - {by.peer_id, plan.roster[0], plan.roster[1]}
-    live = [peer for peer in plan.roster if peer not in gone]
-    renewed = renewed_plan(by, PLACE, plan, remains(plan, []), gone, live, live)
-    owners = [part.owner for part in renewed.parts]
-    assert set(owners) <= set(live)
-    assert max(owners.count(peer) for peer in live) <= 2
-
-
-def test_a_part_merged_by_an_owner_that_was_replaced_is_kept(identities: Identities) -> None:
-    members = identities(3)
-    plan = plan_of(leader(members), members)
-    part = plan.parts[0]
-    other = next(i for i in members if i.peer_id != part.owner)
-    earlier = result_of(other, plan, part.start, part.stop)
-    renewed = renewed_plan(
-        leader(members, 3), PLACE, plan, remains(plan, [earlier]), set(), plan.roster, plan.roster
-    )
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
-    assert renewed.parts[0].result == earlier
-    assert renewed.parts[0].owner == other.peer_id
-
-
-def test_results_for_other_contributors_are_no_remains(identities: Identities) -> None:
-    members = identities(3)
-    plan = plan_of(leader(members), members)
-    fewer = dataclasses.replace(plan, contributors=plan.contributors[1:])
-    renewed = renewed_plan(
-        leader(members, 3),
-        PLACE,
-        plan,
-        remains(plan, results_of(fewer, members)),
-        set(),
-        plan.roster,
-        plan.roster,
-    )
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
-    assert all(part.result is None for part in renewed.parts)
-
-
-def test_a_new_leader_builds_on_what_was_asked_for_and_is_to_be_had(
-    identities: Identities,
-) -> None:
-    members = identities(3)
-    plan = plan_of(leader(members), members)
-    results = results_of(plan, members)
-    liar = next(m for m in members if m.peer_id == plan.parts[2].owner)
-    part = plan.parts[0]
-    forged = result_of(liar, plan, part.start, part.stop, b"f")  # of another's part
-    counted = dataclasses.replace(results[1], counts=counts_of((Included(7, 5),)), signature=b"")
-    said = {key_of(result): result for result in (forged, results[0], results[2])}
-    assert usable(said, plan, (), said) == {key_of(r): r for r in (results[0], results[2])}
-    assert usable(said, plan, {key_of(forged)}, said) == said  # its bytes are here
-    at_hand = {key_of(forged), key_of(results[0])}  # whoever has the third part does not deliver
-    assert usable(said, plan, (), at_hand) == {key_of(results[0]): results[0]}
-    assert (
-        usable({key_of(counted): counted}, plan, (), {key_of(counted)}) == {}
-    )  # no such contributor
-
-
-def test_what_nobody_can_complete_is_certified_as_empty(identities: Identities) -> None:
-    members = identities(3)
-    first = leader(members)
-    plan = plan_of(first, members)
-    only = dataclasses.replace(
-        plan, contributors=tuple(c for c in plan.contributors if c.peer == first.peer_id)
-    )
-    by = leader(members, 4)
-    results = [r for r in results_of(only, members) if r.owner != first.peer_id][:1]
-    gone = {first.peer_id}
-    live = [peer for peer in plan.roster if peer not in gone]
-    renewed = renewed_plan(by, PLACE, only, remains(only, results), gone, live, live)
-    check_plan(renewed, PLACE, SHAPE, plan.roster, Known())
-    empty = [part.result for part in renewed.parts if part.result and not part.result.digest]
-    assert len(empty) == 2
-    assert {result.owner for result in empty} == {by.peer_id}
-    outcome = outcome_of(renewed, [p.result for p in renewed.parts if p.result], PLACE.work)
-    merged = results[0].stop - results[0].start
-    assert outcome.work == PLACE.work + 100 * merged // SHAPE.size
-
-
-def test_a_vote_is_repeated_as_it_was(identities: Identities) -> None:
-    members = identities(3)
-    plan = plan_of(leader(members), members)
-    outcome = outcome_of(plan, results_of(plan, members), PLACE.work)
-    by = leader(members, 1)
-    voted = dataclasses.replace(remains(plan, []), ballot=(0, 1), voted=outcome)
-    repeated = repeated_plan(by, PLACE, voted, 1.0)
-    check_plan(repeated, PLACE, SHAPE, plan.roster, Known())
-    results = [part.result for part in repeated.parts if part.result is not None]
-    assert outcome_of(repeated, results, PLACE.work) == outcome
-    with pytest.raises(LocalProtocolError):
-        repeated_plan(by, PLACE, remains(plan, []), 1.0)
 
 
 def test_when_too_many_want_in_those_in_office_stay() -> None:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import math
-import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from trainer_kit import Script, apply, begin, merge, tiny_manifest
+from script_kit import TARGET, Interrupted, Played, committing, silent
+from torch import nn
+from trainer_kit import apply, merge, tiny_manifest
 
-from diloco.pseudo_gradient import rebase
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
 from node.script.joining import join, named_parameters
-from node.script.session import Joined, ScriptProgress
+from node.script.session import Joined
 from node.trainer.channel import (
-    Applied,
-    Apply,
     Channel,
     ChannelClosedError,
     Checkpoint,
@@ -43,87 +39,8 @@ from node.trainer.channel import (
     Stopped,
     Terms,
 )
-from node.trainer.layout import Layout
-from node.trainer.leader import Leader
-from node.trainer.parallel import Ranks
 from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
-
-TARGET = 3
-
-
-class Played:
-    """A script with a linear model, and the daemon that ``answer`` plays."""
-
-    def __init__(
-        self,
-        answer: Callable[[Played, Report], list[Command]],
-        evaluator: Callable[[], float] | None = None,
-        overlap: int = 0,
-        wait_s: float = 30.0,
-        away: float = 1.0,
-        trained: int = 0,
-        **beginning: Any,
-    ) -> None:
-        """``trained``: steps that the optimizer has taken before the script joins."""
-        torch.manual_seed(0)
-        self.model = nn.Linear(4, 3)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        for _ in range(trained):
-            self.inner_step()
-        parameters = named_parameters(self.model)
-        self.layout = Layout.of_module(self.model)
-        self.vectors = SharedVectors.create(self.layout.size)
-        self.base, self.sent = self.vectors.tensors()
-        self.layout.flatten_into(parameters, self.base)
-        self.base += away  # the swarm stands elsewhere than this script's model
-        self.script = Script(lambda report: answer(self, report))
-        self.script.commands = [
-            Terms("run-1234", overlap, wait_s),
-            begin(target_steps=TARGET, slot=2, slots=5, **beginning),
-        ]
-        leader = Leader(self.script, self.vectors, 0.0, lambda: self.script.now)  # type: ignore[arg-type]
-        progress = ScriptProgress(
-            evaluator,
-            parameters,
-            self.optimizer,
-            self.layout,
-            Ranks.alone(torch.device("cpu")),
-            leader,
-            0,
-        )
-        self.joined = Joined(progress, None)
-        self.joined.begin("cpu", "float32")
-
-    @property
-    def theta(self) -> Tensor:
-        return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
-
-    def inner_step(self) -> Tensor:
-        loss = self.model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss
-
-    def train(self, steps: int = 1) -> bool:
-        going = True
-        for _ in range(steps):
-            going = self.joined.step(tokens=8, loss=self.inner_step())
-        return going
-
-
-def silent(played: Played, report: Report) -> list[Command]:
-    return []
-
-
-def committing(played: Played, report: Report) -> list[Command]:
-    """A swarm of this island alone: each snapshot is merged at once."""
-    if not isinstance(report, Snapshot):
-        return []
-    assert played.vectors.try_claim()
-    merge(played.vectors)
-    return [apply(report.round + 1, target_steps=TARGET)]
 
 
 def test_joining_takes_the_parameters_of_the_swarm() -> None:
@@ -186,125 +103,6 @@ def test_a_round_is_waited_for_only_so_long() -> None:
     assert played.script.waited == pytest.approx(7.0)
     assert played.train(2)
     assert played.script.waited == pytest.approx(7.0)  # not once more for the same round
-
-
-def test_the_evaluation_sees_the_merged_model_and_changes_nothing() -> None:
-    seen: list[Tensor] = []
-
-    def answer(played: Played, report: Report) -> list[Command]:
-        if not isinstance(report, Snapshot):
-            return []
-        assert played.vectors.try_claim()
-        merge(played.vectors)
-        return [apply(1, target_steps=TARGET, evaluate=True)]
-
-    def evaluate() -> float:
-        seen.append(played.theta)
-        return 1.5
-
-    played = Played(answer, evaluate)
-    played.train(TARGET)
-    assert torch.equal(seen[0], played.base)
-    assert played.script.of(Applied)[-1].validation_loss == 1.5
-
-
-def evaluating(played: Played, report: Report) -> list[Command]:
-    """Like :func:`committing`, with an evaluation of each merge."""
-    return [
-        dataclasses.replace(command, evaluate=True) if isinstance(command, Apply) else command
-        for command in committing(played, report)
-    ]
-
-
-def late(played: Played, report: Report) -> list[Command]:
-    """The first round is merged one step after its snapshot, and evaluated."""
-    if not isinstance(report, StepDone) or report.step != TARGET + 1:
-        return []
-    assert played.vectors.try_claim()
-    merge(played.vectors)
-    return [apply(1, target_steps=TARGET, evaluate=True)]
-
-
-class Interrupted:
-    """Ctrl-C at the first call of something."""
-
-    def __init__(self, then: Callable[..., Any]) -> None:
-        self.then, self.calls = then, 0
-
-    def __call__(self, *given: Any) -> Any:
-        self.calls += 1
-        if self.calls == 1:
-            signal.raise_signal(signal.SIGINT)
-        return self.then(*given)
-
-
-def test_an_evaluation_that_fails_leaves_the_round_applied() -> None:
-    def evaluate() -> float:
-        raise ValueError("of the script's own")
-
-    played = Played(late, evaluate, overlap=5)
-    played.train(TARGET)
-    assert played.script.of(Snapshot)
-    before = played.inner_step()  # the step is taken, then counted
-    learnt = played.theta - played.sent
-    with pytest.raises(ValueError, match="of the script's own"):
-        played.joined.step(tokens=8, loss=before)
-    assert torch.equal(played.theta, played.base + learnt)
-    assert (played.joined.round, played.joined.over) == (1, False)
-    assert played.script.of(Applied)[-1].validation_loss is None
-    assert played.vectors.try_snapshot()  # nothing is claimed any more
-    played.vectors.end_reading()
-    played.train(TARGET)
-    assert len(played.script.of(Snapshot)) == 2
-
-
-def test_ctrl_c_in_an_evaluation_waits_for_the_merge() -> None:
-    played = Played(evaluating, Interrupted(lambda: 1.5))
-    with pytest.raises(KeyboardInterrupt):
-        played.train(TARGET)
-    assert torch.equal(played.theta, played.base)
-    assert played.script.of(Applied)[-1].validation_loss == 1.5
-    assert played.train(TARGET)
-    assert played.joined.round == 2
-
-
-def test_ctrl_c_while_a_round_is_taken_in_waits_for_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(committing)
-    monkeypatch.setattr("node.trainer.progress.rebase", Interrupted(rebase))
-    with pytest.raises(KeyboardInterrupt):
-        played.train(TARGET)
-    assert torch.equal(played.theta, played.base)
-    assert (played.joined.round, played.joined.over) == (1, False)
-
-
-def test_a_second_ctrl_c_does_not_wait() -> None:
-    def evaluate() -> float:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("went on")
-
-    played = Played(evaluating, evaluate)
-    with pytest.raises(KeyboardInterrupt):
-        played.train(TARGET)
-    assert torch.equal(played.theta, played.base)
-    assert played.script.of(Applied)[-1].round == 1
-
-
-def test_no_checkpoint_is_made_of_half_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: Any) -> None:
-        if given[0].dim() == 1:  # the second of two parameters
-            raise MemoryError
-        rebase(*given)
-
-    played = Played(committing)
-    monkeypatch.setattr("node.trainer.progress.rebase", fails)
-    with pytest.raises(MemoryError), played.joined:
-        played.train(TARGET)
-    assert played.joined.over
-    assert played.script.closed  # so the daemon leaves, with the last checkpoint that it has
-    assert not played.script.of(Leaving)
 
 
 def test_steps_that_go_astray_bring_the_island_back() -> None:

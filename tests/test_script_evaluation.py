@@ -1,94 +1,122 @@
-"""A script's evaluation that raises on one of two ranks ends both, at once."""
+"""A script's own evaluation while a merge is taken in: errors in it, and Ctrl-C."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import dataclasses
+import signal
+from typing import Any
 
 import pytest
-from hosts_kit import free_port
-from node_process import NodeProcess, nodes, wait_until
+import torch
+from script_kit import TARGET, Interrupted, Played, committing
+from torch import Tensor
+from trainer_kit import apply, merge
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
-
-ROOT = Path(__file__).parent.parent
-PROMPT_S = 30.0  # far below the half hour of a collective call
-
-# Its arguments: the rank whose evaluation raises, the evaluation in which it does, "together" where
-# the ranks evaluate by collective calls, and "stays" where it goes on to run when it has failed.
-RANK = """
-import signal, sys, torch, torch.distributed as dist, node
-from protocols.errors import OperatorError
-
-failing, last = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo")
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters())
-count = 0
+from diloco.pseudo_gradient import rebase
+from node.trainer.channel import Applied, Apply, Command, Leaving, Report, Snapshot, StepDone
 
 
-def evaluate():
-    global count
-    count += 1
-    if count == last and dist.get_rank() == failing:
-        raise ValueError("of the evaluation")
-    if "together" in sys.argv:
-        dist.all_reduce(torch.ones(1))
-    return 1.0
+def test_the_evaluation_sees_the_merged_model_and_changes_nothing() -> None:
+    seen: list[Tensor] = []
+
+    def answer(played: Played, report: Report) -> list[Command]:
+        if not isinstance(report, Snapshot):
+            return []
+        assert played.vectors.try_claim()
+        merge(played.vectors)
+        return [apply(1, target_steps=TARGET, evaluate=True)]
+
+    def evaluate() -> float:
+        seen.append(played.theta)
+        return 1.5
+
+    played = Played(answer, evaluate)
+    played.train(TARGET)
+    assert torch.equal(seen[0], played.base)
+    assert played.script.of(Applied)[-1].validation_loss == 1.5
 
 
-try:
-    run = {"rounds": {"inner_steps": 5, "eval_every": 1}}
-    with node.join(model, optimizer, run=run, evaluate=evaluate) as joined:
-        while joined.step(tokens=8):
-            pass
-    print("OVER", flush=True)
-except (OperatorError, ValueError) as error:
-    print("CAUGHT", type(error).__name__, getattr(error, "code", ""), error, flush=True)
-    if "stays" in sys.argv and isinstance(error, ValueError):
-        signal.pause()
-"""
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
-    """Makes processes by name; all are ended."""
-    with nodes(tmp_path) as made:
-        yield lambda name, **environment: made(name, PYTHONPATH=str(ROOT), **environment)
-
-
-@pytest.mark.parametrize(
-    ("failing", "count", "how", "told"),
-    [
-        (1, 3, "stays", "the evaluation of another rank of this script has failed"),
-        (0, 3, "stays", "the evaluation of another rank of this script has failed"),
-        (1, 1, "stays", "the evaluation of another rank of this script has failed"),
-        (1, 3, "together", "another rank of this script is gone"),
-        (0, 3, "together", "another rank of this script is gone"),
-    ],
-)
-def test_all_ranks_end(
-    make: Callable[..., NodeProcess],
-    tmp_path: Path,
-    failing: int,
-    count: int,
-    how: str,
-    told: str,
-) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        make(name, RANK=str(rank), **shared).start_script(script, failing, count, how)
-        for rank, name in enumerate(("node", "other"))
+def evaluating(played: Played, report: Report) -> list[Command]:
+    """Like :func:`committing`, with an evaluation of each merge."""
+    return [
+        dataclasses.replace(command, evaluate=True) if isinstance(command, Apply) else command
+        for command in committing(played, report)
     ]
-    broken, other = ranks[failing], ranks[1 - failing]
-    wait_until(lambda: "CAUGHT" in broken.text(), "the evaluation to fail")
-    assert "CAUGHT ValueError  of the evaluation" in broken.text()
-    began = time.monotonic()
-    assert other.wait() == 0, other.text()
-    assert time.monotonic() - began < PROMPT_S
-    assert f"CAUGHT OperatorError E405 {told}" in other.text()
-    wait_until(lambda: not ranks[0].left_over(), "the node to leave")
-    assert any(event["kind"] == "stopping" for event in ranks[0].events())
+
+
+def late(played: Played, report: Report) -> list[Command]:
+    """The first round is merged one step after its snapshot, and evaluated."""
+    if not isinstance(report, StepDone) or report.step != TARGET + 1:
+        return []
+    assert played.vectors.try_claim()
+    merge(played.vectors)
+    return [apply(1, target_steps=TARGET, evaluate=True)]
+
+
+def test_an_evaluation_that_fails_leaves_the_round_applied() -> None:
+    def evaluate() -> float:
+        raise ValueError("of the script's own")
+
+    played = Played(late, evaluate, overlap=5)
+    played.train(TARGET)
+    assert played.script.of(Snapshot)
+    before = played.inner_step()  # the step is taken, then counted
+    learnt = played.theta - played.sent
+    with pytest.raises(ValueError, match="of the script's own"):
+        played.joined.step(tokens=8, loss=before)
+    assert torch.equal(played.theta, played.base + learnt)
+    assert (played.joined.round, played.joined.over) == (1, False)
+    assert played.script.of(Applied)[-1].validation_loss is None
+    assert played.vectors.try_snapshot()  # nothing is claimed any more
+    played.vectors.end_reading()
+    played.train(TARGET)
+    assert len(played.script.of(Snapshot)) == 2
+
+
+def test_ctrl_c_in_an_evaluation_waits_for_the_merge() -> None:
+    played = Played(evaluating, Interrupted(lambda: 1.5))
+    with pytest.raises(KeyboardInterrupt):
+        played.train(TARGET)
+    assert torch.equal(played.theta, played.base)
+    assert played.script.of(Applied)[-1].validation_loss == 1.5
+    assert played.train(TARGET)
+    assert played.joined.round == 2
+
+
+def test_ctrl_c_while_a_round_is_taken_in_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(committing)
+    monkeypatch.setattr("node.trainer.progress.rebase", Interrupted(rebase))
+    with pytest.raises(KeyboardInterrupt):
+        played.train(TARGET)
+    assert torch.equal(played.theta, played.base)
+    assert (played.joined.round, played.joined.over) == (1, False)
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    def evaluate() -> float:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("went on")
+
+    played = Played(evaluating, evaluate)
+    with pytest.raises(KeyboardInterrupt):
+        played.train(TARGET)
+    assert torch.equal(played.theta, played.base)
+    assert played.script.of(Applied)[-1].round == 1
+
+
+def test_no_checkpoint_is_made_of_half_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> None:
+        if given[0].dim() == 1:  # the second of two parameters
+            raise MemoryError
+        rebase(*given)
+
+    played = Played(committing)
+    monkeypatch.setattr("node.trainer.progress.rebase", fails)
+    with pytest.raises(MemoryError), played.joined:
+        played.train(TARGET)
+    assert played.joined.over
+    assert played.script.closed  # so the daemon leaves, with the last checkpoint that it has
+    assert not played.script.of(Leaving)

@@ -1,0 +1,51 @@
+"""Plans as a leader makes them, checked as the others check them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gossip_kit import PLACE, SHAPE, leader, roster_of
+
+from gossip.agreed import Remains
+from gossip.planning import fresh_plan
+from gossip.rules import Rules
+from gossip.validity import Known, check_plan, key_of
+from protocols.identity import Identity, PeerId
+from protocols.messages import Announce, PartResult, Plan
+
+Identities = Callable[[int], list[Identity]]
+RULES = Rules(SHAPE.size, SHAPE.codecs, lambda codec, start, stop: (stop - start) * 17 // 32)
+
+
+def fresh(
+    members: list[Identity],
+    announces: list[Announce],
+    ready: list[Announce] | None = None,
+    rules: Rules = RULES,
+) -> Plan:
+    """A plan by the first of ``members``, checked as the others will check it."""
+    by = leader(members)
+    roster = roster_of(members)
+    plan = fresh_plan(
+        by,
+        PLACE,
+        rules,
+        ballot=(0, 0),
+        roster=roster,
+        ready=announces if ready is None else ready,
+        members=announces,
+        next_roster=roster,
+    )
+    check_plan(plan, PLACE, rules.shape, roster, Known())
+    return plan
+
+
+def remains(
+    plan: Plan,
+    held: list[PartResult],
+    *,
+    ballot: tuple[int, int] = (0, 4),
+    roster: tuple[PeerId, ...] | None = None,
+) -> Remains:
+    roster = roster or plan.roster
+    return Remains(ballot, roster, None, {key_of(r): r for r in held}, frozenset(roster))

@@ -1,0 +1,108 @@
+"""A script that takes part by ``node.join``, with a daemon that is played: no processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainer_kit import Script, apply, begin, merge
+
+from node.script.joining import named_parameters
+from node.script.session import Joined, ScriptProgress
+from node.trainer.channel import Command, Report, Snapshot, Terms
+from node.trainer.layout import Layout
+from node.trainer.leader import Leader
+from node.trainer.parallel import Ranks
+from node.trainer.shared import SharedVectors
+
+TARGET = 3
+
+
+class Played:
+    """A script with a linear model, and the daemon that ``answer`` plays."""
+
+    def __init__(
+        self,
+        answer: Callable[[Played, Report], list[Command]],
+        evaluator: Callable[[], float] | None = None,
+        overlap: int = 0,
+        wait_s: float = 30.0,
+        away: float = 1.0,
+        trained: int = 0,
+        **beginning: Any,
+    ) -> None:
+        """``trained``: steps that the optimizer has taken before the script joins."""
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        for _ in range(trained):
+            self.inner_step()
+        parameters = named_parameters(self.model)
+        self.layout = Layout.of_module(self.model)
+        self.vectors = SharedVectors.create(self.layout.size)
+        self.base, self.sent = self.vectors.tensors()
+        self.layout.flatten_into(parameters, self.base)
+        self.base += away  # the swarm stands elsewhere than this script's model
+        self.script = Script(lambda report: answer(self, report))
+        self.script.commands = [
+            Terms("run-1234", overlap, wait_s),
+            begin(target_steps=TARGET, slot=2, slots=5, **beginning),
+        ]
+        leader = Leader(self.script, self.vectors, 0.0, lambda: self.script.now)  # type: ignore[arg-type]
+        progress = ScriptProgress(
+            evaluator,
+            parameters,
+            self.optimizer,
+            self.layout,
+            Ranks.alone(torch.device("cpu")),
+            leader,
+            0,
+        )
+        self.joined = Joined(progress, None)
+        self.joined.begin("cpu", "float32")
+
+    @property
+    def theta(self) -> Tensor:
+        return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
+
+    def inner_step(self) -> Tensor:
+        loss = self.model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def train(self, steps: int = 1) -> bool:
+        going = True
+        for _ in range(steps):
+            going = self.joined.step(tokens=8, loss=self.inner_step())
+        return going
+
+
+def silent(played: Played, report: Report) -> list[Command]:
+    return []
+
+
+def committing(played: Played, report: Report) -> list[Command]:
+    """A swarm of this island alone: each snapshot is merged at once."""
+    if not isinstance(report, Snapshot):
+        return []
+    assert played.vectors.try_claim()
+    merge(played.vectors)
+    return [apply(report.round + 1, target_steps=TARGET)]
+
+
+class Interrupted:
+    """Ctrl-C at the first call of something."""
+
+    def __init__(self, then: Callable[..., Any]) -> None:
+        self.then, self.calls = then, 0
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            signal.raise_signal(signal.SIGINT)
+        return self.then(*given)

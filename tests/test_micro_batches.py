@@ -1,0 +1,105 @@
+"""A batch in parts: its gradient is the same, and out of memory makes the parts smaller."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_kit import Bench, begin, committing
+
+from node.trainer.channel import Ready, StepDone
+from node.trainer.dims import ParallelDims
+from node.trainer.parallel import share
+from node.trainer_events import shrunk_of
+from protocols.errors import OperatorError
+
+
+def test_micro_batches_add_up(tmp_path: Path) -> None:
+    whole = Bench(tmp_path, committing(2)).run(begin()).losses
+    parts = Bench(tmp_path, committing(2), micro_batch=1).run(begin()).losses
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_bf16_keeps_parameters_in_fp32(tmp_path: Path) -> None:
+    fp32 = Bench(tmp_path, committing(2)).run(begin()).losses
+    bench = Bench(tmp_path, committing(2), bf16=True)
+    assert bench.run(begin()).losses == pytest.approx(fp32, rel=1e-2)
+    assert bench.script.losses != fp32
+    assert {p.dtype for p in bench.trainer.engine.models.parameters()} == {torch.float32}
+    assert bench.script.of(Ready)[0].dtype == "bfloat16"
+
+
+def test_out_of_memory_halves_the_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, committing(1))
+    whole = Bench(tmp_path, committing(1)).run(begin()).losses
+    model = bench.trainer.engine.parts[0]
+    forward = model.forward
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1:
+            raise torch.OutOfMemoryError("too large")
+        return forward(x)
+
+    monkeypatch.setattr(model, "forward", limited)
+    assert bench.run(begin()).losses == pytest.approx(whole, rel=1e-4)
+    assert bench.trainer.micro_batch == 1
+    first, *others = bench.script.of(StepDone)
+    problem = shrunk_of(first, halved=0)
+    assert problem is not None
+    assert (problem.code, first.micro_batch) == ("E401", 1)
+    assert "1 sequences at a time" in problem.what
+    assert all(shrunk_of(step, first.halved) is None for step in others)  # it is told once
+
+
+def test_out_of_memory_in_the_evaluation_leaves_the_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, committing(1))
+    whole = bench.trainer.evaluate()
+    model, largest = bench.trainer.engine.parts[0], []
+    forward = model.forward
+
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        largest.append(len(x))
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("too large")
+        return forward(x)
+
+    monkeypatch.setattr(model, "forward", limited)
+    assert bench.trainer.evaluate() == pytest.approx(whole, rel=1e-6)
+    assert (max(largest), largest[-1]) == (8, 2)  # of a shard of eight
+    assert bench.trainer.micro_batch == bench.trainer.batch
+    largest.clear()
+    bench.trainer.evaluate()
+    assert max(largest) == 2  # it is not tried in vain again
+
+
+def test_an_evaluation_takes_no_more_than_a_micro_batch_at_once(tmp_path: Path) -> None:
+    """So it is cured too where the daemon halves that for ranks that cannot try again."""
+    short = Bench(tmp_path, committing(1), micro_batch=2).trainer
+    assert short.evaluated_at_once == 2
+    assert short.evaluate() == pytest.approx(Bench(tmp_path, committing(1)).trainer.evaluate())
+
+
+@pytest.mark.parametrize("batch", [3, 4, 5, 16, 17])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("micro", [1, 3, 100])
+def test_shares_cover_the_batch_in_equally_many_parts(batch: int, ranks: int, micro: int) -> None:
+    shares = [share(batch, rank, ranks, micro) for rank in range(ranks)]
+    rows = sorted(row for parts in shares for part in parts for row in part)
+    assert rows == list(range(batch))
+    assert len({len(parts) for parts in shares}) == 1
+    assert all(len(part) for parts in shares for part in parts)
+    if micro == 1:
+        assert len(shares[0]) == batch // ranks
+
+
+def test_more_ranks_than_sequences(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(1))
+    many = dataclasses.replace(bench.trainer.ranks, size=5, dims=ParallelDims(dp_shard=5))
+    with pytest.raises(OperatorError, match="more than the 4 sequences of an inner step"):
+        type(bench.trainer)(bench.settings, many, None)
