@@ -1,86 +1,29 @@
-"""``node monitor``: pictures from a node, a log and a swarm; how they are drawn; what keys do."""
+"""``node monitor``: pictures from a node, a log and a swarm, and which of them is chosen."""
 
-import asyncio
 import json
 import math
-from dataclasses import replace
 
 import pytest
+from monitor_kit import ME, PEERS, done, pictures, written_log
 
 from node import outermost
 from node.config import resolve
 from node.monitor.api import ApiServer, make_app
 from node.monitor.event_log import EventLog
-from node.monitor.events import (
-    Notice,
-    PeerJoined,
-    PeerLeft,
-    PeerSuspected,
-    Problem,
-    Record,
-    RoundDone,
-    RoundFailed,
-    Started,
-    Step,
-)
+from node.monitor.events import Notice, Record, Step
 from node.monitor.history import History
 from node.monitor.observer import Observer
 from node.monitor.reading import read_record
 from node.monitor.state import NodeState
-from node.monitor.terminal import drawing
-from node.monitor.terminal.app import Monitor
 from node.monitor.terminal.command import choose
-from node.monitor.terminal.source import AttachedSource, Replay, ReplaySource, read_log
+from node.monitor.terminal.source import AttachedSource, ReplaySource, read_log
 from node.monitor.views import NodeView
 from protocols.errors import OperatorError
-from protocols.identity import Identity
-
-ME = str(Identity.from_seed(bytes(32)).peer_id)
-PEERS = [ME, *(str(Identity.from_seed(bytes([n]) * 32).peer_id) for n in range(1, 3))]
-
-
-def done(number, loss=3.0, **more):
-    islands = {
-        peer: {"loss": loss + i / 10, "tokens": 100, "distance": 0.1 + i / 100}
-        for i, peer in enumerate(PEERS)
-    }
-    phases = {"compute": 1.0, "ready": 0.2, "match": 0.1, "exchange": 0.4, "certify": 0.05}
-    values = {
-        "round": number, "total_rounds": 50, "members": 3, "live": 3, "loss": loss,
-        "validation_loss": loss, "consensus": 1 / (number + 1),
-        "consensus_after": 0.25 / (number + 1), "agreeing": 3, "eta_s": 60.0,
-        "phases": phases, "islands": islands, "sent_bytes": 1000, "raw_bytes": 8000,
-    }  # fmt: skip
-    return RoundDone(**(values | more))
 
 
 @pytest.fixture
 def log(tmp_path):
-    """A log of twelve rounds, one second apart, with what may happen between."""
-    now = [1000.0]
-    events = EventLog(tmp_path / "events.jsonl", clock=lambda: now[0])
-    events.emit(Started(peer=ME, run="tiny-docs-8c41", version="0.1.0", device="cpu"))
-    for number in range(12):
-        now[0] += 1.0
-        events.emit(Step(step=number, round=number, loss=3.0, tokens=64))
-        events.emit(done(number, loss=5.0 - number / 4, dropped={PEERS[2]: "late"}))
-    events.emit(PeerJoined(peer=PEERS[1], name="beta"))
-    events.emit(RoundFailed(round=12, reason="no majority"))
-    events.emit(Problem(code="E402", what="full", why="w", fix="f"))
-    events.emit(Notice(text="so it ends"))
-    events.close()
-    return tmp_path / "events.jsonl"
-
-
-async def pictures(source, count=100):
-    found = []
-    stream = source.pictures()
-    async for picture in stream:
-        found.append(picture)
-        if len(found) == count:
-            break
-    await stream.aclose()
-    return found
+    return written_log(tmp_path)
 
 
 # --- logs ---------------------------------------------------------------------------------------
@@ -231,173 +174,6 @@ def test_without_a_node_it_ends_with_e106(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("ATOLL_DIR", str(tmp_path))
     assert outermost.run(["monitor"]) == 1
     assert "error E106" in capsys.readouterr().err
-
-
-# --- drawing ------------------------------------------------------------------------------------
-
-
-def test_a_chart_has_its_size_and_its_ends():
-    rising = drawing.chart([float(i) for i in range(40)], 20, 4)
-    assert [len(row) for row in rising] == [20] * 4
-    assert rising[0][-1] != "⠀"
-    assert rising[-1][0] != "⠀"
-    assert rising[0][0] == rising[-1][-1] == "⠀"
-    assert drawing.chart([], 5, 2) == ["     "] * 2
-    assert set("".join(drawing.chart([1.0], 3, 1))) != {"⠀"}
-    assert len(drawing.chart([1.0, None, 2.0], 8, 2)) == 2
-
-
-def test_what_peers_wrote_cannot_move_the_cursor():
-    evil = "\x1b[2J\x07evil"
-    replay = Replay()
-    replay.state.providers.peers = lambda: [
-        replace(view, name=evil, region=evil, role=evil) for view in replay._peers.values()
-    ]
-    replay.take(Record(1, 1.0, done(0)))
-    picture = replay.picture()
-    shown = "".join(cell for peer in picture["state"]["peers"] for cell in drawing.peer_row(peer))
-    assert "evil" in shown
-    assert "\x1b" not in shown
-
-
-# --- the screen ---------------------------------------------------------------------------------
-
-
-def text_of(app, name):
-    return str(app.query_one(f"#{name}").render())
-
-
-async def shown(app, pilot):
-    async with asyncio.timeout(30):
-        while not app.shown:
-            await pilot.pause(0.02)
-    await pilot.pause()
-
-
-@pytest.mark.parametrize("size", [(120, 46), (60, 24)])
-async def test_the_screen_shows_all_panels(log, size):
-    app = Monitor(ReplaySource(log, 0))
-    async with app.run_test(size=size) as pilot:
-        await shown(app, pilot)
-        assert "tiny-docs-8c41  round 12/50" in text_of(app, "header")
-        assert "3 agree bit for bit  0.083 -> 0.021 apart" in text_of(app, "header")
-        assert "rounds: 1 failed" in text_of(app, "header")
-        assert "loss" in text_of(app, "loss")
-        assert "consensus" in text_of(app, "consensus")
-        assert "without 1" in text_of(app, "rounds")
-        assert "this node" in text_of(app, "node")
-        table = app.query_one("#peers")
-        assert table.row_count == 3
-        log_lines = "\n".join(str(line.text) for line in app.query_one("#events").lines)
-        assert "E402" in log_lines
-        assert "so it ends" in log_lines
-
-
-async def test_keys_sort_pause_and_quit(log):
-    app = Monitor(ReplaySource(log, 0))
-    async with app.run_test(size=(120, 46)) as pilot:
-        await shown(app, pilot)
-        order = [str(app.query_one("#peers").get_row_at(i)[0]) for i in range(3)]
-        await pilot.press("s")
-        await pilot.press("s")
-        await pilot.press("s")
-        by_name = [str(app.query_one("#peers").get_row_at(i)[0]) for i in range(3)]
-        assert sorted(order) == sorted(by_name)
-        await pilot.press("p")
-        assert "(paused)" in text_of(app, "header")
-        await pilot.press("p")
-        assert "(paused)" not in text_of(app, "header")
-        await pilot.press("q")
-    assert app.return_code == 0
-    assert app.failure is None
-
-
-async def test_the_table_shows_links_and_fragments_as_well(log):
-    app = Monitor(ReplaySource(log, 0))
-    async with app.run_test(size=(120, 46)) as pilot:
-        await shown(app, pilot)
-        table = app.query_one("#peers")
-        app._picture["links"] = {
-            "peers": PEERS,
-            "links": [[0, 1, 2e6, 0.1, 0], [1, 2, 5e5, None, 12], [2, 0, None, 0.2, 3]],
-        }
-        await pilot.press("v")
-        rows = [[str(cell) for cell in table.get_row_at(i)] for i in range(table.row_count)]
-        assert [row[2:] for row in rows] == [
-            ["0.50 MB/s", "-", "told 12s ago"],
-            ["2.00 MB/s", "100 ms", "here"],
-            ["-", "200 ms", "told 3s ago"],
-        ]
-        assert rows[0][:2] == ["beta", f"…{PEERS[2][-8:]}"]
-        await pilot.press("v")
-        assert [str(cell) for cell in table.get_row_at(0)][:4] == [
-            "1 of 1", "11", "committed", "3 of 3",
-        ]  # fmt: skip
-        await pilot.press("v")
-        assert table.row_count == 3
-        assert len(table.columns) == len(drawing.PEER_COLUMNS)
-
-
-def test_a_replay_knows_names_and_who_left(log):
-    replay = Replay()
-    for record in read_log(log):
-        replay.take(record)
-    replay.take(Record(98, 99.0, PeerJoined(peer=PEERS[1], name="alps", region="eu")))
-    replay.take(Record(99, 99.0, done(12)))
-    by_id = {peer["peer"]: peer for peer in replay.picture()["state"]["peers"]}
-    assert (by_id[PEERS[1]]["name"], by_id[PEERS[1]]["region"]) == ("alps", "eu")
-    assert by_id[ME]["link"] == "self"
-    replay.take(Record(100, 100.0, PeerLeft(peer=PEERS[1])))
-    replay.take(Record(101, 100.0, PeerSuspected(peer=PEERS[2])))
-    status = {peer["peer"]: peer["status"] for peer in replay.picture()["state"]["peers"]}
-    assert status == {ME: "active", PEERS[1]: "left", PEERS[2]: "suspect"}
-    replay.take(Record(102, 101.0, done(13)))
-    status = {peer["peer"]: peer["status"] for peer in replay.picture()["state"]["peers"]}
-    assert set(status.values()) == {"active"}
-
-
-def test_the_terminal_tells_who_was_waited_for():
-    row = done(4).islands
-    slow = {**row, PEERS[1]: {**row[PEERS[1]], "ready_s": 3.5}, ME: {**row[ME], "ready_s": 0.0}}
-    text = drawing.waited_for({"round": 4, "islands": slow}, {PEERS[1]: "alps"})
-    assert text == "round 4: all waited for alps, 3.5 s after the first"
-    assert drawing.waited_for({"round": 4, "islands": row}, {}) == ""
-
-
-class Pouring:
-    """Pictures without a pause, whatever happens to who draws them."""
-
-    title = "pouring"
-
-    def __init__(self, log):
-        self.replay = Replay()
-        for record in read_log(log):
-            self.replay.take(record)
-
-    async def pictures(self):
-        while True:
-            yield self.replay.picture()
-            await asyncio.sleep(0)
-
-
-async def test_it_can_be_left_while_pictures_come(log):
-    for _ in range(3):
-        app = Monitor(Pouring(log))
-        async with app.run_test(size=(120, 46)) as pilot:
-            await shown(app, pilot)
-            app.exit()  # the pictures go on coming while the screen is taken down
-    assert app.failure is None
-
-
-async def test_an_error_ends_it_with_its_code(tmp_path):
-    app = Monitor(ReplaySource(tmp_path / "none", 0))
-    async with app.run_test() as pilot:
-        async with asyncio.timeout(30):
-            while app.failure is None:
-                await pilot.pause(0.02)
-        await pilot.pause()
-    assert app.failure.code == "E204"
-    assert app.return_code == 2
 
 
 # --- the choice --------------------------------------------------------------------------------
