@@ -61,8 +61,9 @@ SURVIVED = ("", "E401", "E405", "E406", "E408")  # the trainer is started again
 class Conductor:
     """Drives one island through the rounds; :meth:`run` ends when the trainer has stopped.
 
-    ``on_applied`` is awaited after each round the trainer has applied, with the validation loss
-    where it was measured: for the report, the checkpoint, the end of the run.
+    The replicas call :meth:`hold` before they write what the trainer reads, and :meth:`resume`
+    afterwards. ``on_applied`` is awaited after each round the trainer has applied, with the
+    validation loss where it was measured: for the report, the checkpoint, the end of the run.
     """
 
     manifest: Manifest
@@ -79,12 +80,12 @@ class Conductor:
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
     refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
     expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
-    ready: Ready | None = None
+    ready: Ready | None = None  # what the trainer has built; None: it is not there yet, or no more
     _moments: Taken | None = None
     _begun: bool = False
     _beginning: bool = False
     _restarts: int = 0
-    _target: int = 0
+    _target: int = 0  # inner steps from one contribution to the next
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
 
@@ -135,19 +136,20 @@ class Conductor:
         steps_count_from_here = contributed and self._guesses is None  # and not from a snapshot
         if fragment == 0 and (reset or steps_count_from_here or not self._at_will):
             self._since = 0
-        order = (
+        apply = Apply(
+            round_,
             self._target,
             slot,
             slots,
-            contributed,
-            reset,
-            evaluate,
-            fragment,
-            self._chooser.tau(),
-            self._targets.position(self.swarm),
+            contributed=contributed,
+            reset=reset,
+            evaluate=evaluate,
+            fragment=fragment,
+            tau=self._chooser.tau(),
+            position=self._targets.position(self.swarm),
         )
         try:
-            await self.island.send(Apply(round_, *order))
+            await self.island.send(apply)
         except ChannelClosedError:
             self._turns.free(fragment)  # its death is on its way as an event
 
@@ -254,7 +256,8 @@ class Conductor:
         self._begun = True
         if self._guesses is not None:
             self._guesses.begin()
-        (round_, *others), (slot, slots) = [r.place.round for r in self.replicas], self._slot()
+        round_, *others = [replica.place.round for replica in self.replicas]
+        slot, slots = self._slot()
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._turns.begin()
@@ -267,7 +270,7 @@ class Conductor:
             self.pace.step,
             self.pace.tokens,
             resume,
-            self.joined and not (resume or moments),
+            rewarm=self.joined and not (resume or moments),
             evaluate=bool(self.manifest.rounds.eval_every) and not (round_ or resume),
             others=tuple(others),
             tau=self._chooser.tau(),
