@@ -1,16 +1,11 @@
-"""What this node's trainer needs of a run: the model's outline, and tokens to train on."""
+"""The outline of a run's model, and whether this node's trainer has that model."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
-from node.data.folder import is_folder
-from node.data.supply import check_files
-from node.entrance import Run
 from node.errors import operator_error
-from node.reading import Reading
 from node.trainer.layout import Outline, outline
 
 if TYPE_CHECKING:
@@ -39,19 +34,3 @@ async def layout_of(node: Node, manifest: Manifest) -> Outline:
             fix="build the same model, or give peers of your run",
         )
     return layout
-
-
-async def tokens_of(node: Node, reading: Reading, run: Run) -> str:
-    """The training tokens; remembered, so that resuming needs no --data.
-
-    Raises as :meth:`~node.reading.Reading.tokens` does.
-    """
-    if node.daemon.script is not None:
-        return ""
-    note = node.home.root / "tokens.path"
-    kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
-    tokens = await reading.tokens(run, kept)
-    if not node.config.data and is_folder(tokens):  # the same as before: damaged since?
-        await node.offload(lambda: check_files(tokens, lambda done, total: None))
-    note.write_bytes(os.fsencode(tokens))
-    return tokens

@@ -35,7 +35,7 @@ from node.links import tell_links
 from node.lookout import Lookout
 from node.modes import check_runs, is_over
 from node.monitor.events import JoinProgress, Notice
-from node.own_model import layout_of, tokens_of
+from node.own_model import layout_of
 from node.past import ask_past, tell_past
 from node.peer_reports import PeerReports
 from node.reading import Reading
@@ -104,7 +104,7 @@ class Participation:
             run = await finder.find(restored.signed if restored else None)
             manifest, layout = run.manifest, self._layout
             if self.config.role == "island":
-                tokens = await tokens_of(self.node, reading, run)
+                tokens = await reading.tokens(run)
                 await self._tell_hosts(run, tokens)
             script = self.node.daemon.script
             vectors = script.vectors if script else SharedVectors.create(layout.size)

@@ -6,6 +6,7 @@ Reading may take minutes: it goes on beside the event loop, and how far it is is
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -65,19 +66,33 @@ class Reading:
             init_from=self.config.init_from,
         )
 
-    async def tokens(self, run: Run, kept: str) -> str:
+    async def tokens(self, run: Run) -> str:
         """Where this island's training tokens are: a file, or a token folder here or at a URL.
 
-        ``kept``: those that this node used before, if they are still there. Nothing of the
-        evaluation shard is in them. Raises OperatorError E402, E601, E603, E604, E605.
+        Remembered, so that resuming needs no --data. Nothing of the evaluation shard is in them;
+        empty for a script, which has its own. Raises OperatorError E402, E601, E603, E604, E605.
         """
-        from node.data.supply import tokens_for, usable
+        if run.manifest.script.layout:
+            return ""
+        note = self.config.dir / "tokens.path"
+        kept = os.fsdecode(note.read_bytes()) if note.is_file() else ""  # paths are any bytes
+        tokens = run.tokens or await self._kept(kept) or await self._tokens_for(run)
+        note.write_bytes(os.fsencode(tokens))
+        return tokens
 
-        if run.tokens:
-            return run.tokens
+    async def _kept(self, kept: str) -> str:
+        """What this node trained on before, where that is whole and nothing else is asked for."""
+        from node.data.supply import check_files, usable
+
+        if self.config.data or not usable(kept):
+            return ""
+        await self._in_the_background(lambda progress, tell: check_files(kept, progress))
+        return kept
+
+    async def _tokens_for(self, run: Run) -> str:
+        from node.data.supply import tokens_for
+
         place = self.config.data or ""
-        if not place and usable(kept):
-            return kept
         if not place and run.manifest.data.recipe != "text":
             self._note(
                 f"no --data: trains on the recipe of the run, {run.manifest.data.recipe} of Python "

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from blake3 import blake3
-from data_kit import folder
 from identity_kit import identity
 
 from bootstrap.manifest import Evaluation, Manifest
@@ -21,7 +19,6 @@ from node.config import resolve
 from node.entrance import Run
 from node.finding import Finder
 from node.outer_files import SHARD, write_beside
-from node.own_model import tokens_of
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 
@@ -180,55 +177,6 @@ async def test_settings_of_a_run_that_the_checkpoint_s_does_not_have_are_e201(
         signed(inner={"lr": 0.5})
     )
     assert same.manifest.inner.lr == 0.5
-
-
-async def test_tokens_that_were_damaged_since_are_not_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = folder(tmp_path / "data")
-
-    class Tokens:
-        async def tokens(self, run: Run, kept: str) -> str:
-            return kept
-
-    async def offload(work: Any) -> Any:
-        return work()
-
-    node: Any = SimpleNamespace(
-        daemon=SimpleNamespace(script=None),
-        home=StateDir(tmp_path),
-        config=SimpleNamespace(data=None),
-        offload=offload,
-    )
-    (tmp_path / "tokens.path").write_text(str(made))
-    run, reading = Run(signed(), TEXT, created=False), Tokens()
-    assert await tokens_of(node, reading, run) == str(made)  # type: ignore[arg-type]
-    with (made / "train-00000.bin").open("r+b") as file:
-        file.write(b"xx")
-    with pytest.raises(OperatorError) as caught:
-        await tokens_of(node, reading, run)  # type: ignore[arg-type]
-    assert caught.value.code == "E603"
-
-
-async def test_where_the_tokens_are_may_be_any_path(tmp_path: Path) -> None:
-    """Also one that is no UTF-8, and a note that was overwritten with something else."""
-    asked: list[str] = []
-
-    class Tokens:
-        async def tokens(self, run: Run, kept: str) -> str:
-            asked.append(kept)
-            return os.fsdecode(b"/data/caf\xe9.bin")
-
-    node: Any = SimpleNamespace(
-        daemon=SimpleNamespace(script=None),
-        home=StateDir(tmp_path),
-        config=SimpleNamespace(data=None),
-    )
-    run, reading = Run(signed(), TEXT, created=False), Tokens()
-    for _ in range(2):
-        await tokens_of(node, reading, run)  # type: ignore[arg-type]
-    assert asked == ["", os.fsdecode(b"/data/caf\xe9.bin")]
 
 
 def checkpoint(home: Path, run: str) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from data_kit import folder
 from identity_kit import identity
 
 from bootstrap.manifest import Manifest
@@ -18,6 +20,7 @@ from node.data import plain_text
 from node.entrance import Run
 from node.monitor.event_log import EventLog
 from node.reading import Reading
+from protocols.errors import OperatorError
 
 
 def reading(config: NodeConfig, told: list[str]) -> Reading:
@@ -39,7 +42,7 @@ async def test_who_joins_without_data_is_told_which_text_it_trains_on(
     config = resolve({"dir": str(tmp_path)} | ({"data": data} if data else {}), {})
     told: list[str] = []
     theirs = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
-    assert await reading(config, told).tokens(theirs, "") == "tokens"
+    assert await reading(config, told).tokens(theirs) == "tokens"
     assert [text.partition(",")[0] for text in told] == (
         [] if data else ["no --data: trains on the recipe of the run"]
     )
@@ -82,10 +85,54 @@ async def test_files_of_a_folder_that_are_no_text_are_named_by_who_makes_a_run_a
     node = reading(resolve({"dir": str(tmp_path), "data": str(text)}, {}), told)
     run = await node.make_run(Manifest(data={"recipe": "text"}))
     run.tokens = ""  # as at another node
-    await node.tokens(run, "")
+    await node.tokens(run)
     assert len(looks) == 2
     assert len(told) == 2
     for line in told:
         assert f"{text / '1.txt'} (it is not UTF-8 (byte 3)), " in line
         assert line.endswith("and 1 more")
         assert "good" not in line
+
+
+async def test_tokens_that_were_damaged_since_are_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = folder(tmp_path / "data")
+    (tmp_path / "tokens.path").write_text(str(made))
+    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    assert await node.tokens(run) == str(made)
+    with (made / "train-00000.bin").open("r+b") as file:
+        file.write(b"xx")
+    with pytest.raises(OperatorError) as caught:
+        await node.tokens(run)
+    assert caught.value.code == "E603"
+
+
+async def test_where_the_tokens_are_may_be_any_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is no UTF-8; it is made once, and found again by who resumes."""
+    made = tmp_path / os.fsdecode(b"caf\xe9.bin")
+    made.write_bytes(b"tokens")
+    asked: list[str] = []
+
+    def tokens_for(*given: Any) -> str:
+        asked.append("asked")
+        return str(made)
+
+    monkeypatch.setattr("node.data.supply.tokens_for", tokens_for)
+    node = reading(resolve({"dir": str(tmp_path)}, {}), [])
+    run = Run(SignedManifest.create(Manifest(), identity(1)), b"", created=False)
+    assert [await node.tokens(run) for _ in range(2)] == [str(made)] * 2
+    assert len(asked) == 1
+    made.unlink()
+    await node.tokens(run)
+    assert len(asked) == 2
+
+
+async def test_a_script_has_its_own_data(tmp_path: Path) -> None:
+    script = {"layout": "ab" * 32, "parameters": 8}
+    run = Run(SignedManifest.create(Manifest(script=script), identity(1)), b"", created=False)
+    assert await reading(resolve({"dir": str(tmp_path)}, {}), []).tokens(run) == ""
