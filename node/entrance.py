@@ -30,7 +30,7 @@ from node.monitor.events import JoinProgress, Problem
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, TransportError
-from protocols.identity import Identity, PeerId
+from protocols.identity import PeerId
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -76,7 +76,6 @@ class Entrance:
     """What is needed on the way in."""
 
     config: NodeConfig
-    identity: Identity
     transport: Transport
     whereabouts: Whereabouts
     cache: PeerCache

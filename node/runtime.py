@@ -293,7 +293,6 @@ class Node:
             stack.push_async_callback(self.dashboard.aclose)
         entrance = Entrance(
             self.config,
-            self.identity,
             self.transport,
             self.whereabouts,
             self.cache,
