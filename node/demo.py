@@ -123,17 +123,17 @@ class Demo:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from bootstrap.manifest import Manifest
+
         self.seconds, self.count, self.seed, self.root = seconds, islands, seed, root
         self.began = began
         cores = os.cpu_count() or 1
         self.threads = max(1, cores // (islands + 1))
-        from bootstrap.manifest import Manifest
-
         self.inner_steps = Manifest().rounds.inner_steps
         round_s = OVERHEAD * step_seconds() * max(1.0, islands / cores) * self.inner_steps
-        left = began + seconds - time.monotonic() - START_S
-        self.rounds = max(MIN_ROUNDS, int(left / round_s))
-        self.takes_s = seconds - left + self.rounds * round_s  # if nothing else slows it down
+        besides_s = time.monotonic() - began + START_S
+        self.rounds = max(MIN_ROUNDS, int((seconds - besides_s) / round_s))
+        self.takes_s = besides_s + self.rounds * round_s  # unless something else slows it down
         self.islands: list[IslandProcess] = []
         self.joined = self.killed = self.left = False
         console = Console(stderr=True, quiet=quiet)
