@@ -27,6 +27,7 @@ from node.errors import operator_error
 from node.fetching import Fetcher
 from node.finding import Finder
 from node.hardware import Hardware, device_kind, hardware
+from node.headway import counted
 from node.hosts.crew import job_of, open_hub
 from node.hosts.hub import Hub
 from node.hosts.meeting import meeting
@@ -323,9 +324,9 @@ class Participation:
         limit, place = self.config.rounds, self.replicas[0].place
         if is_over(self.manifest, self.reporter.round, place.work):
             self.finishing = True
-            self.node.daemon.stop(f"the run is over after {self.reporter.round} rounds")
+            self.node.daemon.stop(f"the run is over after {counted(self.reporter.round, 'round')}")
         elif limit and self.reporter.rounds_committed >= limit:
-            self.node.daemon.stop(f"{limit} rounds are done")
+            self.node.daemon.stop(f"{counted(limit, 'round')} done, as --rounds says")
 
     @property
     def manifest(self) -> Manifest:

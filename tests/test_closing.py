@@ -12,8 +12,8 @@ HOME = Path("/my runs/a")
 
 
 def test_a_run_that_goes_on_can_be_gone_on_with() -> None:
-    assert last_words("2 rounds are done", rounds=7, home=HOME) == (
-        "ended: 2 rounds are done; the run stands at round 7; "
+    assert last_words("2 rounds done, as --rounds says", rounds=7, home=HOME) == (
+        "ended: 2 rounds done, as --rounds says; the run stands at round 7; "
         "to go on: node start --resume --dir '/my runs/a'; "
         "its model: node export FOLDER --from '/my runs/a'"
     )
