@@ -66,8 +66,15 @@ class Approach:
         self._arrivals += 1
 
     def downloaded(self, seconds: float) -> None:
-        """The state was downloaded."""
+        """The state was downloaded.
+
+        A replay was measured before, maybe while this machine was busy with starting: it is tried
+        again after some downloads, for who only downloads would never measure another one.
+        """
         self._download_s = seconds
+        if self._replay_s and self.state_bytes:
+            by_size = seconds * self.round_bytes / self.state_bytes
+            self._replay_s += WEIGHT * min(0.0, by_size - self._replay_s)
 
     def begins(self, missing: int, now: float) -> None:
         """A download is begun, at a time when so many rounds are missing here."""

@@ -201,6 +201,8 @@ class Chain(Reports):
                 self.ledger.add(certificate, {})
             self.note(ready=False)  # what was to be sent was of another place
             self._open_round()
+            if not same:
+                self._take_office()
         await self._announce_move()
 
     @asynccontextmanager
@@ -309,12 +311,16 @@ class Chain(Reports):
             self.timing.committed(self.now(), certificate, plan, self.rules)
             self.note(ready=False)
             self._open_round()
-            in_office = self.me in self.replica.roster and not self.round.forgot
-            if self.status.status == "joining" and in_office:
-                self.note(status="active")
+            self._take_office()
             self.hooks.applied(certificate, exchange)
         await self._announce_move()
         await self.ledger.make_room(self.wiring.offload)
+
+    def _take_office(self) -> None:
+        """At a place that this node has just come to, its vote counts from now on."""
+        in_office = self.me in self.replica.roster and not self.round.forgot
+        if self.status.status == "joining" and in_office:
+            self.note(status="active")
 
     async def _announce_move(self) -> None:
         self._kick.set()

@@ -39,6 +39,21 @@ def test_a_download_is_taken_where_it_is_nearer() -> None:
     assert one.is_far(last + 1)
 
 
+def test_a_replay_that_took_long_once_is_tried_again_after_some_downloads() -> None:
+    one = approach()
+    one.replayed(4.0)
+    downloads = 0
+    while not downloads or one.is_far(1):
+        one.downloaded(0.2)
+        downloads += 1
+        assert downloads < 20
+    assert downloads > 5
+    one.replayed(4.0)
+    assert one.is_far(1)
+    one.downloaded(100.0)
+    assert one.replay_s < 4.0, "a slow download says nothing of replays"
+
+
 def test_a_download_over_a_link_that_carried_more_says_little_about_one_now() -> None:
     one = approach()
     one.downloaded(0.25)  # as the node came: 1,600 bytes a second

@@ -35,6 +35,24 @@ def test_a_link_that_is_slower_than_the_rounds_of_a_lone_member(codec: str) -> N
     played(story)
 
 
+def test_who_only_downloads_since_its_first_replay_took_long_is_in_office_all_the_same() -> None:
+    """As on a machine that was busy with starting it then."""
+
+    async def story() -> None:
+        async with scene(codec="int4", think=(1.0, 1.0)) as swarm:
+            await asyncio.sleep(5.0)
+            newcomer = swarm.join(NEWCOMERS[0], BYTES / ROUND_S)
+            chain = newcomer.swarm.chains[0]
+            chain.following.approach.downloaded(ROUND_S)
+            chain.following.approach.replayed(1000.0)
+            await until(lambda: newcomer.peer in newcomer.replica.roster, 10.0)
+            assert chain.status.status == "active"
+            await until(lambda: swarm.are_members(newcomer), 30.0)
+            assert newcomer.behind.count("FAR") < 6
+
+    played(story)
+
+
 def test_two_newcomers() -> None:
     async def story() -> None:
         async with scene(codec="fp32") as swarm:
