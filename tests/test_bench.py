@@ -12,6 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gossip.instructions import Commit, Instruction
+from gossip.round import Round
 from node.bench.command import Json, Text
 from node.bench.member import (
     Member,
@@ -22,7 +24,7 @@ from node.bench.member import (
     peak_bytes,
     resident_bytes,
 )
-from node.bench.watching import Stage, Watch
+from node.bench.watching import Stage, Watch, WatchedChain
 from node.cli import app
 from node.outermost import first_known
 from protocols.errors import OperatorError
@@ -102,6 +104,26 @@ async def test_all_end_with_the_mean(tls: bool, monkeypatch: pytest.MonkeyPatch)
             assert came[:2] == [Stage.READY, Stage.PLANNED]
             assert came.index(Stage.SENDING) < came.index(Stage.HALF_SENT)
             assert came[-3:] == [Stage.CERTIFYING, Stage.COMMITTED, Stage.APPLIED]
+
+
+async def test_who_misses_a_commit_repeats_the_round_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missed: list[WatchedChain] = []
+    real = WatchedChain.carry_out
+
+    def carry_out(chain: WatchedChain, of: Round, instructions: list[Instruction]) -> None:
+        commits = any(isinstance(one, Commit) for one in instructions)
+        if commits and not missed:
+            missed.append(chain)
+            instructions = [one for one in instructions if not isinstance(one, Commit)]
+        real(chain, of, instructions)
+
+    monkeypatch.setattr(WatchedChain, "carry_out", carry_out)
+    taken, _ = await take_rounds(SETTINGS)
+    assert missed
+    for round_ in range(2):
+        assert len({member[round_].digest for member in taken}) == 1
 
 
 async def test_who_does_not_come_is_waited_for_in_vain() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from benchmarks.worker import SIZE, options, say, wait_for_turn
 from node.bench.member import Member, Settings, Taken
@@ -19,11 +20,11 @@ async def main() -> None:
         codec=given.get("codec", "int4"),
         rounds=2**31,
         tls=given.get("tls", True),
-        keep_rounds=given.get("keep_rounds", 0),
         listen=f"{given['address']}:0",
         peers=tuple(first),
         seed=given["rank"],
         max_upload=given.get("max_upload", 0.0),
+        patience_s=math.inf,  # the fleet has a bound, and other fleets may meet first
     )
 
     async def turn(round_: int) -> None:

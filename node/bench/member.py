@@ -46,6 +46,7 @@ TOKENS = 1000  # that each contribution claims to stand for
 MEET_EVERY_S = 0.1
 LINGER_S = 10.0  # others may still have to come to the end
 FAREWELL_S = 2.0
+KEPT = 2  # merged rounds, for those who were too slow to vote and ask for them
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ class Settings:
     tls: bool = True
     quorum: float = 1.0  # a round waits for all live members
     groups: Literal["none", "region", "grid"] = "none"
-    keep_rounds: int = 0  # merged rounds kept in memory for those who miss them
     # its own
     listen: str = "0.0.0.0:4390"
     region: str = ""  # its site, for groups
@@ -327,9 +327,7 @@ class Member:
             quorum=settings.quorum,
             grouping=Grouping(settings.groups),
         )
-        return WatchedChain(
-            wiring, replica, rules, presence, hooks, settings.keep_rounds, watch=watch
-        )
+        return WatchedChain(wiring, replica, rules, presence, hooks, KEPT, watch=watch)
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -341,6 +339,8 @@ class Member:
             await replica.offload(replica.draw)
             replica.moved.clear()
             await self._until_at(chain.presence, round_)  # or the slowest could be left out
+            if all(i.announce.round >= round_ for i in chain.membership.islands.values()):
+                chain.ledger.clear()  # nobody needs it, and it is not to count as memory
             if self.turn is not None:
                 await self.turn(round_)
             watch.begin(round_)
