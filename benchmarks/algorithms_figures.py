@@ -1,0 +1,121 @@
+"""The figures of the study of ``benchmarks.algorithms``, from its rows."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.algorithms_rows import ALL_SEEDS, BASE, MAIN, Row
+
+WITHIN = (1.0, 3.0)  # percent of the baseline's loss
+# keys that are percents of loss: which row, of how many islands, over which (of how many)
+COMPARED: dict[str, tuple[str, str, int, int]] = {
+    "gossip_vs_diloco_loss": ("NoLoCo pairs, H 25, int8", "DiLoCo, int4", 4, 4),
+    # two thirds of the bytes
+    "gossip_vs_diloco_same_codec_loss": ("NoLoCo pairs, int8", "DiLoCo, int8", 4, 4),
+    "muon_vs_dp_loss": ("Muon inside, int4", BASE, 4, 4),
+    "muon_h10_vs_dp_loss": ("Muon inside, H 10, int4", BASE, 4, 4),
+    "churn_loss_pct": ("8 islands, 30 % replaced", "8 islands", 8, 8),
+    "byzantine_loss_pct": ("8 islands, 2 attack, open trust", "8 islands", 8, 8),
+    "byzantine_loss_over_the_honest_alone_pct": (
+        "8 islands, 2 attack, open trust",
+        "6 islands",
+        8,
+        6,
+    ),
+    "byzantine_mean_loss_pct": ("8 islands, 2 attack, mean", "8 islands", 8, 8),
+}
+# with a slow island: who waits for it, and who does not
+WAITING = "straggler, waited for"
+NOT_WAITING = ("straggler, fewer steps", "straggler, asynchronous")
+
+
+def mean_of(rows: dict[str, Row], name: str, islands: int, what: str = "loss") -> float | None:
+    """Over the seeds that are there."""
+    found = [
+        row[what]
+        for seed in ALL_SEEDS
+        if (row := rows.get(f"{name}/{islands}/{seed}")) is not None and what in row
+    ]
+    return statistics.mean(found) if found else None
+
+
+def percents_over(
+    rows: dict[str, Row], name: str, base: str, islands: int, of: int | None = None
+) -> list[float]:
+    """How much more loss, in percent, by each of the seeds that both have.
+
+    ``of`` is how many islands ``base`` has, where that is another number.
+    """
+    of = of or islands
+    both = (
+        (rows.get(f"{name}/{islands}/{seed}", {}), rows.get(f"{base}/{of}/{seed}", {}))
+        for seed in ALL_SEEDS
+    )
+    return [
+        100 * (a["loss"] / b["loss"] - 1)
+        for a, b in both
+        if "loss" in a and "loss" in b and a.get("stale") == b.get("stale")
+    ]
+
+
+def percent_over(rows: dict[str, Row], name: str, base: str, islands: int) -> float | None:
+    """The mean of :func:`percents_over`."""
+    found = percents_over(rows, name, base, islands)
+    return statistics.mean(found) if found else None
+
+
+def seconds_to(rows: dict[str, Row], name: str, loss: float | None, seed: int) -> float | None:
+    """Virtual time until the validation loss was first that low (4 islands)."""
+    curve = rows.get(f"{name}/4/{seed}", {}).get("curve", [])
+    return next((point[0] for point in curve if loss is not None and point[3] <= loss), None)
+
+
+def target_loss(rows: dict[str, Row], seed: int) -> float | None:
+    """Until when runs with a slow island are timed: near what waiting for it ends with."""
+    waited = rows.get(f"{WAITING}/4/{seed}", {}).get("curve")
+    return (1 + WITHIN[1] / 100) * waited[-1][3] if waited else None
+
+
+def cheapest(rows: dict[str, Row], percent: float) -> tuple[float, str] | None:
+    """How many times fewer bytes suffice for at most ``percent`` more loss, and by which row."""
+    baseline = mean_of(rows, BASE, 4, "bytes_per_parameter")
+    found = [
+        (baseline / sent, name)
+        for name in MAIN
+        if name != BASE
+        and (over := percent_over(rows, name, BASE, 4)) is not None
+        and over <= percent
+        and (sent := mean_of(rows, name, 4, "bytes_per_parameter")) is not None
+        and baseline is not None
+    ]
+    return max(found, default=None)
+
+
+def straggler_speedups(rows: dict[str, Row]) -> list[float]:
+    """How much sooner the target is reached by who does not wait for a slow island, by seed.
+
+    0 where it never is.
+    """
+    found = []
+    for seed in ALL_SEEDS:
+        target = target_loss(rows, seed)
+        slow = seconds_to(rows, WAITING, target, seed)
+        if slow is None or any(f"{name}/4/{seed}" not in rows for name in NOT_WAITING):
+            continue
+        quick = (seconds_to(rows, name, target, seed) for name in NOT_WAITING)
+        found.append(max((slow / seconds for seconds in quick if seconds), default=0.0))
+    return found
+
+
+def figures(rows: dict[str, Row]) -> dict[str, float | None]:
+    """The keys of the study; None where rows are missing."""
+    found: dict[str, float | None] = {}
+    for percent in WITHIN:
+        best = cheapest(rows, percent)
+        found[f"bytes_ratio_at_{percent:g}pct"] = best[0] if best else None
+    for key, compared in COMPARED.items():
+        percents = percents_over(rows, *compared)
+        found[key] = statistics.mean(percents) if percents else None
+    speedups = straggler_speedups(rows)
+    found["straggler_speedup"] = statistics.mean(speedups) if speedups else None
+    return {key: None if value is None else round(value, 3) for key, value in found.items()}
