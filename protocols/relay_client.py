@@ -15,8 +15,10 @@ import logging
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Protocol
 
 from aiohappyeyeballs import start_connection
@@ -36,6 +38,7 @@ from protocols.limits import Limits
 from protocols.relay_server import DIAL, HOLD_S, WAIT, RelayServer
 from protocols.relay_wire import (
     MAX_BACK,
+    MAX_CALLS_OF_ONE,
     TOKEN_BYTES,
     RelayCall,
     RelayCalls,
@@ -49,6 +52,7 @@ logger = logging.getLogger(__name__)
 BACK_S = 2.5  # for a hidden node to dial back, before the relay is asked to carry
 THROUGH_S = 120.0  # after a call that was not dialled back, for so long the relay carries at once
 ANSWER_S = 5.0
+MAX_ANSWERING = 128  # calls for which connections are being opened; further ones are left out
 LATE_S = 15.0  # beyond the time for which a question is kept open: either end may be busy
 
 _relaying: ContextVar[bool] = ContextVar("relaying", default=False)
@@ -186,11 +190,20 @@ class Relays:
 
         ``where``: its ``HOST:PORT``. Raises what :meth:`Transport.call` raises.
         """
+        answering: Counter[PeerId] = Counter()  # by caller: its addresses may lead nowhere
         async with asyncio.TaskGroup() as group:
             try:
                 while True:
                     for call in (await self._wait(relay, begin=False)).calls:
-                        group.create_task(self._take(call, where))
+                        caller = call.caller
+                        if (
+                            answering[caller] < MAX_CALLS_OF_ONE
+                            and answering.total() < MAX_ANSWERING
+                        ):
+                            answering[caller] += 1
+                            group.create_task(self._take(call, where)).add_done_callback(
+                                partial(_answered, answering, caller)
+                            )
             except TransportError as error:
                 failure = error
         raise failure
@@ -217,6 +230,12 @@ class Relays:
                 continue
             self._serve(sock, address)
             return
+
+
+def _answered(answering: Counter[PeerId], caller: PeerId, _: asyncio.Task[None]) -> None:
+    answering[caller] -= 1
+    if not answering[caller]:
+        del answering[caller]
 
 
 async def _introduced(sock: socket.socket, token: bytes) -> socket.socket:

@@ -1,10 +1,11 @@
 """The relay: tells hidden nodes who calls them, and carries calls between two that are hidden.
 
-Everything is bounded: how many wait here, how many calls a node has not fetched, how many
-connections are carried at once and for one peer, their speed all together, and how long one may
-say nothing. Nothing is dialled from here, so nobody can be made to by asking. Whom a relay serves
-is decided where all names of a node are (:meth:`protocols.http.HttpTransport.admit`), and by
-``may_wait``: only those who were greeted may be called through it.
+Everything is bounded: how many wait here, how many calls, of all and of one caller, a node has not
+fetched, how many connections are carried at once and for one peer, their speed all together, and
+how long one may say nothing. Nothing is dialled from here, so nobody can be made to by asking. Whom
+a relay serves is decided where all names of a node are
+(:meth:`protocols.http.HttpTransport.admit`), and by ``may_wait``: only those who were greeted may
+be called through it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from protocols.identity import PeerId
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
     MAX_CALLS,
+    MAX_CALLS_OF_ONE,
     TOKEN_BYTES,
     RelayCall,
     RelayCalls,
@@ -139,6 +141,8 @@ class RelayServer:
             raise RemoteRefused("absent", "it does not wait here")
         if len(here.calls) >= MAX_CALLS:
             raise RemoteRefused("full", "it has not fetched its last calls")
+        if sum(one.caller == call.caller for one in here.calls) >= MAX_CALLS_OF_ONE:
+            raise RemoteRefused("full", "it has not fetched your last calls")
         here.calls.append(call)
         here.news.set()
 

@@ -28,6 +28,7 @@ MARK = b"\xa8"  # no letter, no TLS record and no lane
 PREAMBLE = MARK + b"atollR1"
 TOKEN_BYTES = 16
 MAX_CALLS = 64  # told at once
+MAX_CALLS_OF_ONE = 32  # of them, of one caller: twice what it keeps open to a peer for one use
 MAX_BACK = 3  # addresses of a caller that are tried
 
 Token = Annotated[bytes, Max(TOKEN_BYTES)]

@@ -23,6 +23,7 @@ from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
     MAX_CALLS,
+    MAX_CALLS_OF_ONE,
     PREAMBLE,
     RelayCall,
     RelayCalls,
@@ -178,6 +179,28 @@ async def test_who_says_it_can_be_dialled_and_cannot_is_carried_after_a_moment(
         assert here.relay.stats.out_by_name["relay"] > 0
 
 
+async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller may give addresses at which a connection opens only after a while, or never."""
+    dialled: list[str] = []
+
+    async def never(address: str) -> socket.socket:
+        dialled.append(address)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async with place() as here:
+        monkeypatch.setattr("protocols.relay_client.MAX_CALLS_OF_ONE", 2)
+        with monkeypatch.context() as patched:
+            patched.setattr("protocols.relay_client.connected", never)
+            here.closed.book.add(here.relay.peer_id, address(here.relay))
+            for number in range(8):
+                asked = RelayDial(here.hidden.peer_id, bytes(16), (f"192.0.2.1:{1000 + number}",))
+                await here.closed.call(here.relay.peer_id, "relay-dial", asked.encode(), timeout=5)
+            await wait_for(lambda: len(dialled) == 2)
+        await everything(here.open, here.hidden.peer_id)  # who else calls is answered
+        assert len(dialled) == 2
+
+
 async def test_many_calls_at_once() -> None:
     async with place() as here:
         callers = [here.open, here.closed, here.relay] * 8
@@ -294,17 +317,24 @@ async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyP
     with pytest.raises(RemoteRefused, match="full"):
         await begin(relay, A.peer_id)
     await begin(relay, B.peer_id)  # who is there already may begin anew
-    call = RelayCall(C.peer_id, b"t" * 16, ())
-    for _ in range(MAX_CALLS):
-        relay.tell(B.peer_id, call)
-    with pytest.raises(RemoteRefused, match="full"):
-        relay.tell(B.peer_id, call)
+    calls = [RelayCall(caller.peer_id, b"t" * 16, ()) for caller in (C, D)]
+    for call in calls:
+        for _ in range(MAX_CALLS_OF_ONE):
+            relay.tell(B.peer_id, call)
+        if call is calls[0]:  # the others are heard all the same
+            with pytest.raises(RemoteRefused, match="your last calls"):
+                relay.tell(B.peer_id, call)
+    assert 2 * MAX_CALLS_OF_ONE == MAX_CALLS
+    with pytest.raises(RemoteRefused, match="its last calls"):
+        relay.tell(B.peer_id, RelayCall(A.peer_id, b"t" * 16, ()))
     answer: RelayCalls = RelayCalls.decode(
         await relay.wait(B.peer_id, RelayWait(begin=False).encode())
     )
-    assert answer.calls == (call,) * MAX_CALLS
-    for _ in range(MAX_CIRCUITS_OF_ONE):
+    assert answer.calls == tuple(call for call in calls for _ in range(MAX_CALLS_OF_ONE))
+    for number in range(MAX_CIRCUITS_OF_ONE):
         await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
+        if number % MAX_CALLS_OF_ONE == MAX_CALLS_OF_ONE - 1:
+            await relay.wait(B.peer_id, RelayWait(begin=False).encode())
     with pytest.raises(RemoteRefused, match="of one peer"):
         await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
     clock[0] = 2
