@@ -255,8 +255,8 @@ class HttpTransport:
         host, port = self._listening
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
 
-    def _adopt(self, sock: socket.socket, where: str) -> None:
-        self._server.adopt(sock, where)
+    def _adopt(self, sock: socket.socket, caller: str) -> None:
+        self._server.adopt(sock, caller)
 
     async def _expected(self, sock: socket.socket, token: bytes) -> bool:
         """A connection came that says which call it is for; whether somebody waits for it."""

@@ -139,25 +139,27 @@ class Listener:
                 logger.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            source = _source(address[0])
-            if (
-                self._per_source[source] >= self._limits.per_ip
-                or self._per_source.total() >= self._limits.total
-            ):
-                self._stats.capped_connections += 1
-                sock.close()
-            else:
-                self._per_source[source] += 1
-                group.create_task(self._serve(sock, source, server))
+            self._take(group, sock, _source(address[0]), server)
             await asyncio.sleep(0)  # a flood of connections must not hold the loop
 
-    def adopt(self, sock: socket.socket, where: str) -> None:
-        """Serve a connection that this node has dialled, to ``where``, because it was called."""
+    def adopt(self, sock: socket.socket, caller: str) -> None:
+        """Serve a connection that this node has dialled because ``caller`` called it."""
         if self._group is None or self._server is None:
             sock.close()
             return
-        self._per_source[where] += 1
-        self._group.create_task(self._serve(sock, where, self._server))
+        self._take(self._group, sock, caller, self._server)
+
+    def _take(
+        self, group: asyncio.TaskGroup, sock: socket.socket, source: str, server: web.Server
+    ) -> None:
+        """Serve a connection, unless there are too many, of all or of its source."""
+        counts, limits = self._per_source, self._limits
+        if counts[source] >= limits.per_ip or counts.total() >= limits.total:
+            self._stats.capped_connections += 1
+            sock.close()
+        else:
+            counts[source] += 1
+            group.create_task(self._serve(sock, source, server))
 
     async def _serve(self, sock: socket.socket, source: str, server: web.Server) -> None:
         """One connection from accept to end."""

@@ -79,9 +79,9 @@ class HttpServer:
         self._web = web.Server(self._handle, handler_cancellation=True)
         self._accepting.spawn(self._listener.run(listener, self._web))
 
-    def adopt(self, sock: socket.socket, where: str) -> None:
-        """Serve a connection that this node has dialled, to ``where``, because it was called."""
-        self._listener.adopt(sock, where)
+    def adopt(self, sock: socket.socket, caller: str) -> None:
+        """Serve a connection that this node has dialled because ``caller`` called it."""
+        self._listener.adopt(sock, caller)
 
     async def aclose(self) -> None:
         """Stop accepting, give handlers a moment, cancel them, close every connection."""

@@ -78,7 +78,7 @@ class Relays:
     """Both ends of relayed calls; :class:`protocols.http.HttpTransport` owns it.
 
     ``mine`` tells the addresses at which this node can be dialled; none while it cannot.
-    ``serve`` takes a connection, and where it leads, to be served like one that was accepted.
+    ``serve`` takes a connection, and who called for it, to be served like one that was accepted.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Relays:
                 # an address may be anything: the caller has made it up
                 logger.debug("a call of %s at %s: %s", call.caller, address, error)
                 continue
-            self._serve(sock, address)
+            self._serve(sock, call.caller)
             return
 
 

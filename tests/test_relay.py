@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from http_kit import QUICK, A, B, C, address, echo, wait_for
@@ -19,6 +19,7 @@ from protocols.errors import OperatorError, RemoteRefused, TransportError, Unrea
 from protocols.http import HttpTransport
 from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
+from protocols.limits import Limits
 from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
@@ -61,9 +62,12 @@ async def give(peer: PeerId, header: bytes) -> BufferFeed:
 
 
 @asynccontextmanager
-async def place(rate: float = 1e9, *, tls: bool = True) -> AsyncIterator[Place]:
+async def place(
+    rate: float = 1e9, *, tls: bool = True, limits: Limits = QUICK
+) -> AsyncIterator[Place]:
     def made(identity: Identity) -> HttpTransport:
-        return HttpTransport(identity, listen="127.0.0.1:0", limits=QUICK, tls=tls)
+        bounds = limits if identity is B else QUICK
+        return HttpTransport(identity, listen="127.0.0.1:0", limits=bounds, tls=tls)
 
     async with made(A) as relay, made(B) as hidden, made(C) as open_, made(D) as closed:
         relay.relay.offer(rate)
@@ -199,6 +203,15 @@ async def test_calls_that_lead_nowhere_do_not_pile_up(monkeypatch: pytest.Monkey
             await wait_for(lambda: len(dialled) == 2)
         await everything(here.open, here.hidden.peer_id)  # who else calls is answered
         assert len(dialled) == 2
+
+
+async def test_connections_of_one_caller_are_bounded() -> None:
+    async with place(limits=replace(QUICK, per_ip=1)) as here:
+        for caller in (here.open, here.closed):  # each by its own count
+            assert await caller.call(here.hidden.peer_id, "echo", b"hello", timeout=5) == b"hello"
+        with pytest.raises(TransportError):  # that would be a second connection
+            await here.open.push(here.hidden.peer_id, "take", b"", BufferFeed(b"body"), timeout=5)
+        assert here.hidden.stats.capped_connections > 0
 
 
 async def test_many_calls_at_once() -> None:
