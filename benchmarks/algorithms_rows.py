@@ -98,6 +98,7 @@ DECISIVE = (
     "DiLoCo, int4",
     "NoLoCo pairs, H 25, int8",
     "Muon inside, int4",
+    "Muon inside, H 10, int4",
     "Muon inside, H 40, int2",
     "Muon inside, H 150, int2",
 )

@@ -12,6 +12,7 @@ newest is refused.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import struct
 from collections import Counter
@@ -79,6 +80,7 @@ class _Receipt:
 
     header: Transfer
     data: bytearray
+    until: float  # it may take so long; then it makes way for another one
     filled: int = 0  # bytes from the first one on
     at_work: int = 0  # transfers that fill it now
     newest: object = None  # of these: an older one has no more to say
@@ -87,6 +89,10 @@ class _Receipt:
     def whole(self) -> bool:
         """Whether all of it is here, and nothing more may be written."""
         return self.filled == len(self.data)
+
+    def cut(self) -> None:
+        """End what fills it now."""
+        self.newest = object()
 
 
 class _Drain:
@@ -132,6 +138,7 @@ class Letters:
     keep_all: bool = False
     fragment: int = 0
     codecs: Sequence[str] = ()
+    longest: Callable[[], float] = lambda: math.inf  # seconds that a letter may take to arrive
     held: dict[Stamp, Letter] = field(default_factory=dict)  # the oldest first
     transfers: Transfers = field(init=False)
     _arriving: dict[PeerId, _Receipt] = field(default_factory=dict)
@@ -298,13 +305,16 @@ class Letters:
             raise RemoteRefused("again", "it stands elsewhere by now")
         if receipt is not None:
             return receipt
-        for peer in [p for p, one in self._arriving.items() if not one.at_work]:
-            if len(self._arriving) >= self.room:
-                del self._arriving[peer]  # it broke, and nobody has gone on with it
+        now = self.wiring.now()
+        for peer, one in list(self._arriving.items()):
+            # it broke, and nobody has gone on with it, or it comes so slowly that others could not
+            if len(self._arriving) >= self.room and (not one.at_work or now > one.until):
+                one.cut()
+                del self._arriving[peer]
         others = len(self._arriving) - (sender in self._arriving)
         if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
             raise RemoteRefused("busy", "no room for another letter")
-        receipt = _Receipt(header, bytearray(self._length(header)))
+        receipt = _Receipt(header, bytearray(self._length(header)), now + self.longest())
         self._arriving[sender] = receipt
         return receipt
 

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from gossip.bodies import Wiring
@@ -145,6 +146,7 @@ class Roamer(Wired):
             keep_all=self.habits.one_way,
             fragment=self.fragment,
             codecs=self.terms.codecs,
+            longest=lambda: self.core.longest_s,
         )
         size_as, size = self.wiring.codec.size_as, self.size
         self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
@@ -295,18 +297,19 @@ class Roamer(Wired):
 
     async def _send(self, post: Post, body: Encoded, weight: float) -> bool:
         """Whether a letter has arrived; the exchange goes on, if it waited for that."""
-        stall = self.membership.stillness_s([post.to], STALL_S)
+        stall, longest = self.membership.stillness_s([post.to], STALL_S), self.core.longest_s
         try:
-            await self.letters.send(
-                post.to,
-                post.round,
-                post.exchange,
-                body,
-                answers=post.answers,
-                timeout=stall,
-                weight=weight * self._standing,
-            )
-        except (TransportError, RemoteProtocolError) as error:
+            async with asyncio.timeout(None if longest == inf else longest):
+                await self.letters.send(
+                    post.to,
+                    post.round,
+                    post.exchange,
+                    body,
+                    answers=post.answers,
+                    timeout=stall,
+                    weight=weight * self._standing,
+                )
+        except (TransportError, RemoteProtocolError, TimeoutError) as error:
             if isinstance(error, Unreachable):
                 self.presence.unreachable(post.to)
             if self.habits.one_way:

@@ -18,8 +18,8 @@ letters are answered afterwards, with the parameters as they are then.
   an island sends a letter a round.
 - It waits for an answer only while that is worth it, a tenth of a round at most, by how late
   answers usually are and when the partner says that it will be ready. What is on its way is waited
-  for as long as it moves. Later answers are taken with the next exchange, up to ``max_staleness``
-  rounds late; so slow islands give and get, too.
+  for while it moves, two usual rounds at most. Later answers are taken with the next exchange, up
+  to ``max_staleness`` rounds late; so slow islands give and get, too.
 - A partner that is gone costs one exchange, or none: another one is turned to.
 
 With ``one_way`` (push-sum) shares go to some neighbours, no answer is awaited, and no letter is
@@ -28,9 +28,12 @@ ever too old: its weight is part of the sum.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
+from functools import partial
+from math import inf
+from statistics import median, median_low
 
 from gossip.meeting import (
     Drop,
@@ -57,6 +60,10 @@ HALF = 0.5  # of the way to the other's letter, on both sides
 AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
+# so many usual rounds an exchange takes at most, or so many seconds: who lets a letter move byte by
+# byte holds nobody up for longer
+LONGEST_ROUNDS, LONGEST_S = 2.0, 60.0
+ROUNDS_KNOWN = 9  # of which the median is usual
 
 
 @dataclass
@@ -83,6 +90,9 @@ class Wandering:
     _seen: float = 0.0  # until when that was counted
     _began: float | None = None  # when the round did
     _round_s: float = 0.0  # usual seconds from one to the next
+    _gaps: deque[float] = field(
+        default_factory=partial(deque, maxlen=ROUNDS_KNOWN)
+    )  # the last ones
     _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
 
     # --- for whoever owns this -------------------------------------------------------------------
@@ -108,6 +118,13 @@ class Wandering:
         return min(most, max(LEAST_PATIENCE_S, self._usual.longest))
 
     @property
+    def longest_s(self) -> float:
+        """How long an exchange takes at most, whatever still moves; inf: not known yet."""
+        if not self._gaps:
+            return inf
+        return max(LONGEST_S, LONGEST_ROUNDS * median(self._gaps))
+
+    @property
     def needed(self) -> set[Key]:
         """Letters of this island's that answers may still come to."""
         return set(self._opened.values())
@@ -128,6 +145,7 @@ class Wandering:
         if self._began is not None:
             gap = now - self._began
             self._round_s += (0.3 if self._round_s else 1.0) * (gap - self._round_s)
+            self._gaps.append(gap)
         self._began = now
         self._label = median_low([place, *(a.round for a in self.others(now))])
         # who has just trained for round r is not behind others that train for r + 1 already
@@ -294,7 +312,7 @@ class Wandering:
         peer = self._partner
         if peer is None or any(stamp.sender == peer for stamp in self._fresh()):
             return False
-        if peer in self._coming:
+        if peer in self._coming and now < self._since + self.longest_s:
             return True  # it moves, or the transport ends it
         until = self._since + self.patience_s
         said = self.membership.announcement(peer)

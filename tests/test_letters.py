@@ -331,6 +331,26 @@ def test_of_two_tries_the_newer_goes_on() -> None:
         assert len(b.arrived) == 1
 
 
+def test_a_letter_that_hardly_moves_makes_way_where_there_is_no_room() -> None:
+    async def test(a: Box, b: Box, c: Box) -> None:
+        header = Transfer(RUN, 0, 4, 0, SIZE, "bf16", bytes(16), 0)
+        slow = Stalled(bytes(b.letters.largest), 1000)
+        receive = b.letters.receive
+        coming = asyncio.create_task(receive(A.peer_id, header, slow))  # type: ignore[arg-type]
+        await slow.stands.wait()
+        with pytest.raises(RemoteRefused, match="no room"):
+            await c.send(B, 1.0)
+        await asyncio.sleep(10.1)
+        await c.send(B, 1.0)
+        slow.go_on.set()
+        with pytest.raises(RemoteRefused) as error:
+            await coming
+        assert error.value.code == "late"
+        assert [letter.stamp.sender for letter in b.arrived] == [C.peer_id]
+
+    with_boxes(test, room=1, longest=lambda: 10.0)
+
+
 def test_of_so_many_peers_the_newest_letter_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(letters, "MAX_PEERS", 1)
 

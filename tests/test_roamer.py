@@ -13,6 +13,7 @@ import torch
 from roamer_kit import Islander, Islands, ToyState, islands
 
 from diloco.mixing import extra_exchanges
+from gossip.wandering import LONGEST_S
 from protocols.memory import Link
 from protocols.virtual_time import run
 
@@ -119,6 +120,24 @@ def test_a_partner_that_vanishes_costs_one_exchange_and_no_progress():
                 assert islander.outcomes().count("lost") + islander.outcomes().count("open") <= 2
 
     run(main())
+
+
+def test_a_partner_whose_letters_hardly_move_holds_nobody_up_for_long():
+    """Its line carries 40 bytes a second, for letters of 12 KB: five minutes each way."""
+
+    async def main() -> tuple[int, float]:
+        async with islands(3) as swarm:
+            await swarm.rounds(5)
+            swarm.shape(40.0, 2)
+            before = [len(swarm.members[n].rounds) for n in (0, 1)]
+            await asyncio.sleep(600.0)
+            done = [len(swarm.members[n].rounds) for n in (0, 1)]
+            waits = [r.ended - r.began for n in (0, 1) for r in swarm.members[n].rounds]
+            return min(b - a for a, b in zip(before, done, strict=True)), max(waits)
+
+    done, longest = run(main())
+    assert longest < 2 * LONGEST_S
+    assert done > 40
 
 
 def test_those_who_lost_their_partners_find_each_other():

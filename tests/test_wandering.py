@@ -24,11 +24,13 @@ def member(count: int, *, round_: int = 3, eta: float = 0.0, one_way: bool = Fal
     return Wandering(ME, Habits(SEED, one_way=one_way), membership)
 
 
-def announce(membership: Membership, peer: PeerId, round_: int, eta: float, sequence: int) -> None:
+def announce(
+    membership: Membership, peer: PeerId, round_: int, eta: float, sequence: int, now: float = 0.0
+) -> None:
     said = Announce(
         peer, "island", "active", 1, (), "0", "", round_, b"", b"", 0, eta=eta, ready=not eta
     )
-    membership.on_announce(said, b"", sequence, 0.0)
+    membership.on_announce(said, b"", sequence, now)
 
 
 def letter(
@@ -74,6 +76,28 @@ def test_what_moves_is_waited_for():
     assert core.tick(60.0) == []
     assert core.wake_at(60.0) > 61.0  # there is nothing to look for before
     assert core.on_broken(PEERS[1], 60.0) == [Finish(3)]
+
+
+def test_what_hardly_moves_is_waited_for_two_usual_rounds():
+    core = member(2)
+    for round_, now in ((3, 0.0), (4, 100.0), (5, 200.0)):
+        announce(core.membership, PEERS[1], round_, 0.0, round_, now)
+        core.begin(round_, 1, now)
+        if round_ < 5:
+            core.on_letter(letter(PEERS[1], round_), now)
+            core.on_posted(PEERS[1], now)
+            core.on_taken(now)
+            core.on_finished()
+    core.on_posted(PEERS[1], 200.1)
+    core.on_coming(PEERS[1], 200.1)
+    assert core.longest_s == 200.0
+    assert core.tick(399.0) == []
+    assert core.tick(401.0) == [Finish(5)]
+    core.on_finished()
+    announce(core.membership, PEERS[1], 6, 0.0, 6, 410.0)
+    core.on_letter(letter(PEERS[1], 5, answers=(5, 0)), 410.0)  # late, and not in vain
+    (take,) = (one for one in core.begin(6, 1, 410.0) if isinstance(one, Take))
+    assert take.letters[0].mine == (5, 0)
 
 
 def test_a_late_answer_is_compared_with_the_letter_that_it_answers():
