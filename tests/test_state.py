@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+import torch
 from state_kit import ROUND, RUN, Bench, Identities, N, free, run, vectors
 
 from bootstrap.state import (
@@ -14,8 +15,10 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
+from bootstrap.state.download import LATE_S
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
+from protocols.memory import Link
 from protocols.messages import StateOffer
 from protocols.virtual_time import inline
 
@@ -74,6 +77,21 @@ def test_a_slow_source_does_not_hold_up_the_end(identities: Identities) -> None:
         assert report.sources[bench.peers[1]].bytes == 0
 
     run(identities, [2e6, 4e3], scenario)
+
+
+def test_two_slow_sources_at_one_chunk_do_not_hold_up_the_end(identities: Identities) -> None:
+    """The only chunk takes them a minute, and they are at it when the third source is free."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.base, bench.momentum = vectors(count=2000)
+        bench.digest, _ = state_digest([bench.base, bench.momentum])
+        bench.got = torch.empty(2000), torch.empty(2000)
+        bench.network.set_link(bench.me.peer_id, bench.peers[2], Link(latency=2.0))  # it comes last
+        await bench.download(stall_timeout=100.0, offer_timeout=60.0)
+        bench.check()
+        assert asyncio.get_running_loop().time() < LATE_S + 15
+
+    run(identities, [250.0, 250.0, 2e6], scenario)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

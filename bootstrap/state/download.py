@@ -3,9 +3,9 @@
 Each source is asked for an offer, the list of its chunks' hashes, which must come to the expected
 digest; from then on a wrong chunk is told from a right one. Sources take chunks from one queue,
 so that each contributes what its link carries. When the queue is empty, whoever is free also
-asks for a chunk that another source has been at for longest: a slow one does not hold up the
-end. A source that sends wrong bytes is dropped at once, one whose link fails is after a few
-failures.
+asks for a chunk that another source has been at for longest, or several, each for a while: slow
+ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose link
+fails is after a few failures.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 OFFER_TIMEOUT_S = 120.0  # a peer copies and hashes its state before it answers
 STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
+LATE_S = 10.0  # a chunk that all who are at it have had for so long is anybody's
 STREAMS = 2  # per source, so that its link is not idle while a request travels
 MAX_FAILURES = 3  # of a source's link; wrong bytes end it at once
 
@@ -195,7 +197,8 @@ class _Work:
         self.hashes = b""
         self._progress = progress
         self._wanted: deque[int] = deque()
-        self._pulling: dict[int, list[Served]] = {}  # in the order they were begun
+        # in the order they were begun: who is at a chunk, and since when
+        self._pulling: dict[int, dict[Served, float]] = {}
         self._claimed: set[int] = set()
         self._bytes = 0
         self._changed = asyncio.Event()
@@ -226,9 +229,11 @@ class _Work:
         while not self.complete and not source.dropped:
             index = self._wanted.popleft() if self._wanted else self._slowest(source)
             if index is not None:
-                self._pulling.setdefault(index, []).append(source)
+                self._pulling.setdefault(index, {})[source] = asyncio.get_running_loop().time()
                 return index
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LATE_S):
+                    await self._changed.wait()
         return None
 
     def claim(self, index: int) -> bool:
@@ -241,7 +246,7 @@ class _Work:
     def give_back(self, index: int, source: Served) -> None:
         """``source`` is not at this chunk any more, with or without success."""
         pulling = self._pulling[index]
-        pulling.remove(source)
+        del pulling[source]
         if not pulling:
             del self._pulling[index]
             if index not in self._claimed:
@@ -257,10 +262,12 @@ class _Work:
             self._progress(self._bytes, self.state.length, using)
 
     def _slowest(self, source: Served) -> int | None:
-        """The chunk that one other source has been at for longest."""
+        """The chunk that one other source has been at for longest, or several for too long."""
+        late = asyncio.get_running_loop().time() - LATE_S
         for index, pulling in self._pulling.items():
-            alone = len(pulling) == 1 and pulling[0] is not source
-            if alone and index not in self._claimed:
+            if source in pulling or index in self._claimed:
+                continue
+            if len(pulling) == 1 or max(pulling.values()) <= late:
                 return index
         return None
 
