@@ -54,11 +54,13 @@ def folder(at: Path, *, bpe: bool = False, shard_tokens: int = 60_000) -> Path:
 
 
 class Server:
-    """What a web server was asked for, and which answers it is to spoil."""
+    """What a web server was asked for, and which answers it is to spoil or leave out."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.spoil: dict[str, int] = {}  # by file name: so many answers have a wrong byte
+        self.away = 0  # so many answers are an error, then
+        self.status = 503
         self.url = ""
 
 
@@ -77,6 +79,11 @@ def serving(root: Path) -> Iterator[Server]:
         def do_GET(self) -> None:
             name = self.path.rpartition("/")[2]
             state.asked.append(name)
+            if state.away > 0:
+                state.away -= 1
+                if not state.status:  # no answer at all
+                    return self.connection.close()
+                return self.send_error(state.status)
             if state.spoil.get(name, 0) <= 0:
                 return super().do_GET()
             state.spoil[name] -= 1

@@ -276,6 +276,35 @@ def test_a_wrong_hash_is_fetched_again_and_refused_at_last(served, tmp_path):
     assert [f.name for f in (tmp_path / "cache").iterdir() if f.name[0] != "."] == [shard.sha256]
 
 
+@pytest.mark.parametrize("status", [503, 0])
+def test_a_server_that_is_away_is_asked_again(served, tmp_path, monkeypatch, status):
+    monkeypatch.setattr("node.data.remote.FIRST_PAUSE_S", 0.001)
+    server, url, made = served
+    there = Folder(url, tmp_path / "cache")
+    server.away, server.status = 5, status
+    shard = there.index.shards[0]
+    assert np.array_equal(there.tokens(shard), Folder(str(made)).tokens(shard))
+    assert server.away == 0
+
+
+def test_a_server_that_stays_away_is_told_of_and_an_answer_is_an_answer(
+    served, tmp_path, monkeypatch
+):
+    server, url, _ = served
+    there = Folder(url, tmp_path / "cache")
+    server.away, server.status = 99, 403
+    with pytest.raises(OperatorError, match="403"):
+        there.tokens(there.index.shards[0])
+    assert server.away == 98
+    server.status = 503
+    monkeypatch.setattr("node.data.remote.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("node.data.remote.PATIENCE_S", 0.1)
+    with pytest.raises(OperatorError, match="503") as caught:
+        there.tokens(there.index.shards[0])
+    assert caught.value.code == "E603"
+    assert 0 < server.away < 96
+
+
 def test_a_cached_file_that_was_damaged_is_fetched_again(served, tmp_path):
     _, url, made = served
     shard = Folder(url, tmp_path / "cache").index.shards[0]

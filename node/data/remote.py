@@ -2,8 +2,9 @@
 
 Files that are not on this machine come through a cache of bounded size: the one that was not used
 for longest goes when room is needed. A file is named by its sha256 and checked against it before
-it is used; one with another hash is fetched again, and after some tries refused. The ranks of an
-island share the cache, so only one of them fetches.
+it is used; one with another hash is fetched again, and after some tries refused. A server that does
+not answer is asked again for some minutes. The ranks of an island share the cache, so only one of
+them fetches.
 
 What is read at one time should lie in few files: a run over remote data sets ``data.pool_windows``
 (see :mod:`node.trainer.sampler`).
@@ -15,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import tempfile
 import time
@@ -33,7 +35,15 @@ from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
+logger = logging.getLogger(__name__)
+
 TRIES = 3
+# a server that is away, or the way to it: how long it is asked again, less than half of the time
+# that the other ranks wait for this one, since whoever fetched ahead may have asked as long before
+PATIENCE_S = 240.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
+FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
+NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 COPY_BYTES = 4 * 1024 * 1024
 DEFAULT_CACHE_BYTES = 20 * 10**9
 DRAFT = ".fetching-"
@@ -121,9 +131,19 @@ class Folder:
                 "E605", f"cannot read {where}", why=str(error), fix="install that library"
             ) from error
         except Exception as error:  # every file system has errors of its own
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in FULL:
                 raise  # ours, while copying
             raise operator_error("E603", f"cannot read {where}", why=_text(error)) from error
+
+
+def _passes(error: BaseException | None) -> bool:
+    """Whether what could not be read may be there in a moment."""
+    if isinstance(status := getattr(error, "status", None), int):  # a web server's answer
+        return status >= 500 or status in (408, 429)
+    if isinstance(error, NOW_OR_NEVER) or getattr(error, "errno", None) in FULL:
+        return False
+    # aiohttp's errors of connections and bodies are of no common kind with the others
+    return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp.")
 
 
 def _text(error: Exception) -> str:
@@ -145,21 +165,28 @@ class ShardCache:
     def get(self, folder: Folder, name: str, sha256: str, size: int) -> Path:
         """The file, fetched if it is not there.
 
-        Raises OperatorError E603 (not to be had, or with another hash again and again), E402.
+        Raises OperatorError E603 (not to be had for minutes, or with another hash again and
+        again), E402.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / sha256
         with self._locked(f".lock-{sha256[:2]}"):  # one fetches a file, others wait for it
             if self._intact(path, sha256, size):
                 return path
-            for left in reversed(range(TRIES)):
+            left, pause, end = TRIES, FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
+            while left:
                 try:
                     if self._fetch(folder, name, path, sha256, size):
                         self._checked.add(sha256)
                         return path
+                    left -= 1
                 except OperatorError as error:
-                    if error.code != "E603" or not left:
+                    passes = error.code == "E603" and _passes(error.__cause__)
+                    if not passes or time.monotonic() + pause > end:
                         raise
+                    logger.warning("%s: %s; again in %.0f s", error.what, error.why, pause)
+                    time.sleep(pause)
+                    pause = min(2 * pause, LAST_PAUSE_S)
         raise operator_error(
             "E603",
             f"{folder.place}/{name} has another hash than its index says",
