@@ -18,8 +18,9 @@ letters are answered afterwards, with the parameters as they are then.
   an island sends a letter a round.
 - It waits for an answer only while that is worth it, a tenth of a round at most, by how late
   answers usually are and when the partner says that it will be ready. What is on its way is waited
-  for while it moves, two usual rounds at most. Later answers are taken with the next exchange, up
-  to ``max_staleness`` rounds late; so slow islands give and get, too.
+  for while it moves, two usual rounds at most; who takes longer is turned to ever less. Later
+  answers are taken with the next exchange, up to ``max_staleness`` rounds late; so slow islands
+  give and get, too.
 - A partner that is gone costs one exchange, or none: another one is turned to.
 
 With ``one_way`` (push-sum) shares go to some neighbours, no answer is awaited, and no letter is
@@ -64,6 +65,7 @@ LOOK_S = 5.0  # between two looks where nothing is due
 # byte holds nobody up for longer
 LONGEST_ROUNDS, LONGEST_S = 2.0, 60.0
 ROUNDS_KNOWN = 9  # of which the median is usual
+MOST_DOUBLINGS = 5  # of the rounds in which somebody who took longer is not turned to
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Wandering:
     _seen: float = 0.0  # until when that was counted
     _began: float | None = None  # when the round did
     _round_s: float = 0.0  # usual seconds from one to the next
+    _slow: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often; until round
     _gaps: deque[float] = field(
         default_factory=partial(deque, maxlen=ROUNDS_KNOWN)
     )  # the last ones
@@ -153,6 +156,8 @@ class Wandering:
         self.exchanges, self.exchange, self.met = max(1, exchanges), 0, []
         oldest = self.round - self.habits.max_staleness
         self._opened = {peer: key for peer, key in self._opened.items() if key[0] >= oldest}
+        known = self.membership.islands
+        self._slow = {peer: slow for peer, slow in self._slow.items() if peer in known}
         return self._open(now)
 
     def on_coming(self, sender: PeerId, now: float) -> None:
@@ -180,6 +185,7 @@ class Wandering:
                 self._usual = RoundTrip.first(took)
             else:
                 self._usual.add(took)
+            self._slow.pop(stamp.sender, None)
         return self.tick(now)
 
     def on_dropped(self, stamp: Stamp) -> None:
@@ -201,6 +207,8 @@ class Wandering:
         self._opened.pop(to, None)
         if self._phase == "meeting":
             self._lost.add(to)
+            if self._overdue(now):
+                self._put_off(to)
         if self._phase != "meeting" or self.habits.one_way or to != self._partner:
             return self.tick(now)
         if to not in self._held and len(self._lost) <= TURNS:
@@ -230,6 +238,8 @@ class Wandering:
         self._count_moving(now)
         if self._phase != "meeting" or self._posting or self._waits(now):
             return []
+        if self._partner in self._coming:  # for too long
+            self._put_off(self._partner)
         return self._close(now)
 
     def wake_at(self, now: float) -> float:
@@ -262,7 +272,8 @@ class Wandering:
 
     def _choose(self, now: float) -> PeerId | None:
         """Whom to open an exchange with; nobody who owes us an answer, or was just tried."""
-        out = self._lost | self._opened.keys()
+        slow = {peer for peer, (_, until) in self._slow.items() if self.round < until}
+        out = self._lost | self._opened.keys() | slow
         among: Sequence[PeerId] = [a.peer for a in self.others(now)]
         for turn in range(TURNS + 2):
             chosen = partner(
@@ -312,7 +323,7 @@ class Wandering:
         peer = self._partner
         if peer is None or any(stamp.sender == peer for stamp in self._fresh()):
             return False
-        if peer in self._coming and now < self._since + self.longest_s:
+        if peer in self._coming and not self._overdue(now):
             return True  # it moves, or the transport ends it
         until = self._since + self.patience_s
         said = self.membership.announcement(peer)
@@ -320,6 +331,15 @@ class Wandering:
             return False
         late = 0.0 if said.ready else self.membership.eta(peer, now)
         return now + late <= until
+
+    def _overdue(self, now: float) -> bool:
+        """Whether the exchange has taken the longest that it may."""
+        return now >= self._since + self.longest_s
+
+    def _put_off(self, peer: PeerId) -> None:
+        """No exchange is opened with it for some rounds, and for twice as many the next time."""
+        times = self._slow.get(peer, (0, 0))[0] + 1
+        self._slow[peer] = (times, self.round + 2 ** min(times, MOST_DOUBLINGS))
 
     def _close(self, now: float) -> list[Instruction]:
         """End an exchange with what is here."""
