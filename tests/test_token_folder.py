@@ -1,10 +1,12 @@
 """Token folders: made of text, JSON lines and parquet, resumed, read here and over HTTP."""
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
 import json
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -303,6 +305,29 @@ def test_a_server_that_stays_away_is_told_of_and_an_answer_is_an_answer(
         there.tokens(there.index.shards[0])
     assert caught.value.code == "E603"
     assert 0 < server.away < 96
+
+
+def test_where_the_disk_is_full_cached_files_make_way(served, tmp_path, monkeypatch):
+    _, url, made = served
+    there = Folder(url, tmp_path / "cache")
+    first, second, third = there.index.shards[:3]
+    for shard in (first, second):
+        there.tokens(shard)
+    real, full = ShardCache._make_room, [True]
+
+    def make_room(cache, size):
+        handle, name = real(cache, size)
+        if full:
+            full.clear()
+            os.close(handle)
+            os.unlink(name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return handle, name
+
+    monkeypatch.setattr(ShardCache, "_make_room", make_room)
+    assert np.array_equal(there.tokens(third), Folder(str(made)).tokens(third))
+    kept = {f.name for f in (tmp_path / "cache").iterdir() if f.name[0] != "."}
+    assert kept == {second.sha256, third.sha256}
 
 
 def test_a_cached_file_that_was_damaged_is_fetched_again(served, tmp_path):

@@ -131,7 +131,7 @@ class Folder:
                 "E605", f"cannot read {where}", why=str(error), fix="install that library"
             ) from error
         except Exception as error:  # every file system has errors of its own
-            if isinstance(error, OSError) and error.errno in FULL:
+            if _is_full(error):
                 raise  # ours, while copying
             raise operator_error("E603", f"cannot read {where}", why=_text(error)) from error
 
@@ -140,10 +140,14 @@ def _passes(error: BaseException | None) -> bool:
     """Whether what could not be read may be there in a moment."""
     if isinstance(status := getattr(error, "status", None), int):  # a web server's answer
         return status >= 500 or status in (408, 429)
-    if isinstance(error, NOW_OR_NEVER) or getattr(error, "errno", None) in FULL:
+    if isinstance(error, NOW_OR_NEVER) or _is_full(error):
         return False
     # aiohttp's errors of connections and bodies are of no common kind with the others
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp.")
+
+
+def _is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def _text(error: Exception) -> str:
@@ -181,6 +185,8 @@ class ShardCache:
                         return path
                     left -= 1
                 except OperatorError as error:
+                    if _is_full(error.__cause__) and self._give_way(size):
+                        continue
                     passes = error.code == "E603" and _passes(error.__cause__)
                     if not passes or time.monotonic() + pause > end:
                         raise
@@ -225,34 +231,51 @@ class ShardCache:
                 fix="allow it more with --data-cache",
             )
         with self._locked(".lock"):
-            held, files = 0, []
-            for file in self.directory.iterdir():
-                try:
-                    status = file.stat()
-                except FileNotFoundError:  # given up, or a person is tidying up
-                    continue
-                if file.name.startswith(DRAFT) and status.st_mtime < time.time() - ABANDONED_S:
-                    file.unlink(missing_ok=True)  # whoever wrote it was killed
-                    continue
-                held += status.st_size  # drafts of others count
-                if file.name[0] != ".":
-                    files.append((status, file))
-            for status, file in sorted(files, key=lambda known: known[0].st_mtime_ns):
-                if held + size <= self.max_bytes:
-                    break
-                held -= status.st_size
-                file.unlink(missing_ok=True)
-                self._checked.discard(file.name)
+            held, files = self._held()
+            self._throw_out(files, held + size - self.max_bytes)
             handle, name = tempfile.mkstemp(dir=self.directory, prefix=DRAFT)
             os.truncate(handle, size)
             return handle, name
+
+    def _give_way(self, size: int) -> bool:
+        """The disk is full of other things: throw out as much as is to come; False: nothing is."""
+        with self._locked(".lock"):
+            return self._throw_out(self._held()[1], size)
+
+    def _held(self) -> tuple[int, list[tuple[os.stat_result, Path]]]:
+        """Bytes of all files, and those that are whole, in the order of their last use."""
+        held, files = 0, []
+        for file in self.directory.iterdir():
+            try:
+                status = file.stat()
+            except FileNotFoundError:  # given up, or a person is tidying up
+                continue
+            if file.name.startswith(DRAFT) and status.st_mtime < time.time() - ABANDONED_S:
+                file.unlink(missing_ok=True)  # whoever wrote it was killed
+                continue
+            held += status.st_size  # drafts of others count
+            if file.name[0] != ".":
+                files.append((status, file))
+        return held, sorted(files, key=lambda known: known[0].st_mtime_ns)
+
+    def _throw_out(self, files: list[tuple[os.stat_result, Path]], size: int) -> bool:
+        """Remove files, the first ones first, until ``size`` bytes are free; whether any was."""
+        before = size
+        for status, file in files:
+            if size <= 0:
+                break
+            size -= status.st_size
+            file.unlink(missing_ok=True)
+            self._checked.discard(file.name)
+        return size < before
 
     def _fetch(self, folder: Folder, name: str, path: Path, sha256: str, size: int) -> bool:
         """Whether what came is the file; no more than ``size`` bytes and a bit are taken."""
         hasher = hashlib.sha256()
         length = 0
-        handle, draft = self._make_room(size)
+        draft = ""
         try:
+            handle, draft = self._make_room(size)
             with os.fdopen(handle, "wb") as out, folder._opening(name) as incoming:
                 while length <= size and (piece := incoming.read(COPY_BYTES)):
                     length += len(piece)
@@ -274,8 +297,8 @@ class ShardCache:
                 fix="free some disk space, or allow less with --data-cache",
             ) from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
+            if draft:
+                Path(draft).unlink(missing_ok=True)
 
 
 def _used(file: int) -> None:
