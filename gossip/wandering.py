@@ -93,9 +93,7 @@ class Wandering:
     _began: float | None = None  # when the round did
     _round_s: float = 0.0  # usual seconds from one to the next
     _slow: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often; until round
-    _gaps: deque[float] = field(
-        default_factory=partial(deque, maxlen=ROUNDS_KNOWN)
-    )  # the last ones
+    _gaps: deque[float] = field(default_factory=partial(deque, maxlen=ROUNDS_KNOWN))
     _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
 
     # --- for whoever owns this -------------------------------------------------------------------
@@ -238,7 +236,7 @@ class Wandering:
         self._count_moving(now)
         if self._phase != "meeting" or self._posting or self._waits(now):
             return []
-        if self._partner in self._coming:  # for too long
+        if self._partner in self._coming and self._overdue(now):
             self._put_off(self._partner)
         return self._close(now)
 

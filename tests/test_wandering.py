@@ -105,6 +105,20 @@ def test_what_hardly_moves_is_waited_for_two_usual_rounds():
     assert core.begin(7, 1, 500.0) == [Post(PEERS[1], 7, 0, None, True)]
 
 
+def test_who_has_answered_is_not_too_slow_since_its_next_letter_is_on_its_way():
+    core = member(2)
+    core.begin(3, 1, 0.0)
+    assert core.on_letter(letter(PEERS[1]), 0.1) == []  # this island's own is on its way still
+    core.on_coming(PEERS[1], 0.2)
+    (take,) = core.on_posted(PEERS[1], 0.3)
+    assert isinstance(take, Take)
+    core.on_taken(0.3)
+    core.on_finished()
+    core.on_broken(PEERS[1], 0.4)
+    announce(core.membership, PEERS[1], 4, 0.0, 4, 1.0)
+    assert core.begin(4, 1, 1.0) == [Post(PEERS[1], 4, 0, None, True)]
+
+
 def test_a_late_answer_is_compared_with_the_letter_that_it_answers():
     core = member(2, eta=30.0)
     core.begin(3, 1, 0.0)
