@@ -14,7 +14,7 @@ import torch
 
 from gossip.bodies import Wiring
 from gossip.certificate import check_certificate
-from gossip.gathering import Gathering, Paces
+from gossip.gathering import Gathering, NotKeptError, Paces
 from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
@@ -118,7 +118,11 @@ class CatchUp:
                 if self.far(source):
                     return Ending.FAR
                 began = self.wiring.now()
-                await self.advance(certificate, await self._gather(certificate, source))
+                try:
+                    parts = await self._gather(certificate, source)
+                except NotKeptError:  # all have started again since, from what they had saved
+                    return Ending.GONE
+                await self.advance(certificate, parts)
                 self.replayed(self.wiring.now() - began)
             if self.place()[0].round == asked:
                 raise Malformed("certificates that lead nowhere")
@@ -147,7 +151,7 @@ class CatchUp:
     async def _gather(
         self, certificate: Certificate, source: PeerId
     ) -> dict[tuple[int, int], torch.Tensor]:
-        """All parts of a certified round; raises TransportError when one is not to be had."""
+        """All parts of a certified round; raises as :meth:`Gathering.gather` does."""
         me, outcome = self.wiring.identity.peer_id, certificate.outcome
         donors = [source, *(s.voter for s in certificate.votes if s.voter != source)]
         parts: dict[tuple[int, int], torch.Tensor] = {}

@@ -19,15 +19,21 @@ import torch
 from gossip.bodies import Wiring
 from gossip.buffers import Whole
 from gossip.estimating import UNKNOWN_SPEED
+from gossip.ledger import NOT_KEPT
 from gossip.receiving import Inflow, Pieced
-from protocols.errors import RemoteProtocolError, TransportError
+from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import PartResult
+from protocols.tasks import every
 
 LOOK_S = 0.5  # so often it is looked at what a donor gives
 JUDGED_S = 2.0  # by what came in so long, and not before; what is here sooner is waited for
 FAR = 4.0  # another one has to be quicker by so much
 STALL_S = 5.0  # without a byte, or less than the transport's least rate: the donor has failed
+
+
+class NotKeptError(TransportError):
+    """Of those asked for a part none gives it, and at least one keeps it no more."""
 
 
 @dataclass
@@ -129,7 +135,8 @@ class Gathering:
     ) -> dict[tuple[int, int], torch.Tensor]:
         """The encoded bytes of these parts of ``size`` elements in all, each from its donors.
 
-        Raises TransportError when one is not to be had.
+        Raises TransportError when one is not to be had, :class:`NotKeptError` where waiting will
+        not help.
         """
         self.paces.keep({donor for donors in wanted.values() for donor in donors})
         whole = Whole(size)
@@ -138,12 +145,7 @@ class Gathering:
         async def get(result: PartResult, donors: Sequence[PeerId]) -> None:
             found[result.start, result.stop] = await self._get(result, donors, whole)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for result, donors in wanted.items():
-                    group.create_task(get(result, donors))
-        except* TransportError as failures:
-            raise TransportError(str(failures.exceptions[0])) from failures
+        await every(get(result, donors) for result, donors in wanted.items())
         return found
 
     async def _get(
@@ -151,6 +153,7 @@ class Gathering:
     ) -> torch.Tensor:
         left = deque(self.paces.order(donors))
         pieced = Pieced(self.wiring, result, whole)
+        forgotten = False  # by somebody who had it
         while left:
             donor = left.popleft()
             try:
@@ -160,15 +163,17 @@ class Gathering:
                     self.rejected(donor, error)
                 else:  # which of them it was is not known
                     left.appendleft(donor)
-            except TransportError:
+            except TransportError as error:
                 self.paces.failed(donor)
+                forgotten |= isinstance(error, RemoteRefused) and error.code == NOT_KEPT
             else:
                 if better is None:
                     return pieced.inflow.data
                 left.remove(better)
                 left.appendleft(better)
                 left.append(donor)
-        raise TransportError(f"nobody has part {result.start}-{result.stop}")
+        failure = NotKeptError if forgotten else TransportError
+        raise failure(f"nobody has part {result.start}-{result.stop}")
 
     async def _from(self, donor: PeerId, others: Iterable[PeerId], pieced: Pieced) -> PeerId | None:
         """Pull the rest from a donor; returns whom to go on with, None: all of it is here.

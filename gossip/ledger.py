@@ -26,6 +26,7 @@ from protocols.messages import Certificate
 Parts = Mapping[tuple[int, int], torch.Tensor]  # range -> uint8, encoded
 
 SMALL = 64 * 1024 * 1024  # bytes that nobody minds
+NOT_KEPT = "gone"  # the code of the refusal to give a part
 MEMORY, ALL = 2, 8  # bytes an element of the vector: kept in memory, and kept at all
 
 

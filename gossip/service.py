@@ -12,6 +12,7 @@ from gossip.chain import Chain
 from gossip.exchange import Exchange
 from gossip.handing import Handing, explains
 from gossip.instructions import Work
+from gossip.ledger import NOT_KEPT
 from gossip.presence import Presence
 from gossip.spreading import check_passed
 from protocols.bodies import BufferFeed
@@ -282,7 +283,7 @@ class Service:
                 if (result.start, result.stop, result.digest) == wanted:
                     data = held
         if data is None:
-            raise RemoteRefused("gone", "this part is not kept here")
+            raise RemoteRefused(NOT_KEPT, "this part is not kept here")
         if request.skip > len(data):
             raise Malformed("more is skipped than there is")
         return BufferFeed(as_bytes(data)[request.skip :])

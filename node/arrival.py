@@ -84,7 +84,7 @@ class Arrival:
     transport: Transport
     run: bytes
     founders: tuple[PeerId, ...]  # who decided the first round: the run's creator
-    ask: Sequence[PeerId]  # who can tell who stands where, right now
+    ask: Callable[[], Sequence[PeerId]]  # who can tell who stands where, as of now
     wall: Callable[[], float]
     learned: Callable[[Announce], None]  # told of every announcement on the way
     greet: Callable[[PeerId], Awaitable[object]]  # strangers are given nothing
@@ -143,7 +143,7 @@ class Arrival:
     async def look(self) -> list[Announce]:
         """Who stands where, freshly asked: the swarm may move on every second."""
         found: dict[PeerId, Announce] = {}
-        for peer in self.ask:
+        for peer in self.ask():
             try:
                 reply = await ask(
                     self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S

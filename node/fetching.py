@@ -86,7 +86,7 @@ class Fetcher:
         )
         active = [
             one.peer
-            for one in await self._arrival(self.run.peers).look()
+            for one in await self._arrival(lambda: self.run.peers).look()
             if (one.role, one.status) == ("island", "active") and one.peer != self.replicas[0].me
         ]
         try:
@@ -127,7 +127,7 @@ class Fetcher:
 
     async def _join(self) -> None:
         self.joined_under_way = self.downloaded = True
-        arrival = self._arrival(self.run.peers)
+        arrival = self._arrival(lambda: self.run.peers)
         found = await arrival.look()
         self.events.emit(JoinProgress(step=4, name="discover", text=counted(len(found), "island")))
         started = time.monotonic()
@@ -172,7 +172,7 @@ class Fetcher:
 
     async def _refresh(self, swarm: AnySwarm) -> None:
         """What was fetched is kept where nobody has anything newer, or it cannot be had."""
-        arrival = self._arrival(swarm.membership.alive(swarm.now()) or self.run.peers)
+        arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()) or self.run.peers)
         before, said = self.replicas[0].place.round, await arrival.look()
         for replica in self.replicas:
             fragment = replica.place.fragment
@@ -211,7 +211,7 @@ class Fetcher:
         chain, replica = swarm.chains[fragment], self.replicas[fragment]
         vectors = [torch.empty_like(vector) for vector in replica.state]
         before = replica.place.round
-        arrival = self._arrival(swarm.membership.alive(swarm.now()))
+        arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()))
         headway = self._headway()
         try:
             with chain.following.downloading() as approach:
@@ -242,7 +242,7 @@ class Fetcher:
     def _headway(self) -> Headway:
         return Headway(lambda text: self.events.emit(Notice(text=f"downloads the state: {text}")))
 
-    def _arrival(self, ask: list[PeerId]) -> Arrival:
+    def _arrival(self, ask: Callable[[], list[PeerId]]) -> Arrival:
         kind = OwnArrival if self.run.manifest.mode in GOSSIP else Arrival
         return kind(
             self.node.transport,

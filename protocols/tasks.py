@@ -1,15 +1,16 @@
 """Who owns a task. This module alone calls ``asyncio.create_task``; ruff refuses it elsewhere.
 
 What runs beside a block belongs to the block: to its :class:`asyncio.TaskGroup` (:class:`Tasks`
-where callbacks start tasks in it), or to :func:`beside` or :func:`first`, which raise errors as
-they are rather than in groups. What an object runs from the call that opens it to the call that
-closes it fits into no block; it belongs to the object, which holds a :class:`Background`.
+where callbacks start tasks in it), or to :func:`beside`, :func:`first` or :func:`every`, which
+raise errors as they are rather than in groups. What an object runs from the call that opens it to
+the call that closes it fits into no block; it belongs to the object, which holds a
+:class:`Background`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -117,6 +118,28 @@ async def first(*coroutines: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         await asyncio.wait(tasks)
     return ended.result()
+
+
+async def every(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all to their ends; the first error is raised as it is, and cancels the others.
+
+    A cancellation from outside goes before any error. A :class:`asyncio.TaskGroup` forgets it, up
+    to Python 3.12, where one of its tasks fails in the same moment, and what was to end goes on.
+    """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    errors: list[BaseException] = []
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        # also where nobody wants to know, else asyncio logs that
+        errors += [e for task in tasks if not task.cancelled() and (e := task.exception())]
+    if errors:
+        raise errors[0]
 
 
 class Together(Generic[K, T]):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from simulated_swarm import RUN, Member, SimulatedSwarm, ToyReplica, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from toy_replica import RUN, ToyReplica
 
 from bootstrap.state import StateServer, state_digest
 from node.arrival import Arrival
 from node.replica import OuterState
 from protocols import virtual_time
+from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate
 
@@ -49,7 +51,7 @@ class Stateful(ToyReplica):
     async def jump(self, theta: torch.Tensor, state: OuterState) -> None:
         self.theta, self.sent = theta, theta.clone()
         self._place, self._roster = replace(state.place, state=self.digest()), state.roster
-        self.begins, self.history = state.place.round, []
+        self.begins, self.history, self.certificate = state.place.round, [], state.certificate
 
 
 class Scene:
@@ -96,14 +98,15 @@ class Scene:
 
         wiring = member.swarm.wiring
         arrival = Arrival(
-            wiring.transport, RUN, (self.founders[0].peer,),
-            member.swarm.membership.alive(member.swarm.now()),
+            wiring.transport, RUN, self.swarm.roster,
+            lambda: member.swarm.membership.alive(member.swarm.now()),
             lambda: 1_000_000.0 + asyncio.get_running_loop().time(), lambda announce: None, greet,
             lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,
             self.swarm.fragments,
         )  # fmt: skip
         vectors = [torch.empty_like(vector) for vector in replica.state]
-        with chain.following.downloading() as approach:
+        # whoever was ahead may be gone; the next one who is asks again
+        with suppress(OperatorError), chain.following.downloading() as approach:
             state = (await arrival.fetch(vectors, approach.progress, fragment)).state
             self.downloads += 1
             await chain.move(

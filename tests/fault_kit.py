@@ -17,7 +17,7 @@ import fault_member
 import fault_relay
 from fault_member import Action, Role, Setup, Stage, Trap, identity_of
 from member_kit import START_S, Crew, Process, forked
-from simulated_swarm import RUN
+from toy_replica import RUN
 
 from benchmarks.netns import Network
 from gossip.certificate import leader_order

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from fault_meddling import Meddling
 from gossip_kit import announce_of
-from simulated_swarm import RUN, ToyReplica
+from toy_replica import RUN, ToyReplica
 
 from gossip.driver import Swarm
 from gossip.exchange import Exchange, Wiring

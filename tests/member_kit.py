@@ -18,7 +18,7 @@ from socket import create_server
 from typing import Any
 
 import pytest
-from simulated_swarm import RUN
+from toy_replica import RUN
 
 from gossip.certificate import check_certificate, genesis, outcome_hash
 from protocols.identity import PeerId

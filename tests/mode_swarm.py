@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import torch
 from exchange_kit import until
-from simulated_swarm import RUN, Member, SimulatedSwarm, ToyReplica
+from simulated_swarm import Member, SimulatedSwarm
+from toy_replica import RUN, ToyReplica
 
 from bootstrap.manifest import Manifest
 from bootstrap.state import state_digest

@@ -11,19 +11,15 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import torch
-from blake3 import blake3
 from exchange_kit import until
+from toy_replica import RUN, ToyReplica
 
-from gossip.agreement import Place
 from gossip.catchup import Ending
-from gossip.certificate import genesis, outcome_hash
 from gossip.chain import Chain
 from gossip.driver import Swarm
 from gossip.exchange import Exchange, Wiring
 from gossip.grouping import UNGROUPED, Grouping
 from gossip.hooks import Hooks
-from gossip.lineage import Lineage
 from gossip.membership import Membership, Patience
 from gossip.mixing import MEAN, Mix
 from gossip.presence import Presence
@@ -37,90 +33,10 @@ from protocols.messages import Certificate
 from protocols.tasks import Tasks
 from protocols.virtual_time import inline
 
-RUN = b"r" * 32
-
 
 def seed_of(peer: PeerId, fragment: int, round_: int) -> int:
     """Of a member's progress in a round; ``hash`` would give another one in each process."""
     return crc32(f"{peer} {fragment} {round_}".encode())
-
-
-class ToyReplica:
-    """Parameters of one fragment that take the merged mean as it is: θ ← θ − D."""
-
-    def __init__(
-        self,
-        me: PeerId,
-        roster: tuple[PeerId, ...],
-        size: int,
-        codec: RangeCodec,
-        fragment: int = 0,
-    ) -> None:
-        self.me, self.codec, self.fragment = me, codec, fragment
-        self.theta = torch.zeros(size)
-        self.sent = torch.zeros(size)
-        self._place = Place(RUN, fragment, 0, genesis(RUN), self.digest(), 0)
-        self._roster = roster
-        self.history: list[tuple[bytes, bytes]] = []  # head and state after each round
-        self.counted = 0
-        self.certificates: list[Certificate] = []
-        self.means: list[torch.Tensor] = []  # by each of these
-        self.common = torch.zeros(size)  # what all would learn, beside what differs
-        self.poison: Callable[[torch.Tensor], torch.Tensor] = lambda delta: delta
-        self.lineage: Lineage | None = None
-        self.begins = 0  # the round that the history begins with
-
-    def digest(self) -> bytes:
-        return blake3(self.theta.view(torch.uint8).numpy()).digest()
-
-    @property
-    def place(self) -> Place:
-        return self._place
-
-    @property
-    def roster(self) -> tuple[PeerId, ...]:
-        return self._roster
-
-    def train(self, seed: int) -> None:
-        """Local progress that differs between members and rounds."""
-        generator = torch.Generator().manual_seed(seed)
-        own = torch.randn(len(self.theta), generator=generator)
-        self.sent = self.theta - self.poison(self.common + own)
-
-    def norm(self) -> float:
-        """Of the pseudo-gradient."""
-        return (self.theta - self.sent).double().norm().item()
-
-    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        return self.theta[start:stop] - self.sent[start:stop]
-
-    async def apply(
-        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
-    ) -> None:
-        outcome = certificate.outcome
-        assert (outcome.fragment, outcome.round) == (self.fragment, self._place.round)
-        assert outcome.previous == self._place.previous
-        mine = [i for i, c in enumerate(outcome.contributors) if c.peer == self.me]
-        theta, merged = self.theta.clone(), torch.zeros(len(self.theta))
-        for result in outcome.parts:
-            if result.digest:
-                mean = torch.empty(result.stop - result.start)
-                data = parts[result.start, result.stop]
-                assert blake3(data.numpy()).digest() == result.digest
-                self.codec.named(outcome.codec).decode(result.start, data, mean)
-                theta[result.start : result.stop] -= mean
-                merged[result.start : result.stop] = mean
-        await asyncio.sleep(0.01)  # a kill here leaves the old state, as a checkpoint would
-        self.theta = theta
-        self.counted += any(i.contributor in mine for r in outcome.parts for i in r.included)
-        head = outcome_hash(outcome)
-        self._place = Place(
-            RUN, self.fragment, outcome.round + 1, head, self.digest(), outcome.work
-        )
-        self._roster = outcome.next_roster
-        self.history.append((head, self._place.state))
-        self.certificates.append(certificate)
-        self.means.append(merged)
 
 
 @dataclass
@@ -250,6 +166,8 @@ class SimulatedSwarm:
         ]
         for replica, chain in zip(replicas, chains, strict=True):
             replica.lineage = chain.lineage
+            if replica.certificate is not None:  # without its parts, as after any start
+                chain.ledger.add(replica.certificate, {})
         swarm = Swarm(chains)
 
         async def live() -> None:
@@ -309,9 +227,23 @@ class SimulatedSwarm:
         member.task.cancel()
         await asyncio.wait([member.task])
 
-    def restart(self, member: Member) -> Member:
-        """The same island again, from what it had committed (its checkpoint)."""
-        return self.start(member.identity, replicas=member.replicas, status="joining")
+    def restart(
+        self,
+        member: Member,
+        saved: Sequence[ToyReplica] = (),
+        *,
+        upload: float | None = None,
+    ) -> Member:
+        """The same island again, from what it had committed, or had saved some time before."""
+        replicas = saved or member.replicas
+        for replica, chain in zip(member.replicas, member.swarm.chains, strict=True):
+            replica.lineage = chain.lineage
+        return self.start(member.identity, replicas=replicas, status="joining", upload=upload)
+
+    def saved(self, member: Member) -> list[ToyReplica]:
+        """What a checkpoint of a member would hold now."""
+        pairs = zip(member.replicas, member.swarm.chains, strict=True)
+        return [replica.saved(chain.lineage) for replica, chain in pairs]
 
     def living(self) -> list[Member]:
         return [m for m in self.members.values() if m.peer not in self.stopped]

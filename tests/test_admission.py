@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from simulated_swarm import RUN, simulated_swarm
+from simulated_swarm import simulated_swarm
+from toy_replica import RUN
 
 from bootstrap.handshake import admission
 from protocols import virtual_time

@@ -93,15 +93,16 @@ class Scene:
         self.states.append(state)
         return announce
 
-    async def arrive(self) -> Arrived:
+    async def arrive(self, *, seed_known_at: float = 0.0) -> Arrived:
         async def greet(peer: PeerId) -> None:
             return None
 
+        now = asyncio.get_running_loop().time
         arrival = Arrival(
             self.network.join(NEWCOMER.peer_id),
             RUN,
             (CREATOR.peer_id,),
-            [self.seed.peer_id],
+            lambda: [self.seed.peer_id] if now() >= seed_known_at else [LIAR.peer_id],
             lambda: WALL,
             lambda announce: None,
             greet,
@@ -145,6 +146,15 @@ def test_fifty_changes_of_office_later() -> None:
         assert set(found.state.roster) == set(chain.certificates[-1].outcome.next_roster)
         assert len(found.state.lineage) == 50
         assert scene.base.unique().tolist() == [5.0]
+
+    played(story)
+
+
+def test_who_became_known_meanwhile_is_asked_where_the_others_are_gone() -> None:
+    async def story(scene: Scene) -> None:
+        scene.stand(CREATOR, swarm(), 5.0)
+        await scene.arrive(seed_known_at=10.0)
+        assert 10 <= asyncio.get_running_loop().time() < 20
 
     played(story)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import RUN, Member, SimulatedSwarm, lengths, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, lengths, simulated_swarm
+from toy_replica import RUN
 
 from gossip.certificate import leader_order, outcome_hash
 from protocols import virtual_time

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from gossip_kit import plan_of
-from simulated_swarm import RUN, Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from toy_replica import RUN
 
 from gossip.certificate import sign_vote
 from gossip.spreading import passed

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from simulated_swarm import RUN, Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from toy_replica import RUN
 
 from gossip.origin import origin, origin_of
 from protocols import virtual_time

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import RUN, simulated_swarm
+from simulated_swarm import simulated_swarm
+from toy_replica import RUN
 
 from gossip import membership
 from gossip.membership import Patience

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from exchange_kit import until
-from simulated_swarm import RUN, SimulatedSwarm, simulated_swarm
+from simulated_swarm import SimulatedSwarm, simulated_swarm
+from toy_replica import RUN
 
 from gossip.certificate import sign_vote
 from gossip.spreading import check_passed, passed

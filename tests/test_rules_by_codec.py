@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from simulated_swarm import Member, SimulatedSwarm, ToyReplica, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from toy_replica import ToyReplica
 
 from bootstrap.manifest_rounds import COARSE, Merge
 from gossip.membership import Patience

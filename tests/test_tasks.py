@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocols.tasks import Background, Tasks, Together, beside, first
+from protocols.tasks import Background, Tasks, Together, beside, every, first
 
 FOREVER = 3600.0
 
@@ -132,7 +132,7 @@ async def test_nothing_is_spawned_in_a_group_that_has_ended() -> None:
     async with asyncio.TaskGroup() as group:
         tasks = Tasks(group)
         work = Work()
-        tasks.spawn(work.run())  # type: ignore[arg-type]  # its result is of no interest
+        tasks.spawn(work.run())  # its result is of no interest
         await asyncio.sleep(0)
         tasks.cancel()
     assert work.ended == "cancelled"
@@ -178,3 +178,32 @@ async def test_an_error_is_everybodys() -> None:
         *(together.do("key", fail) for _ in range(3)), return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes] == [Broken] * 3
+
+
+async def test_the_first_error_of_several_is_raised_as_it_is_and_ends_the_others() -> None:
+    work = Work()
+    with pytest.raises(Broken):
+        await every((work.run(), fail()))
+    assert work.ended == "cancelled"
+
+
+async def test_who_is_cancelled_in_the_moment_of_an_error_ends_and_does_not_go_on() -> None:
+    went_on = []
+    failing = asyncio.get_running_loop().create_future()
+
+    async def fails() -> None:
+        await failing
+
+    async def work() -> None:
+        try:
+            await every((fails(), fails()))
+        except Broken:
+            went_on.append("as if nobody had cancelled it")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    failing.set_exception(Broken())
+    task.cancel()
+    await asyncio.wait([task], timeout=5)
+    assert task.cancelled()
+    assert not went_on

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulated_swarm import RUN, Member, lengths, simulated_swarm
+from simulated_swarm import Member, lengths, simulated_swarm
+from toy_replica import RUN
 
 from gossip.agreed import Remains
 from gossip.agreement import Agreement

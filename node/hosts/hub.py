@@ -40,6 +40,7 @@ from node.hosts.wire import (
 )
 from node.own_address import hostport
 from protocols.errors import OperatorError
+from protocols.tasks import every
 
 HOST_LOST = 1000  # "exit status" of a rank whose host is lost
 LAST_CALL_S = 30.0  # with the minimum there, for the others: when the island first starts,
@@ -357,15 +358,7 @@ class Hub:
 
     async def _follow(self, host: Host) -> None:
         """Take what a host says, until one of both is gone; raises LinkLostError."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(host.link.watch())
-                group.create_task(self._read(host))
-        except BaseExceptionGroup as group:
-            lost, rest = group.split(LinkLostError)
-            if rest is not None or lost is None:
-                raise
-            raise next(leaf for leaf in lost.exceptions) from None
+        await every((host.link.watch(), self._read(host)))
 
     async def _read(self, host: Host) -> None:
         while True:

@@ -194,7 +194,7 @@ class Members:
             node.transport,
             self.manifest.run_id,
             self.founders,
-            [peer for peer in self.running if peer != node.me],
+            lambda: [peer for peer in self.running if peer != node.me],
             lambda: EPOCH_S + loop.time(),
             lambda announce: None,
             _greet,
