@@ -108,13 +108,18 @@ class Search:
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory, which belongs to one daemon."""
+    """The checkpoints of one run directory, which belongs to one daemon.
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    Who is not that daemon, which may be writing meanwhile, says ``owns=False`` and only reads.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2, *, owns: bool = True) -> None:
         if keep < 1:
             raise ValueError("keep must be at least 1")
         self.directory = directory
         self.keep = keep
+        if not owns:
+            return
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob(f"{OLD_PREFIX}*"):  # killed between two renames
             target = directory / old.name.removeprefix(OLD_PREFIX)
