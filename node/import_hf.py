@@ -26,7 +26,10 @@ CONFIG = "config.json"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 TOKENIZER = "tokenizer.json"
 # what our decoder cannot do: these have to be off, absent or empty
-UNKNOWN_TO_OURS = ("rope_scaling", "attention_bias", "mlp_bias", "sliding_window")
+UNKNOWN_TO_OURS = (
+    *("rope_scaling", "attention_bias", "mlp_bias", "sliding_window"),
+    "quantization_config",  # such weights have scales beside them, which would be lost
+)
 
 
 def read_config(folder: Path) -> Model:

@@ -244,6 +244,15 @@ def test_a_configuration_that_asks_for_more_is_refused(change, why):
     assert caught.value.code == "E606"
 
 
+def test_a_llama_with_quantized_weights_is_refused(tmp_path):
+    """Those of fp8 have the shapes of whole ones, and scales that would be left behind."""
+    config = {"quantization_config": {"quant_method": "compressed-tensors"}, "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | config))
+    with pytest.raises(OperatorError, match="quantization_config") as caught:
+        read_config(tmp_path)
+    assert caught.value.code == "E606"
+
+
 def test_damaged_folders_are_refused(tmp_path):
     config = model_of(GPT2)
     out = torch.empty(Layout.of_config(config).size)
