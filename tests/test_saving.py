@@ -24,7 +24,8 @@ from node.outer_files import OuterFiles
 from node.participation import Participation
 from node.replica import OuterReplica
 from node.saving import Keeper
-from node.trainer.channel import Applied, Saved
+from node.trainer.channel import Applied, Checkpoint, Saved, Staged
+from node.trainer_files import TrainerFiles
 
 
 class SlowTrainer:
@@ -105,3 +106,27 @@ async def test_who_leaves_after_a_round_saves_it_once(last: bool) -> None:
     applied = Applied(round=4, step=40, tokens=1, validation_loss=None)
     await Participation._on_applied(part, applied)
     assert spawned == ([] if last else ["saves"])
+
+
+async def test_a_checkpoint_that_was_given_up_says_nothing_of_the_next_one() -> None:
+    """A trainer in a long step answers both, one after the other: the first one's draft is gone."""
+
+    class Island:
+        async def send(self, command: Checkpoint) -> None:
+            pass
+
+    files = TrainerFiles(cast(Any, Island()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await files.save(Path("first"))
+    staged = asyncio.create_task(files.save(Path("second")))
+    await asyncio.sleep(0)
+    files.told(Staged("first"))
+    files.told(Saved("first", "No such file or directory", full=False))
+    await asyncio.sleep(0)
+    assert not staged.done(), "the trainer has not copied anything yet"
+    files.told(Staged("second"))
+    saved = await staged
+    assert not saved.done()
+    files.told(Saved("second", "", full=False))
+    assert (await saved).directory == "second"
