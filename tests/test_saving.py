@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from checkpoint_kit import make
 
 from bootstrap.signed_manifest import SignedManifest
 from node import saving
-from node.checkpoint import CheckpointStore
+from node.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped
@@ -54,6 +57,22 @@ async def inline(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def _keeper(directory: Path, events: list[Any]) -> Keeper:
+    place = SimpleNamespace(round=3, previous=b"", state=b"")
+    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
+    return Keeper(
+        CheckpointStore(directory),
+        cast(SignedManifest, SimpleNamespace(run_id=b"run")),
+        cast("list[OuterReplica]", [replica]),
+        torch.zeros(2),
+        None,
+        cast(EventLog, SimpleNamespace(emit=events.append)),
+        nullcontext,
+        inline,
+        lambda: [cast(Any, None)],
+    )
+
+
 async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,20 +81,9 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
 
     monkeypatch.setattr(saving, "write_outer", full)
     events: list[Any] = []
-    place = SimpleNamespace(round=3, previous=b"", state=b"")
-    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
     trainer = SlowTrainer()
-    keeper = Keeper(
-        CheckpointStore(tmp_path),
-        cast(SignedManifest, SimpleNamespace(run_id=b"run")),
-        cast("list[OuterReplica]", [replica]),
-        torch.zeros(2),
-        cast(Conductor, trainer),
-        cast(EventLog, SimpleNamespace(emit=events.append)),
-        nullcontext,
-        inline,
-        lambda: [cast(Any, None)],
-    )
+    keeper = _keeper(tmp_path, events)
+    keeper.conductor = cast(Conductor, trainer)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(keeper.save())
         for _ in range(20):
@@ -86,6 +94,57 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert not os.listdir(tmp_path)
     assert [type(one) for one in events] == [CheckpointSkipped]
     assert "no room" in events[0].reason
+
+
+async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+    copied: list[tuple[str, int]] = []
+
+    class Hanging:
+        def put(self, checkpoint: Path) -> None:
+            began.set()
+            assert goes_on.wait(10)
+            copied.append((checkpoint.name, verify(checkpoint).round))
+
+    keeper, store = _keeper(tmp_path, []), CheckpointStore(tmp_path, keep=1)
+    keeper.store, keeper.copy = store, cast(CheckpointCopy, Hanging())
+    rounds = iter(range(4))
+
+    async def fill(draft: Path) -> Facts:
+        return Facts(run="r", round=next(rounds), step=0, tokens=0)
+
+    monkeypatch.setattr(keeper, "_fill", fill)
+    try:
+        assert await keeper.save()
+        assert await asyncio.to_thread(began.wait, 10)
+        for _ in range(2):
+            assert await keeper.save(), "the copy of the first one is still on its way"
+        threading.Timer(0.2, goes_on.set).start()
+        assert await keeper.save(wait=True)
+    finally:
+        goes_on.set()
+    # the first one was pushed out of the store while it was copied, and of the others one is enough
+    assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
+    assert os.listdir(tmp_path) == ["ckpt-00000003"]
+
+
+def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    path = make(store, 3).path
+
+    def refuses(*given: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    aside = store.aside(path)
+    assert aside == path
+    store.drop(aside)
+    assert os.listdir(tmp_path) == [path.name]
+    verify(path)
 
 
 @pytest.mark.parametrize("last", [False, True])
