@@ -8,6 +8,7 @@ checked like any other, against the hashes in its index.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class CheckpointCopy:
             raise self._failed("write", error) from error
 
     def get_newest(self, store: CheckpointStore) -> Path | None:
-        """Bring the newest whole one into ``store``, passing over those that are damaged.
+        """Bring the newest whole one into ``store``, which has none, passing over damaged ones.
 
         None where there is none; where all are damaged, what is wrong with the newest is raised.
         """
@@ -75,6 +76,8 @@ class CheckpointCopy:
                         self._fetch(files, f"{root}/{name}", draft)
                         verify(draft)
                         target = store.directory / name
+                        if target.exists():  # a damaged one
+                            shutil.rmtree(target)
                         draft.rename(target)
                         return target
                 except (ValueError, FileNotFoundError, CheckpointError) as error:

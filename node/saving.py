@@ -265,14 +265,14 @@ def restore(
 ) -> Restored | None:
     """The newest checkpoint that is whole; damaged ones are reported and passed over.
 
-    Where there is none it is fetched from ``copy``. Raises OperatorError E404 when there are
+    Where none is whole it is fetched from ``copy``. Raises OperatorError E404 when there are
     checkpoints and none is usable, and E407 for a copy that cannot be read.
     """
-    if copy is not None and not store.paths():
-        copy.get_newest(store)
     found = store.latest()
     for damage in found.damaged:
         events.emit(Problem.of(damage))
+    if copy is not None and found.checkpoint is None and copy.get_newest(store) is not None:
+        found = store.latest()
     if found.checkpoint is None:
         if found.damaged:
             raise operator_error(

@@ -16,19 +16,23 @@ import pytest
 import torch
 from checkpoint_kit import make
 
+from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node import saving
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSkipped
-from node.outer_files import OuterFiles
+from node.monitor.events import CheckpointSkipped, Problem
+from node.outer_files import OuterFiles, write_outer
 from node.participation import Participation
 from node.replica import OuterReplica
-from node.saving import Keeper
+from node.saving import Keeper, restore
 from node.trainer.channel import Applied, Checkpoint, Saved, Staged
+from node.trainer.layout import Layout
 from node.trainer_files import TrainerFiles
+from protocols.errors import OperatorError
+from protocols.identity import Identity
 
 
 class SlowTrainer:
@@ -128,6 +132,29 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     # the first one was pushed out of the store while it was copied, and of the others one is enough
     assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
     assert os.listdir(tmp_path) == ["ckpt-00000003"]
+
+
+@pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
+def test_where_none_here_is_whole_the_second_place_has_one(tmp_path: Path, damaged: str) -> None:
+    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
+    size = Layout.of_manifest(signed.manifest).size
+    store = CheckpointStore(tmp_path / "here")
+    copy = CheckpointCopy(str(tmp_path / "there"), keep=2)
+    with store.draft() as draft:
+        write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
+        facts = Facts(run=signed.run_id.hex(), round=0, step=0, tokens=0)
+        path = store.commit(draft, facts).path
+    copy.put(path)
+    os.truncate(path / "outer.safetensors", 100)
+    path.rename(path.with_name(damaged))
+    events: list[Any] = []
+    log = cast(EventLog, SimpleNamespace(emit=events.append))
+    with pytest.raises(OperatorError, match="no checkpoint in"):
+        restore(store, log)
+    restored = restore(store, log, copy)
+    assert restored is not None
+    assert restored.base.unique().tolist() == [1]
+    assert {type(event) for event in events} == {Problem}
 
 
 def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
