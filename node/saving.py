@@ -80,8 +80,11 @@ class Keeper:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
-        and is in the second place as well where that can be.
+        and is in the second place as well where that can be. Nor is anything where the trainer has
+        yet to begin from a checkpoint: it has more than one without it would have.
         """
+        if self.conductor is not None and self.conductor.resume_dir is not None:
+            return False
         if self._lock.locked() and not wait:
             return False
         async with self._lock:

@@ -38,7 +38,7 @@ from protocols.identity import Identity
 class SlowTrainer:
     """Has copied its files at once; writes them when told to."""
 
-    training, pace = True, None
+    training, pace, resume_dir = True, None, None
 
     def __init__(self) -> None:
         self.writing: asyncio.Future[Saved] | None = None
@@ -98,6 +98,17 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert not os.listdir(tmp_path)
     assert [type(one) for one in events] == [CheckpointSkipped]
     assert "no room" in events[0].reason
+
+
+async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
+    """A checkpoint of the same round, without the trainer's files, would take its place."""
+    keeper = _keeper(tmp_path, [])
+    path = make(keeper.store, 3).path
+    waits = SimpleNamespace(training=False, pace=None, resume_dir=path)
+    keeper.conductor = cast(Conductor, waits)
+    before = verify(path)
+    assert not await keeper.save(wait=True)
+    assert verify(path) == before
 
 
 async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
