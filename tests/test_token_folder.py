@@ -5,6 +5,7 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -240,6 +241,23 @@ def test_the_cache_keeps_its_bound_and_what_was_used_last(served, tmp_path):
         Folder(url, tmp_path / "small", 100).tokens(first)
 
 
+def test_what_is_mapped_counts_and_is_in_use(served, tmp_path, monkeypatch):
+    """A file that was thrown out takes its room on the disk for as long as it is mapped."""
+    monkeypatch.setattr("node.data.remote.NOTED_S", 0.0)
+    _, url, _ = served
+    largest = max(s.tokens for s in Folder(url).index.shards)
+    there = Folder(url, tmp_path / "cache", 2 * largest)
+    tokens = FolderTokens(there)
+    starts = itertools.accumulate((s.tokens for s in there.index.shards[:-1]), initial=0)
+    for start in starts:
+        tokens.window(start, 10)
+        tokens.window(0, 10)
+    assert len(there.index.shards) > 3
+    assert there._cache.fetched == len(there.index.shards), "what is read again and again stays"
+    kept = {f.name for f in (tmp_path / "cache").iterdir() if f.name[0] != "."}
+    assert {there.index.shards[number].sha256 for number in tokens._open} == kept
+
+
 def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
     """Files are thrown out and drafts end while others look for room."""
     bodies = {hashlib.sha256(bytes([n]) * 1000).hexdigest(): bytes([n]) * 1000 for n in range(8)}
@@ -328,6 +346,23 @@ def test_where_the_disk_is_full_cached_files_make_way(served, tmp_path, monkeypa
     assert np.array_equal(there.tokens(third), Folder(str(made)).tokens(third))
     kept = {f.name for f in (tmp_path / "cache").iterdir() if f.name[0] != "."}
     assert kept == {second.sha256, third.sha256}
+
+
+def test_what_makes_way_on_a_full_disk_is_not_mapped(served, tmp_path, monkeypatch):
+    _, url, made = served
+    there = Folder(url, tmp_path / "cache")
+    tokens, first = FolderTokens(there), there.index.shards[0]
+    tokens.window(0, 10)
+    real = ShardCache._make_room
+
+    def make_room(cache, size):
+        if tokens._open or (tmp_path / "cache" / first.sha256).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(cache, size)
+
+    monkeypatch.setattr(ShardCache, "_make_room", make_room)
+    here = FolderTokens(Folder(str(made)))
+    assert np.array_equal(tokens.window(first.tokens, 10), here.window(first.tokens, 10))
 
 
 def test_a_cached_file_that_was_damaged_is_fetched_again(served, tmp_path):
