@@ -253,6 +253,17 @@ def test_a_llama_with_quantized_weights_is_refused(tmp_path):
     assert caught.value.code == "E606"
 
 
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": "32"}, {"num_attention_heads": "4"}, {"rope_parameters": [1]}]
+)
+def test_values_of_another_kind_are_refused(tmp_path, change):
+    config = QWEN | {"model_type": "llama"} | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OperatorError, match="of another kind") as caught:
+        read_config(tmp_path)
+    assert caught.value.code == "E606"
+
+
 def test_damaged_folders_are_refused(tmp_path):
     config = model_of(GPT2)
     out = torch.empty(Layout.of_config(config).size)
@@ -265,6 +276,10 @@ def test_damaged_folders_are_refused(tmp_path):
     save_file({"transformer.wte.weight": torch.zeros(3, 4)}, tmp_path / "model.safetensors")
     with pytest.raises(OperatorError, match="shape"):
         import_hf(config, tmp_path, out)
+    for named in ([], None, {"transformer.wte.weight": 3}):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+        with pytest.raises(OperatorError, match="does not say which file"):
+            import_hf(config, tmp_path, out)
     index = {"weight_map": {"transformer.wte.weight": "../x.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(OperatorError, match="outside"):
