@@ -200,6 +200,29 @@ def test_windows_across_files(tmp_path):
         tokens.window(len(joined) - 3, 4)
 
 
+def test_a_disk_that_was_full_from_the_start_is_no_reason_to_begin_elsewhere(tmp_path, monkeypatch):
+    source, out = json_lines(tmp_path / "a.jsonl"), tmp_path / "out"
+    sync, full = os.fsync, [True]
+
+    def fsync(file: int) -> None:
+        if full:
+            full.clear()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OperatorError, match="cannot write tokens") as caught:
+        prepare([str(source)], out, BYTES)
+    assert caught.value.code == "E402"
+    assert "give the same command again" in caught.value.fix
+    prepare([str(source)], out, BYTES)
+    assert contents(out) == contents(folder(tmp_path / "other", shard_tokens=50_000_000))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / HELD_OUT).write_bytes(b"somebody's")
+    with pytest.raises(OperatorError, match="is not empty"):
+        prepare([str(source)], tmp_path / "full", BYTES)
+
+
 # -- over HTTP
 
 
