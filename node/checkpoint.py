@@ -32,6 +32,7 @@ INDEX = "checkpoint.json"
 MAX_INDEX_BYTES = 1024 * 1024
 DRAFT_PREFIX = ".draft-"
 OLD_PREFIX = f"{DRAFT_PREFIX}old-"  # in front of the name of one that a newer is to replace
+ASIDE_PREFIX = f"{DRAFT_PREFIX}aside-"  # of one that is being copied to a second place
 _NAME = re.compile(r"ckpt-(\d{8,})")
 _FILE = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")  # of a checkpoint: never elsewhere
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -108,13 +109,18 @@ class Search:
 
 
 class CheckpointStore:
-    """The checkpoints of one run directory, which belongs to one daemon."""
+    """The checkpoints of one run directory, which belongs to one daemon.
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    Who is not that daemon, which may be writing meanwhile, says ``owns=False`` and only reads.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2, *, owns: bool = True) -> None:
         if keep < 1:
             raise ValueError("keep must be at least 1")
         self.directory = directory
         self.keep = keep
+        if not owns:
+            return
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob(f"{OLD_PREFIX}*"):  # killed between two renames
             target = directory / old.name.removeprefix(OLD_PREFIX)
@@ -182,6 +188,27 @@ class CheckpointStore:
         for path in (*others[self.keep - 1 :], old):
             shutil.rmtree(path, ignore_errors=True)
         return Checkpoint(target, index)
+
+    def aside(self, path: Path) -> Path:
+        """The same files under a name that stays when the checkpoint goes, by hard links.
+
+        Where there are no hard links it is ``path``.
+        """
+        place = self.directory / f"{ASIDE_PREFIX}{time.time_ns()}" / path.name
+        try:
+            for file in _files_in(path):
+                link = place / file.relative_to(path)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.link(file, link)
+        except OSError:
+            shutil.rmtree(place.parent, ignore_errors=True)
+            return path
+        return place
+
+    def drop(self, aside: Path) -> None:
+        """Remove what :meth:`aside` has made."""
+        if aside.parent.name.startswith(ASIDE_PREFIX):
+            shutil.rmtree(aside.parent, ignore_errors=True)
 
     def latest(self) -> Search:
         """The newest checkpoint that verifies. Reads every byte of it."""

@@ -8,6 +8,7 @@ checked like any other, against the hashes in its index.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from node.checkpoint import (
     CheckpointError,
     CheckpointStore,
     Index,
+    run_of,
     verify,
 )
 from node.errors import operator_error
@@ -35,9 +37,13 @@ class CheckpointCopy:
         self.url, self.keep = url.rstrip("/"), keep
 
     def put(self, checkpoint: Path) -> None:
-        """Copy a checkpoint there, and remove the oldest of those there."""
+        """Copy a checkpoint there, and remove the oldest of those there.
+
+        What was broken off before goes as well. Nothing is removed for another run's.
+        """
         try:
             files, root = self._open()
+            self._check_run(files, root, run_of(checkpoint))
             names = [p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*")]
             names = sorted(n for n in names if (checkpoint / n).is_file() and n != INDEX)
             target = f"{root}/{checkpoint.name}"
@@ -46,13 +52,18 @@ class CheckpointCopy:
             for name in [*names, INDEX]:
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                 files.put_file(str(checkpoint / name), f"{target}/{name}")
-            for old in self._there(files, root)[self.keep :]:
-                files.rm(f"{root}/{old}", recursive=True)
+            found = [name for name in self._named(files, root) if name != checkpoint.name]
+            kept = [name for name in self._there(files, root) if name in found][: self.keep - 1]
+            for old in found:
+                if old not in kept:
+                    files.rm(f"{root}/{old}", recursive=True)
+        except OperatorError:
+            raise
         except Exception as error:  # each file system has errors of its own
             raise self._failed("write", error) from error
 
     def get_newest(self, store: CheckpointStore) -> Path | None:
-        """Bring the newest whole one into ``store``, passing over those that are damaged.
+        """Bring the newest whole one into ``store``, which has none, passing over damaged ones.
 
         None where there is none; where all are damaged, what is wrong with the newest is raised.
         """
@@ -65,6 +76,8 @@ class CheckpointCopy:
                         self._fetch(files, f"{root}/{name}", draft)
                         verify(draft)
                         target = store.directory / name
+                        if target.exists():  # a damaged one
+                            shutil.rmtree(target)
                         draft.rename(target)
                         return target
                 except (ValueError, FileNotFoundError, CheckpointError) as error:
@@ -95,12 +108,32 @@ class CheckpointCopy:
 
     def _there(self, files: Any, root: str) -> list[str]:
         """Names of the whole ones, the newest first."""
+        found = self._named(files, root)
+        whole = [name for name in found if files.exists(f"{root}/{name}/{INDEX}")]
+        return sorted(whole, key=lambda name: int(name[5:]), reverse=True)
+
+    def _named(self, files: Any, root: str) -> list[str]:
+        """Names of all, also of those that were broken off."""
         if not files.exists(root):
             return []
         names = (str(path).rstrip("/").rpartition("/")[2] for path in files.ls(root, detail=False))
-        found = [name for name in names if _NAME.fullmatch(name)]
-        whole = [name for name in found if files.exists(f"{root}/{name}/{INDEX}")]
-        return sorted(whole, key=lambda name: int(name[5:]), reverse=True)
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    def _check_run(self, files: Any, root: str, run: str) -> None:
+        """Raise E407 where a copy there is of another run: each would push the other's out."""
+        for name in self._there(files, root):
+            try:
+                with files.open(f"{root}/{name}/{INDEX}", "rb") as file:
+                    found = Index.model_validate_json(file.read(MAX_INDEX_BYTES)).run
+            except ValueError:  # damaged: it says nothing
+                continue
+            if found != run:
+                raise operator_error(
+                    "E407",
+                    f"{self.url} has checkpoints of another run",
+                    why=f"{name} there is of the run {found[:16]}, and this is {run[:16]}",
+                    fix="give each run another --checkpoint-copy, or remove those that are there",
+                )
 
     def _open(self) -> tuple[Any, str]:
         import fsspec

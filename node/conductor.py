@@ -251,7 +251,8 @@ class Conductor:
         finally:
             self._beginning = False
         if self.ready is None or not self.island.alive:
-            self._turns.free()
+            if self.resume_dir is None:
+                self._turns.free()
             return  # it has died meanwhile: the next one begins when it is ready
         self._begun = True
         if self._guesses is not None:
@@ -344,16 +345,20 @@ class Conductor:
         await self._start_again(**changes)
 
     async def _start_again(self, **changes: int) -> None:
-        """Start all ranks anew, from the last merge, as a newcomer's: without their moments."""
-        self._begun, self.ready, self.resume_dir = False, None, None
+        """Start all ranks anew, from the last merge, as a newcomer's: without their moments.
+
+        From the checkpoint, where they were to begin from one and have not yet.
+        """
+        self._begun, self.ready = False, None
         self.files.lost()
         if self._guesses is not None:
             self._guesses.lost()
-        self._turns.free()
+        if self.resume_dir is None:
+            self._turns.free()
+            self.joined = True
         if self.swarm is not None:
             for chain in self.swarm.chains:
                 chain.update(ready=False)
-        self.joined = True
         await self.island.restart(**changes)
 
     async def _reset_if_due(self) -> None:

@@ -14,10 +14,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.manifest import Model
-from node.data.tokenizer import FileTokenizer
+from node.data.tokenizer import FILE, FileTokenizer
 from node.errors import operator_error, reason
 
 if TYPE_CHECKING:
@@ -38,14 +39,16 @@ def export_hf(
     fragments: int = 1,
     tokenizer: bytes = b"",
     max_shard: float = MAX_SHARD_BYTES,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write ``vector`` (fp32 [N] on the CPU, in the order of the flat layout) as a model folder.
 
     ``dtype`` (default fp32) is that of the weights written, ``tokenizer`` the bytes of the run's
-    tokenizer.json (empty: bytes). Weights of more than ``max_shard`` bytes are cut in several files
-    with an index, and no more than one file's are in memory twice. The folder appears whole or not
-    at all. Raises OperatorError E602 when it exists and is not empty or cannot be written, and
-    ValueError when the vector does not fit the model.
+    tokenizer.json (empty: bytes), ``beside`` files by name that stand in place of ours (those of
+    :func:`node.likeness.files_like`). Weights of more than ``max_shard`` bytes are cut in several
+    files with an index, and no more than one file's are in memory twice. The folder appears whole
+    or not at all. Raises OperatorError E602 when it exists and is not empty or cannot be written,
+    and ValueError when the vector does not fit the model.
     """
     import torch
     from safetensors import SafetensorError
@@ -70,10 +73,9 @@ def export_hf(
         files = _write_weights(temporary, weights, dtype, max_shard)
         files |= _descriptions(config, str(dtype).removeprefix("torch."), tokenizer)
         for name, content in files.items():
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (temporary / name).write_text(text, encoding="utf-8")
-        if tokenizer:
-            (temporary / "tokenizer.json").write_bytes(tokenizer)
+            (temporary / name).write_text(_text(content), encoding="utf-8")
+        for name, data in {**({FILE: tokenizer} if tokenizer else {}), **beside}.items():
+            (temporary / name).write_bytes(data)
         # safetensors keeps its files from other users; whoever may read the rest may read them
         for shard in temporary.glob("*.safetensors"):
             shutil.copymode(temporary / "config.json", shard)
@@ -207,17 +209,30 @@ def _llama(config: Model, dtype: str) -> dict[str, Any]:
 
 def _bytes_tokenizer(config: Model) -> dict[str, dict[str, Any]]:
     return {
-        "tokenizer.json": {
-            "version": "1.0",
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": _BYTE_LEVEL,
-            "post_processor": None,
-            "decoder": _BYTE_LEVEL,
-            "model": byte_tokenizer(),
-        },
+        FILE: _bytes_file(),
         "tokenizer_config.json": _tokenizer_config(config, byte_names()[0]),
     }
+
+
+def _bytes_file() -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": _BYTE_LEVEL,
+        "post_processor": None,
+        "decoder": _BYTE_LEVEL,
+        "model": byte_tokenizer(),
+    }
+
+
+def bytes_file() -> bytes:
+    """The tokenizer.json that goes out with a run over bytes."""
+    return _text(_bytes_file()).encode()
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _tokenizer_config(config: Model, document_end: str | None) -> dict[str, Any]:

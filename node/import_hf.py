@@ -26,7 +26,10 @@ CONFIG = "config.json"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 TOKENIZER = "tokenizer.json"
 # what our decoder cannot do: these have to be off, absent or empty
-UNKNOWN_TO_OURS = ("rope_scaling", "attention_bias", "mlp_bias", "sliding_window")
+UNKNOWN_TO_OURS = (
+    *("rope_scaling", "attention_bias", "mlp_bias", "sliding_window"),
+    "quantization_config",  # such weights have scales beside them, which would be lost
+)
 
 
 def read_config(folder: Path) -> Model:
@@ -35,7 +38,11 @@ def read_config(folder: Path) -> Model:
 
     path = folder if folder.is_file() else folder / CONFIG
     config = _read_json(path)
-    ours = _as_ours(config)
+    try:
+        ours = _as_ours(config)
+    except (TypeError, AttributeError) as error:  # a text or a list in the place of a number
+        why = f"a value is of another kind than it should be: {error}"
+        raise operator_error("E606", f"cannot use this {CONFIG}", why=why) from error
     return ours if ours is not None else model_of(config)
 
 
@@ -134,6 +141,8 @@ def _weights(folder: Path) -> dict[str, Path]:
     """Which file has which weight."""
     if (folder / INDEX).is_file():
         named = _read_json(folder / INDEX).get("weight_map", {})
+        if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+            raise _unfit(folder, f"{INDEX} does not say which file has which weight")
         if any(Path(file).name != file for file in named.values()):
             raise _unfit(folder, f"{INDEX} names a file outside of the folder")
         return {name: folder / file for name, file in named.items()}

@@ -155,7 +155,7 @@ def find_checkpoint(path: Path) -> Path:
     if re.fullmatch(r"ckpt-\d+", path.name):
         return path
     directory = StateDir(path).checkpoints
-    found = CheckpointStore(directory).latest() if directory.is_dir() else None
+    found = CheckpointStore(directory, owns=False).latest() if directory.is_dir() else None
     if found is None or found.checkpoint is None:
         if found is not None and found.damaged:
             raise CheckpointError(path, f"none in it is whole ({found.why})", "give a copy of one")

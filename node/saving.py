@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from node.trainer.resume import FOLDER, STATE
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
+from protocols.tasks import Background
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S = 120.0  # for its copy
@@ -68,18 +70,28 @@ class Keeper:
     lineages: Callable[[], Sequence[Lineage]]
     copy: CheckpointCopy | None = None  # a second place for them
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _to_copy: Path | None = None  # the newest, while an older one is on its way there
+    _copying: asyncio.Task[None] | None = None
+    _background: Background = field(default_factory=Background)
     _full: bool = False
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
     async def save(self, *, wait: bool = False) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
 
-        While another one is being written nothing is done, or with ``wait`` this one comes after.
+        While another one is being written nothing is done, or with ``wait`` this one comes after,
+        and is in the second place as well where that can be. Nor is anything where the trainer has
+        yet to begin from a checkpoint: it has more than one without it would have.
         """
+        if self.conductor is not None and self.conductor.resume_dir is not None:
+            return False
         if self._lock.locked() and not wait:
             return False
         async with self._lock:
-            return await self._save()
+            saved = await self._save()
+        if wait and self._copying is not None:
+            await self._copying
+        return saved
 
     async def by_time(self, every: float) -> None:
         """Save where rounds are further apart than ``every`` seconds, while there is training.
@@ -108,11 +120,7 @@ class Keeper:
             return False
         self._full = False
         if self.copy is not None:
-            second, path = self.copy, saved.path
-            try:
-                await self.offload(lambda: second.put(path))
-            except OperatorError as error:
-                self.events.emit(Problem.of(error))
+            await self._copy_soon(saved.path)
         self.events.emit(
             CheckpointSaved(
                 round=facts.round,
@@ -122,6 +130,28 @@ class Keeper:
             )
         )
         return True
+
+    async def _copy_soon(self, path: Path) -> None:
+        """To the second place: it may be slow, or hang, and the next checkpoint does not wait.
+
+        Of those that are made meanwhile the newest is copied.
+        """
+        aside, passed_over = await self.offload(lambda: self.store.aside(path)), self._to_copy
+        self._to_copy = aside
+        if passed_over is not None:
+            await self.offload(partial(self.store.drop, passed_over))
+        if self._copying is None or self._copying.done():
+            self._copying = self._background.spawn(self._copy())
+
+    async def _copy(self) -> None:
+        assert self.copy is not None
+        while (aside := self._to_copy) is not None:
+            self._to_copy = None
+            try:  # in none of the few threads that rounds need
+                await asyncio.to_thread(self.copy.put, aside)
+            except OperatorError as error:
+                self.events.emit(Problem.of(error))
+            await self.offload(partial(self.store.drop, aside))
 
     async def _fill(self, draft: Path) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""
@@ -238,14 +268,14 @@ def restore(
 ) -> Restored | None:
     """The newest checkpoint that is whole; damaged ones are reported and passed over.
 
-    Where there is none it is fetched from ``copy``. Raises OperatorError E404 when there are
+    Where none is whole it is fetched from ``copy``. Raises OperatorError E404 when there are
     checkpoints and none is usable, and E407 for a copy that cannot be read.
     """
-    if copy is not None and not store.paths():
-        copy.get_newest(store)
     found = store.latest()
     for damage in found.damaged:
         events.emit(Problem.of(damage))
+    if copy is not None and found.checkpoint is None and copy.get_newest(store) is not None:
+        found = store.latest()
     if found.checkpoint is None:
         if found.damaged:
             raise operator_error(

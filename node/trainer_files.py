@@ -28,6 +28,7 @@ class TrainerFiles:
         self.island = island
         self._staged: asyncio.Future[None] | None = None
         self._saved: asyncio.Future[Saved] | None = None
+        self._directory = ""  # of which these two are
         self._donated: asyncio.Future[Donated] | None = None
 
     @property
@@ -42,7 +43,8 @@ class TrainerFiles:
         """
         loop = asyncio.get_running_loop()
         self._staged, self._saved = loop.create_future(), loop.create_future()
-        await self.island.send(Checkpoint(str(directory)))
+        self._directory = str(directory)
+        await self.island.send(Checkpoint(self._directory))
         await self._staged
         return self._saved
 
@@ -58,8 +60,11 @@ class TrainerFiles:
     def told(self, report: Staged | Saved | Donated) -> None:
         """The trainer has copied its files for a checkpoint, or has written something.
 
-        A copy of moments that nobody waits for any more is removed.
+        A copy of moments that nobody waits for any more is removed. Of a checkpoint that was given
+        up nothing is heard: the trainer may come to it when the next one is waited for.
         """
+        if isinstance(report, Staged | Saved) and report.directory != self._directory:
+            return
         match report:
             case Staged() if self._staged is not None and not self._staged.done():
                 self._staged.set_result(None)

@@ -14,8 +14,8 @@ from node.checkpoint import (
 VALUES = np.arange(5000, dtype=np.float32)
 
 
-def make(store: CheckpointStore, round: int) -> Checkpoint:
+def make(store: CheckpointStore, round: int, run: str = "r") -> Checkpoint:
     with store.draft() as draft:
         write_tensors(draft / "outer.safetensors", {"base": VALUES + round})
         (draft / "trainer.json").write_text("{}")
-        return store.commit(draft, Facts(run="r", round=round, step=10 * round, tokens=0))
+        return store.commit(draft, Facts(run=run, round=round, step=10 * round, tokens=0))

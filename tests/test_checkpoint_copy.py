@@ -34,6 +34,35 @@ def test_the_newest_are_kept_and_one_comes_back(store: CheckpointStore, tmp_path
     assert other.latest().checkpoint is not None
 
 
+def test_a_new_one_is_never_pushed_out_by_later_rounds(store: CheckpointStore, tmp_path: Path):
+    """As where an island went over to a side of the swarm that is fewer rounds on."""
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)
+    for round in (8, 9, 5):
+        copy.put(make(store, round).path)
+    assert there(tmp_path / "copy") == ["ckpt-00000005", "ckpt-00000009"]
+
+
+def test_what_was_broken_off_goes(store: CheckpointStore, tmp_path: Path):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=3)
+    for round in range(3):
+        copy.put(make(store, round).path)
+        if round < 2:
+            (tmp_path / "copy" / f"ckpt-{round:08d}" / INDEX).unlink()  # a link that went down
+    assert there(tmp_path / "copy") == ["ckpt-00000002"]
+
+
+def test_copies_of_another_run_are_left_alone(store: CheckpointStore, tmp_path: Path):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)
+    copy.put(make(store, 9).path)
+    for round in (0, 10):
+        with pytest.raises(OperatorError, match="has checkpoints of another run") as caught:
+            copy.put(make(CheckpointStore(tmp_path / "new"), round, run="other").path)
+        assert (caught.value.code, there(tmp_path / "copy")) == ("E407", ["ckpt-00000009"])
+    (tmp_path / "copy" / "ckpt-00000009" / INDEX).write_text("{}")  # it says nothing now
+    copy.put(make(CheckpointStore(tmp_path / "new"), 0, run="other").path)
+    assert "ckpt-00000000" in there(tmp_path / "copy")
+
+
 def test_a_url_of_fsspec(store: CheckpointStore):
     copy = CheckpointCopy("memory://bucket/run", keep=1)
     assert copy.get_newest(store) is None

@@ -209,6 +209,17 @@ def test_export(command, checkpoint, tmp_path):
     )
 
 
+def test_export_leaves_alone_what_a_node_is_writing(command, checkpoint, tmp_path):
+    """It may be called while the node runs: nothing of the state directory is its own."""
+    store = CheckpointStore(tmp_path / "state" / "checkpoints")
+    with store.draft() as draft:
+        write_outer(draft, checkpoint[0])
+        assert command("export", tmp_path / "model", "--from", tmp_path / "state")[0] == 0
+        facts = Facts(run=checkpoint[0].signed.run_id.hex(), round=4, step=40, tokens=400)
+        store.commit(draft, facts)
+    assert read_checkpoint(tmp_path / "state").base.equal(checkpoint[0].base)
+
+
 def test_export_in_files_of_a_size(command, checkpoint, tmp_path):
     given = ("export", tmp_path / "model", "--from", tmp_path / "state", "--max-shard-size")
     for wrong in ("0", "large", "-5MB"):

@@ -7,7 +7,18 @@ from pathlib import Path
 import torch
 from trainer_kit import TARGET, Bench, apply, begin
 
-from node.trainer.channel import Applied, Command, Report, Shift, Shifted, Snapshot, StepDone, Stop
+from node.trainer.channel import (
+    Applied,
+    Checkpoint,
+    Command,
+    Report,
+    Shift,
+    Shifted,
+    Snapshot,
+    StepDone,
+    Stop,
+    Stopped,
+)
 
 
 def test_a_gradient_is_sent_and_no_step_is_taken(tmp_path: Path) -> None:
@@ -45,6 +56,35 @@ def test_a_gradient_that_comes_too_late_is_dropped(tmp_path: Path) -> None:
 
     Bench(tmp_path, answer).run(begin(target_steps=1, gradients=True))
     assert seen == [1, 1, 1]
+
+
+def test_the_step_of_a_gradient_that_a_checkpoint_does_not_have_comes_again(tmp_path: Path) -> None:
+    """Its gradient is in nobody's hands any more: the same one is sent as without the break."""
+    sent: list[torch.Tensor] = []
+
+    def first(bench: Bench, report: Report) -> list[Command]:
+        if not isinstance(report, Snapshot):
+            return []
+        assert bench.vectors.try_claim()
+        sent.append(bench.vectors.tensors()[1].clone())
+        if report.round == 0:
+            return [apply(1)]
+        return [Checkpoint(str(tmp_path)), Stop()]
+
+    def second(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, Snapshot):
+            sent.append(bench.vectors.tensors()[1].clone())
+            return [Stop()]
+        return []
+
+    before = Bench(tmp_path, first).run(begin(target_steps=1, gradients=True))
+    after = Bench(tmp_path, second).run(
+        begin(round=1, target_steps=1, gradients=True, resume=str(tmp_path))
+    )
+    assert torch.equal(sent[1], sent[2])
+    again, once = after.of(StepDone)[0], before.of(StepDone)[1]
+    assert (again.step, again.loss, again.position) == (once.step, once.loss, once.position)
+    assert after.of(Stopped)[0].tokens == before.of(Stopped)[0].tokens
 
 
 def test_a_shift_moves_the_parameters_and_leaves_the_snapshot_out(tmp_path: Path) -> None:

@@ -244,6 +244,26 @@ def test_a_configuration_that_asks_for_more_is_refused(change, why):
     assert caught.value.code == "E606"
 
 
+def test_a_llama_with_quantized_weights_is_refused(tmp_path):
+    """Those of fp8 have the shapes of whole ones, and scales that would be left behind."""
+    config = {"quantization_config": {"quant_method": "compressed-tensors"}, "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | config))
+    with pytest.raises(OperatorError, match="quantization_config") as caught:
+        read_config(tmp_path)
+    assert caught.value.code == "E606"
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": "32"}, {"num_attention_heads": "4"}, {"rope_parameters": [1]}]
+)
+def test_values_of_another_kind_are_refused(tmp_path, change):
+    config = QWEN | {"model_type": "llama"} | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OperatorError, match="of another kind") as caught:
+        read_config(tmp_path)
+    assert caught.value.code == "E606"
+
+
 def test_damaged_folders_are_refused(tmp_path):
     config = model_of(GPT2)
     out = torch.empty(Layout.of_config(config).size)
@@ -256,6 +276,10 @@ def test_damaged_folders_are_refused(tmp_path):
     save_file({"transformer.wte.weight": torch.zeros(3, 4)}, tmp_path / "model.safetensors")
     with pytest.raises(OperatorError, match="shape"):
         import_hf(config, tmp_path, out)
+    for named in ([], None, {"transformer.wte.weight": 3}):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+        with pytest.raises(OperatorError, match="does not say which file"):
+            import_hf(config, tmp_path, out)
     index = {"weight_map": {"transformer.wte.weight": "../x.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(OperatorError, match="outside"):

@@ -40,7 +40,7 @@ def conductor(ranks: Ranks) -> Any:
     nothing = SimpleNamespace(lost=lambda: None, free=lambda: None, emit=lambda event: None)
     made.island, made.events, made.files, made._turns = ranks, nothing, nothing, nothing
     made.swarm = made._guesses = None
-    made._restarts = 0
+    made._restarts, made.resume_dir = 0, None
     return made
 
 
@@ -67,3 +67,18 @@ async def test_tries_with_less_at_once_are_not_counted(
         await die_again_and_again()
     assert caught.value.code == code
     assert ranks.tried == tried
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_ranks_that_die_before_they_have_resumed_begin_from_the_checkpoint_again(
+    begun: bool,
+) -> None:
+    driver = conductor(Ranks())
+    freed: list[None] = []
+    driver._turns = SimpleNamespace(free=lambda: freed.append(None))
+    driver.joined, driver._begun = False, begun
+    driver.resume_dir = None if begun else Path("ckpt-00000003")  # as it is once it has begun
+    await driver._on_death(TrainerDied(1, -9, "", "E405", "rank 1 ended", Path(), ""))
+    assert driver.resume_dir == (None if begun else Path("ckpt-00000003"))
+    # rounds wait until it stands where the checkpoint was made
+    assert (len(freed), driver.joined) == ((1, True) if begun else (0, False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,24 +14,31 @@ from typing import Any, cast
 
 import pytest
 import torch
+from checkpoint_kit import make
 
+from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node import saving
-from node.checkpoint import CheckpointStore
+from node.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSkipped
-from node.outer_files import OuterFiles
+from node.monitor.events import CheckpointSkipped, Problem
+from node.outer_files import OuterFiles, write_outer
 from node.participation import Participation
 from node.replica import OuterReplica
-from node.saving import Keeper
-from node.trainer.channel import Applied, Saved
+from node.saving import Keeper, restore
+from node.trainer.channel import Applied, Checkpoint, Saved, Staged
+from node.trainer.layout import Layout
+from node.trainer_files import TrainerFiles
+from protocols.errors import OperatorError
+from protocols.identity import Identity
 
 
 class SlowTrainer:
     """Has copied its files at once; writes them when told to."""
 
-    training, pace = True, None
+    training, pace, resume_dir = True, None, None
 
     def __init__(self) -> None:
         self.writing: asyncio.Future[Saved] | None = None
@@ -53,6 +61,22 @@ async def inline(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def _keeper(directory: Path, events: list[Any]) -> Keeper:
+    place = SimpleNamespace(round=3, previous=b"", state=b"")
+    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
+    return Keeper(
+        CheckpointStore(directory),
+        cast(SignedManifest, SimpleNamespace(run_id=b"run")),
+        cast("list[OuterReplica]", [replica]),
+        torch.zeros(2),
+        None,
+        cast(EventLog, SimpleNamespace(emit=events.append)),
+        nullcontext,
+        inline,
+        lambda: [cast(Any, None)],
+    )
+
+
 async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,20 +85,9 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
 
     monkeypatch.setattr(saving, "write_outer", full)
     events: list[Any] = []
-    place = SimpleNamespace(round=3, previous=b"", state=b"")
-    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
     trainer = SlowTrainer()
-    keeper = Keeper(
-        CheckpointStore(tmp_path),
-        cast(SignedManifest, SimpleNamespace(run_id=b"run")),
-        cast("list[OuterReplica]", [replica]),
-        torch.zeros(2),
-        cast(Conductor, trainer),
-        cast(EventLog, SimpleNamespace(emit=events.append)),
-        nullcontext,
-        inline,
-        lambda: [cast(Any, None)],
-    )
+    keeper = _keeper(tmp_path, events)
+    keeper.conductor = cast(Conductor, trainer)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(keeper.save())
         for _ in range(20):
@@ -85,6 +98,91 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert not os.listdir(tmp_path)
     assert [type(one) for one in events] == [CheckpointSkipped]
     assert "no room" in events[0].reason
+
+
+async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
+    """A checkpoint of the same round, without the trainer's files, would take its place."""
+    keeper = _keeper(tmp_path, [])
+    path = make(keeper.store, 3).path
+    waits = SimpleNamespace(training=False, pace=None, resume_dir=path)
+    keeper.conductor = cast(Conductor, waits)
+    before = verify(path)
+    assert not await keeper.save(wait=True)
+    assert verify(path) == before
+
+
+async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+    copied: list[tuple[str, int]] = []
+
+    class Hanging:
+        def put(self, checkpoint: Path) -> None:
+            began.set()
+            assert goes_on.wait(10)
+            copied.append((checkpoint.name, verify(checkpoint).round))
+
+    keeper, store = _keeper(tmp_path, []), CheckpointStore(tmp_path, keep=1)
+    keeper.store, keeper.copy = store, cast(CheckpointCopy, Hanging())
+    rounds = iter(range(4))
+
+    async def fill(draft: Path) -> Facts:
+        return Facts(run="r", round=next(rounds), step=0, tokens=0)
+
+    monkeypatch.setattr(keeper, "_fill", fill)
+    try:
+        assert await keeper.save()
+        assert await asyncio.to_thread(began.wait, 10)
+        for _ in range(2):
+            assert await keeper.save(), "the copy of the first one is still on its way"
+        threading.Timer(0.2, goes_on.set).start()
+        assert await keeper.save(wait=True)
+    finally:
+        goes_on.set()
+    # the first one was pushed out of the store while it was copied, and of the others one is enough
+    assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
+    assert os.listdir(tmp_path) == ["ckpt-00000003"]
+
+
+@pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
+def test_where_none_here_is_whole_the_second_place_has_one(tmp_path: Path, damaged: str) -> None:
+    signed = SignedManifest.create(Manifest(), Identity.from_seed(bytes(32)))
+    size = Layout.of_manifest(signed.manifest).size
+    store = CheckpointStore(tmp_path / "here")
+    copy = CheckpointCopy(str(tmp_path / "there"), keep=2)
+    with store.draft() as draft:
+        write_outer(draft, OuterFiles(torch.ones(size), {"v": torch.zeros(size)}, signed))
+        facts = Facts(run=signed.run_id.hex(), round=0, step=0, tokens=0)
+        path = store.commit(draft, facts).path
+    copy.put(path)
+    os.truncate(path / "outer.safetensors", 100)
+    path.rename(path.with_name(damaged))
+    events: list[Any] = []
+    log = cast(EventLog, SimpleNamespace(emit=events.append))
+    with pytest.raises(OperatorError, match="no checkpoint in"):
+        restore(store, log)
+    restored = restore(store, log, copy)
+    assert restored is not None
+    assert restored.base.unique().tolist() == [1]
+    assert {type(event) for event in events} == {Problem}
+
+
+def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    path = make(store, 3).path
+
+    def refuses(*given: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    aside = store.aside(path)
+    assert aside == path
+    store.drop(aside)
+    assert os.listdir(tmp_path) == [path.name]
+    verify(path)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -105,3 +203,27 @@ async def test_who_leaves_after_a_round_saves_it_once(last: bool) -> None:
     applied = Applied(round=4, step=40, tokens=1, validation_loss=None)
     await Participation._on_applied(part, applied)
     assert spawned == ([] if last else ["saves"])
+
+
+async def test_a_checkpoint_that_was_given_up_says_nothing_of_the_next_one() -> None:
+    """A trainer in a long step answers both, one after the other: the first one's draft is gone."""
+
+    class Island:
+        async def send(self, command: Checkpoint) -> None:
+            pass
+
+    files = TrainerFiles(cast(Any, Island()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await files.save(Path("first"))
+    staged = asyncio.create_task(files.save(Path("second")))
+    await asyncio.sleep(0)
+    files.told(Staged("first"))
+    files.told(Saved("first", "No such file or directory", full=False))
+    await asyncio.sleep(0)
+    assert not staged.done(), "the trainer has not copied anything yet"
+    files.told(Staged("second"))
+    saved = await staged
+    assert not saved.done()
+    files.told(Saved("second", "", full=False))
+    assert (await saved).directory == "second"

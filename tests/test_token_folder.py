@@ -5,6 +5,7 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -199,6 +200,29 @@ def test_windows_across_files(tmp_path):
         tokens.window(len(joined) - 3, 4)
 
 
+def test_a_disk_that_was_full_from_the_start_is_no_reason_to_begin_elsewhere(tmp_path, monkeypatch):
+    source, out = json_lines(tmp_path / "a.jsonl"), tmp_path / "out"
+    sync, full = os.fsync, [True]
+
+    def fsync(file: int) -> None:
+        if full:
+            full.clear()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OperatorError, match="cannot write tokens") as caught:
+        prepare([str(source)], out, BYTES)
+    assert caught.value.code == "E402"
+    assert "give the same command again" in caught.value.fix
+    prepare([str(source)], out, BYTES)
+    assert contents(out) == contents(folder(tmp_path / "other", shard_tokens=50_000_000))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / HELD_OUT).write_bytes(b"somebody's")
+    with pytest.raises(OperatorError, match="is not empty"):
+        prepare([str(source)], tmp_path / "full", BYTES)
+
+
 # -- over HTTP
 
 
@@ -238,6 +262,23 @@ def test_the_cache_keeps_its_bound_and_what_was_used_last(served, tmp_path):
     assert there._cache.fetched == len(there.index.shards)
     with pytest.raises(OperatorError, match="too small"):
         Folder(url, tmp_path / "small", 100).tokens(first)
+
+
+def test_what_is_mapped_counts_and_is_in_use(served, tmp_path, monkeypatch):
+    """A file that was thrown out takes its room on the disk for as long as it is mapped."""
+    monkeypatch.setattr("node.data.remote.NOTED_S", 0.0)
+    _, url, _ = served
+    largest = max(s.tokens for s in Folder(url).index.shards)
+    there = Folder(url, tmp_path / "cache", 2 * largest)
+    tokens = FolderTokens(there)
+    starts = itertools.accumulate((s.tokens for s in there.index.shards[:-1]), initial=0)
+    for start in starts:
+        tokens.window(start, 10)
+        tokens.window(0, 10)
+    assert len(there.index.shards) > 3
+    assert there._cache.fetched == len(there.index.shards), "what is read again and again stays"
+    kept = {f.name for f in (tmp_path / "cache").iterdir() if f.name[0] != "."}
+    assert {there.index.shards[number].sha256 for number in tokens._open} == kept
 
 
 def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
@@ -328,6 +369,23 @@ def test_where_the_disk_is_full_cached_files_make_way(served, tmp_path, monkeypa
     assert np.array_equal(there.tokens(third), Folder(str(made)).tokens(third))
     kept = {f.name for f in (tmp_path / "cache").iterdir() if f.name[0] != "."}
     assert kept == {second.sha256, third.sha256}
+
+
+def test_what_makes_way_on_a_full_disk_is_not_mapped(served, tmp_path, monkeypatch):
+    _, url, made = served
+    there = Folder(url, tmp_path / "cache")
+    tokens, first = FolderTokens(there), there.index.shards[0]
+    tokens.window(0, 10)
+    real = ShardCache._make_room
+
+    def make_room(cache, size):
+        if tokens._open or (tmp_path / "cache" / first.sha256).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(cache, size)
+
+    monkeypatch.setattr(ShardCache, "_make_room", make_room)
+    here = FolderTokens(Folder(str(made)))
+    assert np.array_equal(tokens.window(first.tokens, 10), here.window(first.tokens, 10))
 
 
 def test_a_cached_file_that_was_damaged_is_fetched_again(served, tmp_path):

@@ -60,12 +60,20 @@ def export(
     max_shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="The most in one file of weights, as in 500MB.")
     ] = "5GB",
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Take chat template, special tokens and how to generate from this model's folder.",
+        ),
+    ] = None,
 ) -> None:
     """Write the model of a checkpoint for other programs."""
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
     most = _size("--max-shard-size", max_shard_size)
     from node.export import export_hf
+    from node.likeness import files_like
     from node.outer_files import find_checkpoint, read_outer, read_tokenizer_of
 
     clean_up_first()  # a folder may be half written
@@ -74,6 +82,7 @@ def export(
     manifest = outer.signed.manifest
     fragments = manifest.rounds.fragments
     tokenizer = read_tokenizer_of(source, manifest)
+    beside = files_like(like, tokenizer) if like is not None else {}
     export_hf(
         manifest.model,
         outer.base,
@@ -81,6 +90,7 @@ def export(
         fragments=fragments,
         tokenizer=tokenizer,
         max_shard=most,
+        beside=beside,
     )
     typer.echo(
         f"{folder}: {len(outer.base):,} parameters of {checkpoint.name} in "

@@ -34,6 +34,7 @@ from node.trainer.data import token_type
 
 PARTIAL = ".partial.json"
 DEFAULT_SHARD_TOKENS = 50_000_000
+BEGUN = (HELD_OUT, ends(HELD_OUT))  # there, and empty, before anything is noted
 BATCH_DOCUMENTS = 256
 BATCH_BYTES = 4 * 1024 * 1024
 HELD_OUT_TOKENS = 20_000_000  # kept for evaluation; held-out documents beyond are left out
@@ -107,6 +108,7 @@ def _job(inputs: list[Input], tokenizer: Tokenizer, field: str, shard_tokens: in
 def _begin(out: Path, job: str) -> _Place:
     """Where to go on in ``out``; E603 where it belongs to something else."""
     partial = out / PARTIAL
+    _draft_of(partial).unlink(missing_ok=True)  # the disk was full, or it was killed just then
     if partial.is_file():
         with contextlib.suppress(ValueError):
             place = _Place.model_validate_json(partial.read_bytes())
@@ -120,7 +122,7 @@ def _begin(out: Path, job: str) -> _Place:
             why="its inputs, their contents or the settings were others",
             fix="remove the folder, or name another one with --out",
         )
-    if any(out.iterdir()):
+    if any(file.name not in BEGUN or file.stat().st_size for file in out.iterdir()):
         raise operator_error(
             "E603",
             f"{out} is not empty",
@@ -325,8 +327,12 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.draft")
+
+
 def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.draft")
+    draft = _draft_of(path)
     with draft.open("wb") as file:
         file.write(data)
         file.flush()

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import tempfile
 import time
@@ -49,6 +50,7 @@ DEFAULT_CACHE_BYTES = 20 * 10**9
 DRAFT = ".fetching-"
 ABANDONED_S = 3600.0  # without a byte written
 MAPPED = 64  # files of one process
+NOTED_S = 5.0  # between notes that a mapped file is in use
 
 
 class Folder:
@@ -95,6 +97,17 @@ class Folder:
             why = "it is missing" if found is None else f"it has {found} bytes instead of {size}"
             raise operator_error("E603", f"{path} cannot be used", why=why)
         return path
+
+    def has(self, shard: Shard, *, used: bool = False) -> bool:
+        """Whether a file of tokens is on this machine; ``used``: note that it is in use."""
+        if self._cache is None:
+            return True
+        try:
+            path = self._cache.directory / shard.sha256
+            _used(path) if used else path.stat()
+        except FileNotFoundError:
+            return False
+        return True
 
     def tokens(self, shard: Shard) -> npt.NDArray[np.integer[Any]]:
         """A file's tokens, mapped."""
@@ -301,7 +314,7 @@ class ShardCache:
                 Path(draft).unlink(missing_ok=True)
 
 
-def _used(file: int) -> None:
+def _used(file: int | Path) -> None:
     """Note when; the file system's own clock has steps of milliseconds."""
     now = time.time_ns()
     os.utime(file, ns=(now, now))
@@ -314,6 +327,7 @@ class FolderTokens:
         self._folder = folder
         self._starts = [0, *accumulate(shard.tokens for shard in folder.index.shards)]
         self._open: OrderedDict[int, npt.NDArray[np.integer[Any]]] = OrderedDict()
+        self._noted: dict[int, float] = {}  # when it was last noted that a file is in use
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -358,9 +372,25 @@ class FolderTokens:
         self._folder.file(shard.name, shard.sha256, self.size_of(number))
 
     def _shard(self, number: int) -> npt.NDArray[np.integer[Any]]:
+        if self.cache_bytes:
+            self._look_over(number)
         if number not in self._open:
             self._open[number] = self._folder.tokens(self._folder.index.shards[number])
             if len(self._open) > MAPPED:
                 self._open.popitem(last=False)
         self._open.move_to_end(number)
         return self._open[number]
+
+    def _look_over(self, used: int) -> None:
+        """Let the cache know what is in use, and let go of what it has thrown out.
+
+        A file that is mapped takes room on the disk until then, and more than the cache may have.
+        """
+        now, shards = time.monotonic(), self._folder.index.shards
+        if now - self._noted.get(used, -math.inf) > NOTED_S:
+            self._noted[used] = now
+            for number in list(self._open):
+                if not self._folder.has(shards[number], used=number == used):
+                    del self._open[number]
+        if used not in self._open and not self._folder.has(shards[used]):
+            self._open.clear()  # for a file that comes others may have to make way

@@ -207,6 +207,11 @@ class Progress:
             self.round_step, self.step = standing.round_step, standing.step
             self.position = max(standing.position, standing.step)
             self.tokens, self.rewarm_from = standing.tokens, standing.rewarm_from
+            if self.gradients:  # no checkpoint has the one that was in hand: its step comes again
+                lost = shares[0].carried + shares[0].unsent
+                shares, self.round_step = (Share(round=command.round),), 0
+                self.step, self.tokens = self.step - lost.steps, self.tokens - lost.tokens
+                self.position -= lost.steps
             if self.forgets or self.gradients:
                 cold = ""  # there are none to lose
             elif standing.step and not standing.optimizer_steps:
