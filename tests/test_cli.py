@@ -102,6 +102,28 @@ def test_a_command_line_that_is_not_understood_has_a_code_and_a_way_out(command,
         assert words in text
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data", "prepare", "text", "--out", ""),
+        ("data", "inspect", ""),
+        ("export", "", "--from", "state"),
+        ("export", "model", "--from", " "),
+        ("keygen", "--out", ""),
+        ("start", "--config", ""),
+        ("simulate", "--json", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_directory(command, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("words\n" * 1000)
+    status, _, err = command(*arguments)
+    assert status == 2
+    assert err.startswith("error E204: invalid value for ")
+    assert "it is empty; give a path" in err
+    assert [file.name for file in tmp_path.iterdir()] == ["text"]
+
+
 def test_no_arguments_are_answered_with_the_help(command):
     status, out, err = command("config")
     assert status == 2
