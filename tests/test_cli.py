@@ -1,5 +1,7 @@
 """The command line: quick to start, and clear when wrong."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,20 @@ def test_wrong_usage_exits_2(command, arguments):
     status, out, err = command(*arguments)
     assert status == 2
     assert "Usage: node" in out + err or err.startswith("error E204: ")
+
+
+def test_closed_streams_are_no_defect_and_go_to_no_file(tmp_path):
+    """As of a node that is started from a script that detaches it: ``>&- 2>&-``."""
+    code = (
+        "import sys, node.__main__ as m; m.open_streams()\n"
+        f"file = open({str(tmp_path / 'file')!r}, 'w'); file.write(str(file.fileno()))\n"
+        "print(sys.stdout.isatty(), file=sys.stderr)"
+    )
+    for closed in ("<&- >&- 2>&-", ">&- 2>&-", "2>&-", ">&-"):
+        subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code], check=True)
+        assert int((tmp_path / "file").read_text()) > 2
+    ended = subprocess.run(["sh", "-c", '"$0" -m node frob 2>&-', sys.executable], check=False)
+    assert ended.returncode == 2
 
 
 @pytest.mark.parametrize(
