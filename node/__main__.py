@@ -14,6 +14,7 @@ from node.interrupts import EXIT_INTERRUPTED, end_at_once
 def main() -> None:
     """Run the command line and exit: 2 for wrong usage, 70 for a defect, 130 for Ctrl-C."""
     end_at_once()
+    open_streams()
     from node.outermost import run
 
     status = run(sys.argv[1:])
@@ -25,6 +26,22 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def open_streams() -> None:
+    """Closed standard streams, as of a node that was detached, become the null device.
+
+    Python has None for them, and their numbers would go to the next files that are opened: what a
+    library prints would be written into one of those.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
 
 
 if __name__ == "__main__":

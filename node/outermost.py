@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from node.interrupts import EXIT_INTERRUPTED
 from protocols.errors import OperatorError
 
@@ -47,7 +47,8 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
     Several errors of a task group are told one after the other. What is no
     :class:`OperatorError` is a defect: its traceback goes to a file, the terminal gets E999.
     """
-    leaves = [_known(leaf) for leaf in _leaves(error)]
+    home = _state_directory(arguments)
+    leaves = [_known(leaf, home) for leaf in _leaves(error)]
     known = [leaf for leaf in leaves if isinstance(leaf, OperatorError)]
     if len(known) == len(leaves):
         unique = {leaf.text(): leaf for leaf in known}
@@ -63,7 +64,8 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
 
 def first_known(error: BaseException) -> OperatorError:
     """The first of what :func:`report` tells, for whoever is told in another way."""
-    for leaf in map(_known, _leaves(error)):
+    home = _state_directory(())
+    for leaf in (_known(one, home) for one in _leaves(error)):
         if isinstance(leaf, OperatorError):
             return leaf
     return operator_error("E999", why=f"{type(error).__name__}: {error}")
@@ -77,11 +79,24 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _known(error: BaseException) -> BaseException:
-    """A full disk may be met wherever something is written; all else stays as it is."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {error.filename}" if error.filename else ""
-        return operator_error("E402", f"the disk is full{where}", why=error.strerror or str(error))
+def _known(error: BaseException, home: Path) -> BaseException:
+    """A full disk may be met wherever something is written, and what else a disk refuses in
+    the state directory; all else stays as it is.
+    """
+    if not isinstance(error, OSError):
+        return error
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        at = f" at {where}" if where else ""
+        return operator_error("E402", f"the disk is full{at}", why=reason(error))
+    if where and home.absolute() in Path(where).parents:
+        return operator_error(
+            "E105",
+            f"cannot use {where}",
+            why=reason(error),
+            fix="see that the disk is sound and that this user may write there, or move away what "
+            "has that name",
+        )
     return error
 
 

@@ -13,9 +13,10 @@ from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from gossip.membership import Liveness
 from node.conductor import Conductor
+from node.errors import operator_error
 from node.links import LinkTable, Measuring
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice, PeerJoined, PeerLeft, PeerSuspected, Rejected
+from node.monitor.events import Notice, PeerJoined, PeerLeft, PeerSuspected, Problem, Rejected
 from node.monitor.state import NodeState
 from node.monitor.views import PeerView, Traffic
 from node.monitor.wording import short
@@ -51,6 +52,7 @@ class PeerReports(ABC):
     now: Callable[[], float] = time.monotonic
     rounds_committed: int = 0
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
+    _mute: bool = False  # its disk keeps nothing that it promises
 
     def __post_init__(self) -> None:
         membership = self.swarm.membership
@@ -109,8 +111,20 @@ class PeerReports(ABC):
             self.events.emit(PeerLeft(peer=peer, reason=reason))
 
     def on_rejected(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """Something a peer sent was refused."""
+        """Something a peer sent was refused; what this node itself would say, where its disk does.
+
+        Then it has no part in rounds, and those who train alone none at all: that is told, once.
+        """
         self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
+        if peer == self.swarm.me and not self._mute:
+            self._mute = True
+            mute = operator_error(
+                "E105",
+                "this node takes no part in rounds: its state directory cannot be written",
+                why=str(error),
+                fix="mend that, then stop this node and go on with --resume",
+            )
+            self.events.emit(Problem.of(mute))
 
     # --- on request ------------------------------------------------------------------------------
 

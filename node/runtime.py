@@ -163,16 +163,23 @@ class Daemon:
         return transport
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
-        """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process."""
+        """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process.
+
+        A terminal that is closed, which says so once and its shell once more, is a first time.
+        """
 
         def on_signal(name: str) -> None:
             if self.stop_reason.done():
+                if name == "SIGHUP":
+                    return
                 self.home.withdraw_api()
                 os._exit(EXIT_INTERRUPTED)
             events.emit(Stopping(reason=name))
             self.stop(name)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup
             loop.add_signal_handler(number, on_signal, number.name)
 
 

@@ -173,7 +173,8 @@ class StateDir:
 
     def withdraw_api(self) -> None:
         """Undo :meth:`publish_api`."""
-        self.api_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that has become read-only: the lock counts
+            self.api_file.unlink(missing_ok=True)
 
     def find_api(self) -> ApiFile | None:
         """The API of the daemon that runs here, as it published it."""

@@ -76,14 +76,25 @@ def serving(root: Path) -> Iterator[Server]:
         def log_message(self, *arguments: object) -> None:
             """Quietly."""
 
+        def do_HEAD(self) -> None:
+            if not self.is_away():
+                super().do_HEAD()
+
+        def is_away(self) -> bool:
+            if state.away <= 0:
+                return False
+            state.away -= 1
+            if state.status:
+                self.send_error(state.status)
+            else:  # no answer at all
+                self.connection.close()
+            return True
+
         def do_GET(self) -> None:
             name = self.path.rpartition("/")[2]
             state.asked.append(name)
-            if state.away > 0:
-                state.away -= 1
-                if not state.status:  # no answer at all
-                    return self.connection.close()
-                return self.send_error(state.status)
+            if self.is_away():
+                return None
             if state.spoil.get(name, 0) <= 0:
                 return super().do_GET()
             state.spoil[name] -= 1

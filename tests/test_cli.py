@@ -1,5 +1,7 @@
 """The command line: quick to start, and clear when wrong."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,20 @@ def test_wrong_usage_exits_2(command, arguments):
     assert "Usage: node" in out + err or err.startswith("error E204: ")
 
 
+def test_closed_streams_are_no_defect_and_go_to_no_file(tmp_path):
+    """As of a node that is started from a script that detaches it: ``>&- 2>&-``."""
+    code = (
+        "import sys, node.__main__ as m; m.open_streams()\n"
+        f"file = open({str(tmp_path / 'file')!r}, 'w'); file.write(str(file.fileno()))\n"
+        "print(sys.stdout.isatty(), file=sys.stderr)"
+    )
+    for closed in ("<&- >&- 2>&-", ">&- 2>&-", "2>&-", ">&-"):
+        subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code], check=True)
+        assert int((tmp_path / "file").read_text()) > 2
+    ended = subprocess.run(["sh", "-c", '"$0" -m node frob 2>&-', sys.executable], check=False)
+    assert ended.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -100,6 +116,28 @@ def test_a_command_line_that_is_not_understood_has_a_code_and_a_way_out(command,
     assert [line.split(":")[0] for line in text.splitlines()[1:]] == ["  why", "  fix"]
     for words in said:
         assert words in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data", "prepare", "text", "--out", ""),
+        ("data", "inspect", ""),
+        ("export", "", "--from", "state"),
+        ("export", "model", "--from", " "),
+        ("keygen", "--out", ""),
+        ("start", "--config", ""),
+        ("simulate", "--json", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_directory(command, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("words\n" * 1000)
+    status, _, err = command(*arguments)
+    assert status == 2
+    assert err.startswith("error E204: invalid value for ")
+    assert "it is empty; give a path" in err
+    assert [file.name for file in tmp_path.iterdir()] == ["text"]
 
 
 def test_no_arguments_are_answered_with_the_help(command):

@@ -40,6 +40,19 @@ def test_a_log_goes_elsewhere_where_the_directory_is_broken(
     assert str(log) in err
 
 
+def test_what_the_disk_refuses_in_the_state_directory_is_no_defect(command, runtime, tmp_path):
+    file = tmp_path / "state" / "evaluation.bin"
+    file.mkdir(parents=True)
+    try:
+        file.write_bytes(b"")
+    except OSError as error:
+        _raising(ExceptionGroup("tasks", [error]))
+    status, _, err = command("start", "--dir", file.parent)
+    assert status == 1
+    assert err.startswith(f"error E105: cannot use {file}\n  why: Is a directory\n  fix: ")
+    assert command("start", "--dir", tmp_path / "other")[0] == 70  # some other file is a defect's
+
+
 def test_ctrl_c_is_130(command, runtime):
     _raising(KeyboardInterrupt())
     status, _, err = command("start")

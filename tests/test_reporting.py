@@ -95,10 +95,22 @@ def test_a_rejection_is_counted_by_the_class_of_the_error_and_not_by_its_words(
     kind: type[RemoteProtocolError], reason: str
 ) -> None:
     told: list[Any] = []
-    reports: Any = SimpleNamespace(events=SimpleNamespace(emit=told.append))
+    events, swarm = SimpleNamespace(emit=told.append), SimpleNamespace(me=PeerId("12D3KooX"))
+    reports: Any = SimpleNamespace(events=events, swarm=swarm)
     words = "signature, stale, late, finite: one of too many identities"
     PeerReports.on_rejected(reports, PeerId("12D3KooW"), kind(words))
     assert [(one.reason, one.detail) for one in told] == [(reason, words)]
+
+
+def test_a_node_whose_promises_its_disk_refuses_says_so_once() -> None:
+    """It has no part in rounds, and a lone one ends none: nobody else would tell its operator."""
+    told: list[Any] = []
+    events, me = SimpleNamespace(emit=told.append), PeerId("12D3KooX")
+    reports: Any = SimpleNamespace(events=events, swarm=SimpleNamespace(me=me), _mute=False)
+    for _ in range(2):
+        PeerReports.on_rejected(reports, me, RemoteProtocolError("cannot be kept: Is a directory"))
+    problems = [(one.code, one.why) for one in told if one.kind == "problem"]
+    assert problems == [("E105", "cannot be kept: Is a directory")]
 
 
 def test_every_class_of_error_has_a_reason_of_its_own_and_every_reason_a_class() -> None:

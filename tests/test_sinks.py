@@ -68,6 +68,27 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path):
     assert error.value.code == "E204"
 
 
+def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OperatorError) as error:
+        open_sink(f"tensorboard:{tmp_path / 'file'}")
+    assert error.value.code == "E204"
+
+
+async def test_a_full_disk_is_told_of_by_tensorboard_as_by_others(tmp_path, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    log, sink = EventLog(), open_sink(f"tensorboard:{tmp_path}")
+    monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.write", full)
+    await play({"t": sink}, told(log))
+    sink.close()
+    await asyncio.sleep(0)
+    [record] = log.recent
+    assert record.event.text.startswith("--sink t is left out: OSError")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_tensorboard_reads_what_was_written(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
@@ -118,9 +139,24 @@ async def test_wandb_is_called_as_it_wants(monkeypatch):
     assert called[-1] == ("finish",)
 
 
+def test_what_wandb_will_not_begin_is_no_defect(monkeypatch):
+    class Wandb:
+        Settings = dict
+
+        @staticmethod
+        def init(**_):
+            raise RuntimeError("api_key not configured (no-tty)")
+
+    monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    with pytest.raises(OperatorError, match="no-tty") as error:
+        open_sink("wandb:mine")
+    assert error.value.code == "E204"
+
+
 @pytest.mark.parametrize(("kind", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_missing_library_names_its_extra(kind, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"{module}.event_file_writer", raising=False)
     with pytest.raises(OperatorError) as error:
         open_sink(f"{kind}:x")
     assert error.value.code == "E605"

@@ -57,6 +57,17 @@ def test_a_traceback_is_written_over_nothing_and_read_by_nobody_else(
     assert made.root.stat().st_mode & 0o777 == 0o700
 
 
+def test_the_api_of_a_directory_that_is_read_only_is_left(tmp_path, monkeypatch) -> None:
+    home = StateDir(tmp_path)
+    home.publish_api("127.0.0.1:1")
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.unlink", refused)
+    home.withdraw_api()  # a node that ends has no reason to fail
+
+
 def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a file")
     with pytest.raises(OperatorError) as caught:

@@ -69,6 +69,16 @@ def test_a_restart_changes_no_loss(reference: Island, tmp_path: Path, number: si
     }
 
 
+def test_a_terminal_that_is_closed_is_no_kill(tmp_path: Path):
+    with islands(tmp_path) as made:
+        island = made.new(*RUN)
+        island.await_round(1, 90)
+        for _ in range(2):  # of the kernel, and of the shell
+            island.signal(signal.SIGHUP)
+        assert island.await_end(60) == 0, island.tail()
+        assert island.events("checkpoint")
+
+
 def test_ctrl_c_once_saves_and_leaves(tmp_path: Path):
     with islands(tmp_path) as made:
         island = made.new(*RUN)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from node.commands.shared import AsJson
+from node.commands.shared import AsJson, given, given_path
 from node.headway import counted
 from node.interrupts import clean_up_first
 
@@ -34,9 +34,10 @@ def prepare(
             help="Files or folders of text, .jsonl(.gz) and .parquet, or datasets:NAME[@SPLIT].",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    out: Annotated[Path, typer.Option(parser=given_path, metavar="DIR", help="Folder to write.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A tokenizer.json. [default: bytes]")
+        Path | None,
+        typer.Option(parser=given_path, metavar="FILE", help="A tokenizer.json. [default: bytes]"),
     ] = None,
     field: Annotated[str, typer.Option(help="Key or column that has the text.")] = "text",
     shard_tokens: Annotated[
@@ -83,7 +84,10 @@ def prepare(
 
 @app.command("inspect")
 def inspect(
-    place: Annotated[str, typer.Argument(metavar="DIR", help="A token folder, or its URL.")],
+    place: Annotated[
+        str,
+        typer.Argument(parser=given, metavar="DIR", help="A token folder, or its URL."),
+    ],
     verify: Annotated[bool, typer.Option(help="Check every file of the folder.")] = True,
     as_json: AsJson = False,
 ) -> None:

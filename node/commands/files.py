@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bootstrap.validation import bad_config
+from node.commands.shared import given_path
 from node.config import resolve
 from node.errors import operator_error
 from node.interrupts import clean_up_first
@@ -21,7 +22,9 @@ def keygen(
     flags: dict[str, Any],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="[default: identity.pem in the state directory]"),
+        typer.Option(
+            parser=given_path, metavar="FILE", help="[default: identity.pem in the state directory]"
+        ),
     ] = None,
 ) -> None:
     """Make a new identity and print its peer id; never overwrites one."""
@@ -49,11 +52,17 @@ def keygen(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must not exist.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(parser=given_path, metavar="DIR", help="Folder to write; must not exist."),
+    ],
     source: Annotated[
         Path,
         typer.Option(
-            "--from", metavar="PATH", help="A checkpoint, or a state directory for its newest one."
+            "--from",
+            parser=given_path,
+            metavar="PATH",
+            help="A checkpoint, or a state directory for its newest one.",
         ),
     ],
     to: Annotated[str, typer.Option(metavar="hf", help="Format: hf (Hugging Face).")] = "hf",

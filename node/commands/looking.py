@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from node import __version__
-from node.commands.shared import AsJson, ConfigFile, Preset
+from node.commands.shared import AsJson, ConfigFile, Preset, given_path
 from node.config import SECRETS, NodeConfig, resolve
 from node.errors import without_credentials
 from node.options import with_settings
@@ -48,7 +48,10 @@ def status(
 def monitor(
     flags: dict[str, Any],
     replay: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Show an events.jsonl from its begin.")
+        Path | None,
+        typer.Option(
+            parser=given_path, metavar="FILE", help="Show an events.jsonl from its begin."
+        ),
     ] = None,
     speed: Annotated[
         float, typer.Option(min=0, help="Of a replay: so many seconds in one; 0: all at once.")

@@ -11,10 +11,24 @@ from typer.core import TyperCommand
 
 from node.commands.usage import settings_called
 
+
+def given(text: str) -> str:
+    """What a path or URL is read by: an empty path would be the current directory, or the root."""
+    if not text.strip():  # a variable of the shell that is not set
+        raise typer.BadParameter("it is empty; give a path")
+    return text
+
+
+def given_path(text: str) -> Path:
+    """As :func:`given`."""
+    return Path(given(text))
+
+
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        parser=given_path,
         metavar="FILE",
         help="TOML file of settings. [default: node.toml in the state directory]",
     ),

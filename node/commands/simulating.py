@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from bootstrap.validation import bad_config, explain
+from node.commands.shared import given_path
 from node.interrupts import clean_up_first
 from node.monitor.wording import megabytes
 from protocols.errors import OperatorError
@@ -26,7 +27,10 @@ WIDTH = 48  # of the chart in the terminal
 
 def simulate(
     scenario: Annotated[
-        Path | None, typer.Option("--scenario", metavar="FILE", help="TOML file of settings.")
+        Path | None,
+        typer.Option(
+            "--scenario", parser=given_path, metavar="FILE", help="TOML file of settings."
+        ),
     ] = None,
     mode: Annotated[
         str | None,
@@ -61,10 +65,14 @@ def simulate(
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of a scenario."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")
+        Path | None,
+        typer.Option("--json", parser=given_path, metavar="FILE", help="Write the result there."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the loss there (needs matplotlib).")
+        Path | None,
+        typer.Option(
+            parser=given_path, metavar="FILE", help="Draw the loss there (needs matplotlib)."
+        ),
     ] = None,
 ) -> None:
     """Train a swarm of islands in this process, on a virtual clock and a simulated network."""

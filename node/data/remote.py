@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ TRIES = 3
 PATIENCE_S = 240.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
 FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
+GONE = (404, 410)  # a web server's word for: there is no such file
 NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 COPY_BYTES = 4 * 1024 * 1024
 DEFAULT_CACHE_BYTES = 20 * 10**9
@@ -146,7 +147,21 @@ class Folder:
         except Exception as error:  # every file system has errors of its own
             if _is_full(error):
                 raise  # ours, while copying
-            raise operator_error("E603", f"cannot read {where}", why=_text(error)) from error
+            met = _met(error)
+            raise operator_error("E603", f"cannot read {where}", why=_text(met)) from met
+
+
+def _met(error: Exception) -> Exception:
+    """What was met: fsspec says of a web server's every error that there is no such file."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and _of_a_server(cause):
+        return error if getattr(cause, "status", None) in GONE else cause
+    return error
+
+
+def _of_a_server(error: BaseException | None) -> TypeGuard[Exception]:
+    # of connections and of bodies, which are of no common kind with others
+    return isinstance(error, Exception) and type(error).__module__.startswith("aiohttp.")
 
 
 def _passes(error: BaseException | None) -> bool:
@@ -155,8 +170,7 @@ def _passes(error: BaseException | None) -> bool:
         return status >= 500 or status in (408, 429)
     if isinstance(error, NOW_OR_NEVER) or _is_full(error):
         return False
-    # aiohttp's errors of connections and bodies are of no common kind with the others
-    return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp.")
+    return isinstance(error, OSError) or _of_a_server(error)
 
 
 def _is_full(error: BaseException | None) -> bool:

@@ -16,12 +16,13 @@ import asyncio
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from bootstrap.validation import bad_config
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Record, RoundDone, Step
 from protocols.errors import OperatorError
@@ -29,6 +30,7 @@ from protocols.errors import OperatorError
 KINDS = ("jsonl", "tensorboard", "wandb")
 MAX_WAITING = 4096  # figures; more are dropped
 CLOSE_S = 10.0
+FLUSH_S = 10.0  # of TensorBoard's files
 
 _STEP = ("loss", "grad_norm", "lr", "tokens_per_second", "mfu")
 _ROUND = (
@@ -84,11 +86,7 @@ class JsonlSink:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise bad_config(
-                f"cannot write {path}",
-                error.strerror or str(error),
-                "give another file with --sink jsonl:PATH",
-            ) from error
+            raise _not_written(path, error, "give another file with --sink jsonl:PATH") from error
 
     def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
         """Append one line."""
@@ -102,19 +100,36 @@ class JsonlSink:
 
 
 class TensorboardSink:
-    """TensorBoard's event files. Raises OperatorError E605 without the library."""
+    """TensorBoard's event files. Raises OperatorError E605 without the library.
+
+    Not by its SummaryWriter: that has a thread of its own, which dies of a full disk with a
+    traceback on the terminal.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
-            from tensorboardX import SummaryWriter
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.proto.summary_pb2 import Summary
         except ImportError as error:
             raise _missing("tensorboard", "tensorboardX") from error
-        self._writer = SummaryWriter(str(folder))
+        self._event, self._summary = Event, Summary
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder.absolute() / "events"))
+        except OSError as error:
+            fix = "give another folder with --sink tensorboard:DIR"
+            raise _not_written(folder, error, fix) from error
+        self._flushed = time.monotonic()
 
     def write(self, axis: str, at: int, when: float, figures: Mapping[str, float]) -> None:
         """A scalar each, with the step's or round's number."""
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, global_step=at, walltime=when)
+        values = [self._summary.Value(tag=n, simple_value=v) for n, v in figures.items()]
+        summary = self._summary(value=values)
+        self._writer.write_event(self._event(wall_time=when, step=at, summary=summary))
+        if time.monotonic() - self._flushed > FLUSH_S:  # to the disk itself, which takes long
+            self._writer.flush()
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Flush."""
@@ -130,7 +145,14 @@ class WandbSink:
         except ImportError as error:
             raise _missing("wandb", "wandb") from error
         settings = wandb.Settings(console="off", disable_git=True, quiet=True)
-        self._run = wandb.init(project=project, settings=settings)
+        try:
+            self._run = wandb.init(project=project, settings=settings)
+        except Exception as error:  # of its own kinds: no key, no answer, no such project
+            raise bad_config(
+                f"--sink wandb:{project} cannot be used",
+                f"{type(error).__name__}: {error}",
+                "run `wandb login` first, or set WANDB_MODE=offline",
+            ) from error
         for axis, groups in (("step", ("train/*",)), ("round", ("round/*", "phase/*"))):
             self._run.define_metric(axis)
             for group in groups:
@@ -143,6 +165,10 @@ class WandbSink:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def _not_written(path: Path, error: OSError, fix: str) -> OperatorError:
+    return bad_config(f"cannot write {path}", reason(error), fix)
 
 
 def _missing(extra: str, library: str) -> OperatorError:
