@@ -51,8 +51,10 @@ class Target:
 
 
 def targets(announces: Iterable[Announce]) -> list[Target]:
-    """The states announced, the heaviest first; among equals the one most peers hold.
+    """The states announced, the heaviest first; of one place in the chain the one most peers hold.
 
+    Of two sides of a fork with equal work it is the one that the other side comes over to
+    (:func:`gossip.certificate.heavier`), however many are on either.
     Islands that are joining themselves count only where there are no others, as after a restart
     of the whole swarm.
     """
@@ -61,7 +63,7 @@ def targets(announces: Iterable[Announce]) -> list[Target]:
     for a in [a for a in known if a.status == "active"] or known:
         if a.status != "leaving":
             holders[a.work, a.round, a.head, a.state].append(a.peer)
-    order = sorted(holders, key=lambda key: (key[0], key[1], len(holders[key]), key[2]))
+    order = sorted(holders, key=lambda key: (*key[:3], len(holders[key])))
     return [
         Target(round_, head, state, work, tuple(sorted(holders[work, round_, head, state])))
         for work, round_, head, state in reversed(order)

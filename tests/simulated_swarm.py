@@ -200,13 +200,13 @@ class SimulatedSwarm:
 
     async def _train(self, chain: Chain, replica: ToyReplica, moved: asyncio.Event) -> None:
         while True:
-            round_ = replica.place.round
+            place = replica.place
             think = self.random.uniform(*self.think) / self.hurry.get(chain.me, 1.0)
             chain.update(eta=think, ready=False)
             await asyncio.sleep(think)
-            if replica.place.round != round_:
+            if replica.place.previous != place.previous:
                 continue
-            replica.train(seed_of(chain.me, chain.fragment, round_))
+            replica.train(seed_of(chain.me, chain.fragment, place.round))
             tokens = self.tokens.get(chain.me, 1000)
             chain.update(
                 ready=True,
@@ -216,7 +216,7 @@ class SimulatedSwarm:
                 eta=0.0,
                 norm=replica.norm(),
             )
-            while replica.place.round == round_:
+            while replica.place.previous == place.previous:
                 moved.clear()
                 await moved.wait()
 

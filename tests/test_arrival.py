@@ -14,10 +14,10 @@ from lineage_kit import CREATOR, OTHERS, Chain, changing
 
 from bootstrap.state import StateServer, state_digest
 from gossip import lineage
-from gossip.certificate import genesis
+from gossip.certificate import genesis, heavier
 from gossip.lineage import Lineage
 from gossip.validity import Place
-from node.arrival import PATIENCE_S, Arrival, Arrived
+from node.arrival import PATIENCE_S, Arrival, Arrived, targets
 from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import OperatorError
@@ -292,3 +292,17 @@ def test_who_stays_frozen_is_not_waited_for_without_end(who: str) -> None:
         assert asyncio.get_running_loop().time() < PATIENCE_S + 40
 
     played(story)
+
+
+def test_of_a_fork_with_equal_work_all_take_the_side_that_the_others_come_over_to() -> None:
+    ahead, behind = (Place(RUN, 0, 7, head * 32, b"s" * 32, 100) for head in (b"\2", b"\1"))
+    assert heavier((behind.work, behind.previous), (ahead.work, ahead.previous))
+    many = [announce_of(who.peer_id, behind) for who in OTHERS[:2]]
+    first, second = targets([*many, announce_of(CREATOR.peer_id, ahead)])
+    assert (first.head, second.head) == (ahead.previous, behind.previous)
+
+
+def test_of_one_place_the_state_that_most_hold_is_taken() -> None:
+    one, other = (Place(RUN, 0, 7, b"h" * 32, state * 32, 100) for state in (b"\2", b"\1"))
+    many = [announce_of(who.peer_id, other) for who in OTHERS[:2]]
+    assert targets([announce_of(CREATOR.peer_id, one), *many])[0].state == other.state
