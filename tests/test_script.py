@@ -7,10 +7,13 @@ import contextlib
 import math
 import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from script_kit import TARGET, Interrupted, Played, committing, silent
@@ -19,7 +22,7 @@ from trainer_kit import apply, merge, tiny_manifest
 
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
-from node.script.joining import join, named_parameters
+from node.script.joining import _lasting, join, named_parameters
 from node.script.session import Joined
 from node.trainer.channel import (
     Channel,
@@ -111,6 +114,34 @@ def test_steps_that_go_astray_bring_the_island_back() -> None:
         played.joined.step(tokens=8, loss=math.nan)
     assert [s.finite for s in played.script.of(Snapshot)] == [False]
     assert all(done.loss is None for done in played.script.of(StepDone))
+
+
+def test_numbers_may_be_tensors_or_of_numpy() -> None:
+    played = Played(silent)
+    played.joined.step(torch.tensor(8), torch.tensor(1.5), lr=torch.tensor(0.5))
+    played.joined.step(np.array([True] * 8).sum(), np.float32(2.5))  # type: ignore[arg-type]
+    played.joined.step(8.0, 3.5)  # type: ignore[arg-type]  # a mean over ranks
+    assert [(d.tokens, d.loss) for d in played.script.of(StepDone)] == [
+        (8, 1.5),
+        (8, 2.5),
+        (8, 3.5),
+    ]
+    assert played.script.of(StepDone)[0].lr == 0.5
+    (snapshot,) = played.script.of(Snapshot)
+    assert (snapshot.tokens, snapshot.loss) == (24, 2.5)
+    assert all(type(report).decode(report.encode()) == report for report in played.script.reports)
+
+
+@pytest.mark.parametrize(
+    "tokens", [-1, 2**63, math.nan, math.inf, None, "many", torch.tensor([8, 8])]
+)
+def test_what_is_no_number_of_tokens_counts_nothing(tokens: Any) -> None:
+    played = Played(silent)
+    with pytest.raises(OperatorError, match="no number of tokens") as caught:
+        played.joined.step(tokens)
+    assert caught.value.code == "E204"
+    assert (played.joined.steps, played.joined.tokens) == (0, 0)
+    assert played.train()
 
 
 def test_the_end_of_the_run_ends_the_loop() -> None:
@@ -260,6 +291,34 @@ def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(
         join(model, torch.optim.SGD(model.parameters()))
     assert process.returncode is not None
     assert ours.fileno() == -1
+
+
+DIES_WITH_ITS_PARENT = """
+import os, signal, time
+from node.trainer.rank import die_with
+print(die_with(os.getppid(), signal.SIGTERM), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_node_outlives_the_thread_that_has_joined() -> None:
+    """A notebook's, an actor's or a pool's; to Linux the parent of a process is a thread."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def join_and_end() -> None:
+        command = [sys.executable, "-c", DIES_WITH_ITS_PARENT]
+        started.append(_lasting(command, stdout=subprocess.PIPE))
+        assert started[0].stdout is not None
+        assert started[0].stdout.readline() == b"True\n"
+
+    thread = threading.Thread(target=join_and_end)
+    thread.start()
+    thread.join()
+    (node,) = started
+    with node:
+        with pytest.raises(subprocess.TimeoutExpired):
+            node.wait(0.5)
+        node.kill()
 
 
 async def test_a_script_is_told_how_long_its_run_waits(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
 from node.script.joining import join, named_parameters
-from node.script.session import Joined, ScriptProgress
+from node.script.progress import ScriptProgress
+from node.script.session import Joined
 from node.trainer import parallel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader

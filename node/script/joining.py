@@ -11,7 +11,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +27,8 @@ from bootstrap.manifest import Manifest
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
-from node.script.session import Joined, ScriptProgress, ended
+from node.script.progress import ScriptProgress
+from node.script.session import Joined, ended
 from node.trainer.channel import Channel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
@@ -166,7 +169,7 @@ def _start_node(
     packages = str(Path(node.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     with theirs:
-        daemon = subprocess.Popen(
+        daemon = _lasting(
             [
                 sys.executable,
                 "-P",  # a folder called "node" where the script stands must not be imported
@@ -192,6 +195,28 @@ def _start_node(
     with suppress(BrokenPipeError), daemon.stdin as pipe:  # the channel tells whether it is gone
         pipe.write(json.dumps(order).encode())
     return daemon, ours
+
+
+def _lasting(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that asks Linux for a signal at its parent's end, which is its thread's.
+
+    So a thread that may end before the script does is not the one that starts it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return subprocess.Popen(command, **options)
+    started: Future[subprocess.Popen[bytes]] = Future()
+
+    def stay() -> None:
+        try:
+            process = subprocess.Popen(command, **options)
+        except BaseException as error:  # noqa: BLE001 - it is the other thread's
+            started.set_exception(error)
+        else:
+            started.set_result(process)
+            process.wait()
+
+    threading.Thread(target=stay, name="atoll-node", daemon=True).start()
+    return started.result()
 
 
 def _standard_error() -> int:
