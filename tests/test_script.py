@@ -223,6 +223,18 @@ def test_frozen_parameters_take_no_part() -> None:
     assert caught.value.code == "E204"
 
 
+def test_what_cannot_be_merged_is_refused_before_a_node_is_started() -> None:
+    model = nn.Linear(2, 2)
+    several: Any = [torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])]
+    with pytest.raises(OperatorError, match="the optimizer is a list") as caught:
+        join(model, several)
+    assert caught.value.code == "E204"
+    model.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(OperatorError, match="the parameter turns is complex") as caught:
+        named_parameters(model)
+    assert caught.value.code == "E204"
+
+
 class Dead:
     """A channel whose other end was killed."""
 

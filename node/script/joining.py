@@ -73,6 +73,13 @@ def join(
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in sharded:  # after a forward pass alone its parameters are gathered ones
         module.reshard()
+    if not hasattr(optimizer, "param_groups"):  # wrappers of other libraries have them too
+        raise operator_error(
+            "E204",
+            f"the optimizer is a {type(optimizer).__name__}",
+            why="of one alone moments are kept, saved and dropped",
+            fix="give node.join one torch.optim.Optimizer; with several, that of most parameters",
+        )
     parameters = named_parameters(model)
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
     first = next(iter(parameters.values()))
@@ -121,6 +128,13 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         bare = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        if parameter.is_complex() and parameter.requires_grad:
+            raise operator_error(
+                "E204",
+                f"the parameter {name} is complex",
+                why="all that is merged is of real numbers",
+                fix="keep it as real numbers, and make torch.view_as_complex of them in forward()",
+            )
         if parameter.requires_grad:  # the model itself may call something "module"
             parameters[name if bare in parameters else bare] = parameter
     if not parameters:
