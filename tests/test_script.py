@@ -20,9 +20,10 @@ from script_kit import TARGET, Interrupted, Played, committing, silent
 from torch import nn
 from trainer_kit import apply, merge, tiny_manifest
 
+from bootstrap.manifest import Manifest
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
-from node.script.joining import _lasting, join, named_parameters
+from node.script.joining import _lasting, _manifest, join, named_parameters
 from node.script.session import Joined
 from node.trainer.channel import (
     Channel,
@@ -42,7 +43,9 @@ from node.trainer.channel import (
     Stopped,
     Terms,
 )
+from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 
@@ -233,6 +236,27 @@ def test_what_cannot_be_merged_is_refused_before_a_node_is_started() -> None:
     with pytest.raises(OperatorError, match="the parameter turns is complex") as caught:
         named_parameters(model)
     assert caught.value.code == "E204"
+
+
+def made(**run: Any) -> Manifest:
+    return _manifest(run, Layout.of_module(nn.Linear(2, 2)))
+
+
+def test_a_mode_keeps_the_rounds_that_it_is_made_of() -> None:
+    usual, late, few, once = (
+        made(**({"mode": mode} if mode else {})).rounds for mode in ("", "eager", "sparta", "btm")
+    )
+    assert (usual.inner_steps, usual.total_rounds) == (100, ENDLESS_ROUNDS)
+    assert (late.inner_steps, late.overlap_steps) == (100, 100)
+    assert (few.inner_steps, few.total_rounds) == (1, ENDLESS_ROUNDS)
+    assert (once.inner_steps, once.total_rounds) == (1000, 1)
+    assert made(mode="btm", rounds={"inner_steps": 50}).rounds.inner_steps == 50
+    with pytest.raises(OperatorError, match="a script takes its own optimizer steps"):
+        made(mode="allreduce")
+    for rounds in (None, [1]):
+        with pytest.raises(OperatorError) as caught:
+            made(rounds=rounds)
+        assert caught.value.code == "E204"
 
 
 class Dead:

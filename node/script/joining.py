@@ -24,6 +24,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 import node
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_modes import MODE_ROUNDS
+from bootstrap.manifest_rounds import is_table
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
@@ -37,6 +39,7 @@ from node.trainer.shared import SharedVectors
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
+OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has none
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
 
 
@@ -58,11 +61,12 @@ def join(
     where the model is near the swarm's, and are dropped else, which the log says.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
     is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
-    a round has 100 inner steps and the run no end by default; given together with ``peers`` it
-    must be the swarm's. ``evaluate`` returns the validation loss of the model as it is; it is
-    called after a merge, on every rank, as often as ``rounds.eval_every`` says. ``quiet`` writes
-    the node's log lines to ``logs/node.log`` in its state directory instead of standard error.
-    ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``, ``resume`` and so on.
+    a round has 100 inner steps and the run no end unless its mode has such of its own; given
+    together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
+    model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
+    says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory instead
+    of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
+    ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
     swarm trains another model.
@@ -150,7 +154,11 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
     script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
     given = {"name": "script", **run, "script": script}
-    given["rounds"] = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS, **run.get("rounds", {})}
+    mode, rounds = run.get("mode"), run.get("rounds", {})
+    if is_table(rounds):  # else the check says what it is
+        set_by_mode = MODE_ROUNDS.get(mode, {}) if isinstance(mode, str) else {}
+        ours = {name: value for name, value in OUR_ROUNDS.items() if name not in set_by_mode}
+        given["rounds"] = {**ours, **rounds}
     return check(Manifest, given, "node.join(run=...)")
 
 
