@@ -62,6 +62,7 @@ class Played:
             leader,
             0,
         )
+        progress.model = self.model
         self.joined = Joined(progress, None)
         self.joined.begin("cpu", "float32")
 

@@ -238,6 +238,21 @@ def test_what_cannot_be_merged_is_refused_before_a_node_is_started() -> None:
     assert caught.value.code == "E204"
 
 
+def test_parameters_that_were_replaced_are_told_of_at_the_next_snapshot() -> None:
+    """Else the island would send the old ones for ever, with the weight of all its tokens."""
+    played = Played(silent)
+    copies = {name: tensor.clone() for name, tensor in played.model.state_dict().items()}
+    played.model.load_state_dict(copies)
+    played.train(TARGET)
+    assert len(played.script.of(Snapshot)) == 1
+    played = Played(silent)
+    played.model.load_state_dict(copies, assign=True)
+    with pytest.raises(OperatorError, match="2 of the model's parameters are others") as caught:
+        played.train(TARGET)
+    assert caught.value.code == "E204"
+    assert not played.script.of(Snapshot)
+
+
 def made(**run: Any) -> Manifest:
     return _manifest(run, Layout.of_module(nn.Linear(2, 2)))
 

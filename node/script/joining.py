@@ -96,7 +96,7 @@ def join(
             fix="give node.join the same model on every rank",
         )
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
-    progress.sharded = sharded
+    progress.model, progress.sharded = model, sharded
     vectors = SharedVectors.create(layout.size) if ranks.leads else None
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:

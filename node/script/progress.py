@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
@@ -48,6 +48,7 @@ class ScriptProgress(Progress):
     def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
         super().__init__(*given)
         self.evaluator = evaluator
+        self.model: nn.Module | None = None  # whose parameters they were when it joined
         self.sharded: Sequence[FSDPModule] = ()
         self._looked = False
 
@@ -67,6 +68,24 @@ class ScriptProgress(Progress):
         """See :meth:`Progress.shift`."""
         self._reshard()
         super().shift(command)
+
+    def check_parameters(self) -> None:
+        """Raise E204 where the script trains others than take part: it would learn for nobody.
+
+        Not with shards, whose places others have while a forward pass has gathered them.
+        """
+        if self.model is None or self.sharded:
+            return
+        there = {id(parameter) for parameter in self.model.parameters()}
+        gone = [name for name, parts in self.weights.parts.items() if id(parts[0]) not in there]
+        if gone:
+            raise operator_error(
+                "E204",
+                f"{len(gone)} of the model's parameters are others than those that have joined",
+                why=f"{', '.join(gone)[:200]}: replaced after node.join, and never merged since",
+                fix="replace parameters before node.join, or copy into those that are there "
+                "(load_state_dict without assign=True)",
+            )
 
     def _reshard(self) -> None:
         """Drop what forward passes have gathered, which hides what is written to the shards."""

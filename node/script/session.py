@@ -129,6 +129,8 @@ class Joined:
         )
         progress = self._progress
         progress.count(done, finite=finite)
+        if progress.due:
+            progress.check_parameters()
         progress.report(
             StepDone(
                 progress.round,
