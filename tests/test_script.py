@@ -152,6 +152,7 @@ def test_the_end_of_the_run_ends_the_loop() -> None:
     played.script.commands.append(Stop())
     assert not played.train()
     assert played.joined.over
+    assert played.script.closed  # or the daemon would wait for that, and the others for it
     assert not played.train(2)  # the script may go on by itself
     assert played.script.of(Stopped) == [Stopped(1, 8)]
     assert len(played.script.of(StepDone)) == 1
@@ -170,6 +171,7 @@ def test_leaving_writes_the_last_checkpoint_first(tmp_path: Path) -> None:
     with played.joined:
         played.train(2)
     assert [type(r) for r in played.script.reports[-4:]] == [Leaving, Staged, Saved, Stopped]
+    assert played.script.closed
     assert played.script.waited == 0  # nobody polls for what is being written
     assert list(tmp_path.iterdir())
 

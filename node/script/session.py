@@ -280,7 +280,7 @@ class Joined:
                 self._over = True
                 raise OperatorError(action.code, action.what, action.why, action.fix)
             if self._carried_out(action):
-                self._over = True
+                self._part()  # the daemon waits for that before it says farewell
                 return
             if isinstance(action, until):
                 return
