@@ -56,6 +56,12 @@ SPARTA: dict[str, dict[str, Any]] = {
     "rounds": {"inner_steps": 1, "share": 0.005, "codec": "bf16", "eval_every": 100},
     "outer": {"optimizer": "sgd"},
 }
+# knobs of rounds that belong to a mode, for whoever has defaults of its own
+MODE_ROUNDS: dict[str, dict[str, Any]] = {
+    **{mode: tables.get("rounds", {}) for mode, tables in MODE_DEFAULTS.items()},
+    "sparta": SPARTA["rounds"],
+    "allreduce": {"inner_steps": 1, "total_rounds": 3000},
+}
 # of rules that take an arrival whole: η D of two islands is more than their mean with a higher one
 MOST_LR_AT_WILL = 0.5
 STREAMING_FRAGMENTS = 4  # or as many as there are layers

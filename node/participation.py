@@ -278,11 +278,15 @@ class Participation:
         saves = self.island is not None and self.config.checkpoint_every
         if saves and self.config.checkpoint_seconds:
             spawn(self.keeper.by_time(self.config.checkpoint_seconds))
+        spawn(self._be_found(stack, run))  # seconds, in which there is work to save already
+
+    async def _be_found(self, stack: AsyncExitStack, run: Run) -> None:
+        """Join the run's DHT, and look there for others."""
         dht = await self.node.open_directory(stack, run)
         self.node.outbound.candidates = self.lookout.relays
         self.node.place.told = partial(self.lookout.moved, dht)
         self.lookout.moved(dht)
-        spawn(self.lookout.run(dht))
+        self.node.tasks.spawn(self.lookout.run(dht))
 
     async def _take_moments(self, conductor: Conductor) -> None:
         await conductor.take(await self.fetcher.moments())

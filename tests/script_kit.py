@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from trainer_kit import Script, apply, begin, merge
 
 from node.script.joining import named_parameters
-from node.script.session import Joined, ScriptProgress
+from node.script.progress import ScriptProgress
+from node.script.session import Joined
 from node.trainer.channel import Command, Report, Snapshot, Terms
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
@@ -61,6 +62,7 @@ class Played:
             leader,
             0,
         )
+        progress.model = self.model
         self.joined = Joined(progress, None)
         self.joined.begin("cpu", "float32")
 

@@ -7,19 +7,23 @@ import contextlib
 import math
 import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from script_kit import TARGET, Interrupted, Played, committing, silent
 from torch import nn
 from trainer_kit import apply, merge, tiny_manifest
 
+from bootstrap.manifest import Manifest
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
-from node.script.joining import join, named_parameters
+from node.script.joining import _lasting, _manifest, join, named_parameters
 from node.script.session import Joined
 from node.trainer.channel import (
     Channel,
@@ -39,7 +43,9 @@ from node.trainer.channel import (
     Stopped,
     Terms,
 )
+from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
+from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 
@@ -113,11 +119,40 @@ def test_steps_that_go_astray_bring_the_island_back() -> None:
     assert all(done.loss is None for done in played.script.of(StepDone))
 
 
+def test_numbers_may_be_tensors_or_of_numpy() -> None:
+    played = Played(silent)
+    played.joined.step(torch.tensor(8), torch.tensor(1.5), lr=torch.tensor(0.5))
+    played.joined.step(np.array([True] * 8).sum(), np.float32(2.5))  # type: ignore[arg-type]
+    played.joined.step(8.0, 3.5)  # type: ignore[arg-type]  # a mean over ranks
+    assert [(d.tokens, d.loss) for d in played.script.of(StepDone)] == [
+        (8, 1.5),
+        (8, 2.5),
+        (8, 3.5),
+    ]
+    assert played.script.of(StepDone)[0].lr == 0.5
+    (snapshot,) = played.script.of(Snapshot)
+    assert (snapshot.tokens, snapshot.loss) == (24, 2.5)
+    assert all(type(report).decode(report.encode()) == report for report in played.script.reports)
+
+
+@pytest.mark.parametrize(
+    "tokens", [-1, 2**63, math.nan, math.inf, None, "many", torch.tensor([8, 8])]
+)
+def test_what_is_no_number_of_tokens_counts_nothing(tokens: Any) -> None:
+    played = Played(silent)
+    with pytest.raises(OperatorError, match="no number of tokens") as caught:
+        played.joined.step(tokens)
+    assert caught.value.code == "E204"
+    assert (played.joined.steps, played.joined.tokens) == (0, 0)
+    assert played.train()
+
+
 def test_the_end_of_the_run_ends_the_loop() -> None:
     played = Played(silent)
     played.script.commands.append(Stop())
     assert not played.train()
     assert played.joined.over
+    assert played.script.closed  # or the daemon would wait for that, and the others for it
     assert not played.train(2)  # the script may go on by itself
     assert played.script.of(Stopped) == [Stopped(1, 8)]
     assert len(played.script.of(StepDone)) == 1
@@ -136,6 +171,7 @@ def test_leaving_writes_the_last_checkpoint_first(tmp_path: Path) -> None:
     with played.joined:
         played.train(2)
     assert [type(r) for r in played.script.reports[-4:]] == [Leaving, Staged, Saved, Stopped]
+    assert played.script.closed
     assert played.script.waited == 0  # nobody polls for what is being written
     assert list(tmp_path.iterdir())
 
@@ -190,6 +226,54 @@ def test_frozen_parameters_take_no_part() -> None:
     with pytest.raises(OperatorError) as caught:
         named_parameters(model)
     assert caught.value.code == "E204"
+
+
+def test_what_cannot_be_merged_is_refused_before_a_node_is_started() -> None:
+    model = nn.Linear(2, 2)
+    several: Any = [torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])]
+    with pytest.raises(OperatorError, match="the optimizer is a list") as caught:
+        join(model, several)
+    assert caught.value.code == "E204"
+    model.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(OperatorError, match="the parameter turns is complex") as caught:
+        named_parameters(model)
+    assert caught.value.code == "E204"
+
+
+def test_parameters_that_were_replaced_are_told_of_at_the_next_snapshot() -> None:
+    """Else the island would send the old ones for ever, with the weight of all its tokens."""
+    played = Played(silent)
+    copies = {name: tensor.clone() for name, tensor in played.model.state_dict().items()}
+    played.model.load_state_dict(copies)
+    played.train(TARGET)
+    assert len(played.script.of(Snapshot)) == 1
+    played = Played(silent)
+    played.model.load_state_dict(copies, assign=True)
+    with pytest.raises(OperatorError, match="2 of the model's parameters are others") as caught:
+        played.train(TARGET)
+    assert caught.value.code == "E204"
+    assert not played.script.of(Snapshot)
+
+
+def made(**run: Any) -> Manifest:
+    return _manifest(run, Layout.of_module(nn.Linear(2, 2)))
+
+
+def test_a_mode_keeps_the_rounds_that_it_is_made_of() -> None:
+    usual, late, few, once = (
+        made(**({"mode": mode} if mode else {})).rounds for mode in ("", "eager", "sparta", "btm")
+    )
+    assert (usual.inner_steps, usual.total_rounds) == (100, ENDLESS_ROUNDS)
+    assert (late.inner_steps, late.overlap_steps) == (100, 100)
+    assert (few.inner_steps, few.total_rounds) == (1, ENDLESS_ROUNDS)
+    assert (once.inner_steps, once.total_rounds) == (1000, 1)
+    assert made(mode="btm", rounds={"inner_steps": 50}).rounds.inner_steps == 50
+    with pytest.raises(OperatorError, match="a script takes its own optimizer steps"):
+        made(mode="allreduce")
+    for rounds in (None, [1]):
+        with pytest.raises(OperatorError) as caught:
+            made(rounds=rounds)
+        assert caught.value.code == "E204"
 
 
 class Dead:
@@ -260,6 +344,34 @@ def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(
         join(model, torch.optim.SGD(model.parameters()))
     assert process.returncode is not None
     assert ours.fileno() == -1
+
+
+DIES_WITH_ITS_PARENT = """
+import os, signal, time
+from node.trainer.rank import die_with
+print(die_with(os.getppid(), signal.SIGTERM), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_node_outlives_the_thread_that_has_joined() -> None:
+    """A notebook's, an actor's or a pool's; to Linux the parent of a process is a thread."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def join_and_end() -> None:
+        command = [sys.executable, "-c", DIES_WITH_ITS_PARENT]
+        started.append(_lasting(command, stdout=subprocess.PIPE))
+        assert started[0].stdout is not None
+        assert started[0].stdout.readline() == b"True\n"
+
+    thread = threading.Thread(target=join_and_end)
+    thread.start()
+    thread.join()
+    (node,) = started
+    with node:
+        with pytest.raises(subprocess.TimeoutExpired):
+            node.wait(0.5)
+        node.kill()
 
 
 async def test_a_script_is_told_how_long_its_run_waits(tmp_path: Path) -> None:

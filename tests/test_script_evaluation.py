@@ -13,7 +13,9 @@ from torch import Tensor
 from trainer_kit import apply, merge
 
 from diloco.pseudo_gradient import rebase
+from node.script.session import Joined
 from node.trainer.channel import Applied, Apply, Command, Leaving, Report, Snapshot, StepDone
+from protocols.errors import OperatorError
 
 
 def test_the_evaluation_sees_the_merged_model_and_changes_nothing() -> None:
@@ -120,3 +122,38 @@ def test_no_checkpoint_is_made_of_half_a_merge(monkeypatch: pytest.MonkeyPatch) 
     assert played.joined.over
     assert played.script.closed  # so the daemon leaves, with the last checkpoint that it has
     assert not played.script.of(Leaving)
+
+
+@pytest.mark.parametrize("call", ["leave", "step"])
+def test_who_evaluates_neither_leaves_nor_counts_a_step(call: str) -> None:
+    """A checkpoint made there would be of two rounds, and nobody could resume from it."""
+    joined: list[Joined] = []
+
+    def evaluate() -> float:
+        calls = {"leave": joined[0].leave, "step": lambda: joined[0].step(tokens=8)}
+        calls[call]()
+        return 1.5
+
+    played = Played(evaluating, evaluate)
+    joined.append(played.joined)
+    with pytest.raises(OperatorError, match=f"evaluate has called island.{call}") as caught:
+        played.train(TARGET)
+    assert caught.value.code == "E204"
+    assert not played.script.of(Leaving)
+    assert (played.joined.round, played.joined.over) == (1, False)
+    assert torch.equal(played.theta, played.base)
+
+
+def test_the_outer_parameters_are_there_in_an_evaluation() -> None:
+    joined: list[Joined] = []
+    seen: list[Tensor] = []
+
+    def evaluate() -> float:
+        seen.append(joined[0].outer_parameters()["bias"])
+        return 1.5
+
+    played = Played(evaluating, evaluate)
+    joined.append(played.joined)
+    played.train(TARGET)
+    assert torch.equal(seen[0], played.base[12:])
+    assert played.script.of(Applied)[-1].validation_loss == 1.5

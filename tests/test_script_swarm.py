@@ -264,3 +264,28 @@ def test_another_model_is_refused_with_a_reason(
     assert third.wait() != 0
     assert "train with scripts of their own" in third.text()
     assert first.running
+
+
+LEAVES_AT_ONCE = """
+import sys, torch, node
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+resume = "again" in sys.argv
+with node.join(model, optimizer, resume=resume) as island:
+    print("AT", island.steps, flush=True)
+    island.step(tokens=8)
+"""
+
+
+def test_who_leaves_at_once_has_a_checkpoint(
+    make: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    """The node trains for seconds before it has found its way into the run's DHT."""
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES_AT_ONCE)
+    node = make("node").start_script(script)
+    assert node.wait() == 0, node.text()
+    assert node.events("checkpoint"), node.text()
+    assert node.start_script(script, "again").wait() == 0, node.text()
+    assert "AT 1" in node.text()

@@ -17,10 +17,12 @@ from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
 from node.script.joining import join, named_parameters
-from node.script.session import Joined, ScriptProgress
+from node.script.progress import ScriptProgress
+from node.script.session import Joined
 from node.trainer import parallel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
+from node.trainer.optimizer_state import new_moments
 from node.trainer.parallel import Ranks
 from node.trainer.rank import rank_lost
 from node.trainer.shared import SharedVectors
@@ -145,6 +147,49 @@ def test_parameters_on_the_cpu_are_set_though_the_scripts_group_is_of_gpus(
 ) -> None:
     """As FSDP2's CPU offload has them beside ``init_process_group("nccl")``."""
     spawn(_takes, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def _defaults(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    torch.set_default_dtype(torch.float64)
+    model = nn.Linear(4, 3)
+    torch.set_default_device("meta")  # a GPU's place is taken by it
+    ranks = Ranks.met(torch.device("cpu"))
+    weights = Weights.of(named_parameters(model), Layout.of_module(model), ranks)
+    whole = torch.full((3, 4), 2.0, dtype=torch.float32, device="cpu") if rank == 0 else None
+    weights.set("weight", whole)
+    assert model.weight.tolist() == [[2.0] * 4] * 3
+    assert ranks.broadcast(b"word" if rank == 0 else b"") == b"word"
+    assert ranks.unanimous(True)
+    assert ranks.all_true(True)  # gloo ends a process whose peer has gone before
+    dist.destroy_process_group()
+
+
+def test_ranks_agree_whatever_type_and_device_the_script_has_made_its_default(
+    tmp_path: Path,
+) -> None:
+    spawn(_defaults, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def test_counts_of_steps_do_not_take_the_scripts_default_type() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        kept = new_moments(torch.zeros(2), ["exp_avg"], 1001)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert float(kept["step"]) == 1001.0
+
+
+def test_each_parameter_gets_its_part_on_its_own_device() -> None:
+    """A model over several GPUs of one process, or with an embedding that is left on the CPU."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    ranks = Ranks.alone(torch.device("cpu"))
+    weights = Weights.of(named_parameters(model), Layout.of_module(model), ranks)
+    for name in weights.names:
+        (part,) = weights.local(name)
+        there = weights.scatter(name, torch.zeros(part.shape))
+        assert there is not None
+        assert there.device == part.device
 
 
 def test_ranks_with_other_parameters_are_refused_on_all_of_them(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,10 +24,13 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 import node
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_modes import MODE_ROUNDS
+from bootstrap.manifest_rounds import is_table
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
-from node.script.session import Joined, ScriptProgress, ended
+from node.script.progress import ScriptProgress
+from node.script.session import Joined, ended
 from node.trainer.channel import Channel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
@@ -34,6 +39,7 @@ from node.trainer.shared import SharedVectors
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
+OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has none
 WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
 
 
@@ -55,11 +61,12 @@ def join(
     where the model is near the swarm's, and are dropped else, which the log says.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
     is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
-    a round has 100 inner steps and the run no end by default; given together with ``peers`` it
-    must be the swarm's. ``evaluate`` returns the validation loss of the model as it is; it is
-    called after a merge, on every rank, as often as ``rounds.eval_every`` says. ``quiet`` writes
-    the node's log lines to ``logs/node.log`` in its state directory instead of standard error.
-    ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``, ``resume`` and so on.
+    a round has 100 inner steps and the run no end unless its mode has such of its own; given
+    together with ``peers`` it must be the swarm's. ``evaluate`` returns the validation loss of the
+    model as it is; it is called after a merge, on every rank, as often as ``rounds.eval_every``
+    says. ``quiet`` writes the node's log lines to ``logs/node.log`` in its state directory instead
+    of standard error. ``settings`` are those of ``node start``: ``dir``, ``listen``, ``name``,
+    ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
     swarm trains another model.
@@ -70,6 +77,13 @@ def join(
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in sharded:  # after a forward pass alone its parameters are gathered ones
         module.reshard()
+    if not hasattr(optimizer, "param_groups"):  # wrappers of other libraries have them too
+        raise operator_error(
+            "E204",
+            f"the optimizer is a {type(optimizer).__name__}",
+            why="of one alone moments are kept, saved and dropped",
+            fix="give node.join one torch.optim.Optimizer; with several, that of most parameters",
+        )
     parameters = named_parameters(model)
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
     first = next(iter(parameters.values()))
@@ -82,7 +96,7 @@ def join(
             fix="give node.join the same model on every rank",
         )
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
-    progress.sharded = sharded
+    progress.model, progress.sharded = model, sharded
     vectors = SharedVectors.create(layout.size) if ranks.leads else None
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:
@@ -118,6 +132,13 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         bare = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        if parameter.is_complex() and parameter.requires_grad:
+            raise operator_error(
+                "E204",
+                f"the parameter {name} is complex",
+                why="all that is merged is of real numbers",
+                fix="keep it as real numbers, and make torch.view_as_complex of them in forward()",
+            )
         if parameter.requires_grad:  # the model itself may call something "module"
             parameters[name if bare in parameters else bare] = parameter
     if not parameters:
@@ -133,7 +154,11 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
     script = {"layout": layout.digest, "parameters": layout.size, "dense": layout.dense}
     given = {"name": "script", **run, "script": script}
-    given["rounds"] = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS, **run.get("rounds", {})}
+    mode, rounds = run.get("mode"), run.get("rounds", {})
+    if is_table(rounds):  # else the check says what it is
+        set_by_mode = MODE_ROUNDS.get(mode, {}) if isinstance(mode, str) else {}
+        ours = {name: value for name, value in OUR_ROUNDS.items() if name not in set_by_mode}
+        given["rounds"] = {**ours, **rounds}
     return check(Manifest, given, "node.join(run=...)")
 
 
@@ -166,7 +191,7 @@ def _start_node(
     packages = str(Path(node.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     with theirs:
-        daemon = subprocess.Popen(
+        daemon = _lasting(
             [
                 sys.executable,
                 "-P",  # a folder called "node" where the script stands must not be imported
@@ -192,6 +217,28 @@ def _start_node(
     with suppress(BrokenPipeError), daemon.stdin as pipe:  # the channel tells whether it is gone
         pipe.write(json.dumps(order).encode())
     return daemon, ours
+
+
+def _lasting(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that asks Linux for a signal at its parent's end, which is its thread's.
+
+    So a thread that may end before the script does is not the one that starts it.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return subprocess.Popen(command, **options)
+    started: Future[subprocess.Popen[bytes]] = Future()
+
+    def stay() -> None:
+        try:
+            process = subprocess.Popen(command, **options)
+        except BaseException as error:  # noqa: BLE001 - it is the other thread's
+            started.set_exception(error)
+        else:
+            started.set_result(process)
+            process.wait()
+
+    threading.Thread(target=stay, name="atoll-node", daemon=True).start()
+    return started.result()
 
 
 def _standard_error() -> int:

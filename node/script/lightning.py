@@ -54,7 +54,9 @@ class SwarmCallback(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         """Leave the swarm."""
-        self._leave()
+        if self.island is not None:
+            self.island.leave()
+            self.island = None
 
     def on_exception(
         self,
@@ -62,10 +64,10 @@ class SwarmCallback(lightning.Callback):
         pl_module: lightning.LightningModule,
         exception: BaseException,
     ) -> None:
-        """Ctrl-C or an error: leave the swarm in order all the same."""
-        self._leave()
+        """Ctrl-C or an error: leave the swarm in order all the same.
 
-    def _leave(self) -> None:
+        Other ranks are not waited for, and an end of the node does not hide the exception.
+        """
         if self.island is not None:
-            self.island.leave()
+            self.island.__exit__(type(exception), exception, exception.__traceback__)
             self.island = None

@@ -8,35 +8,19 @@ only after a round has committed.
 from __future__ import annotations
 
 import math
-import secrets
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
 from node.interrupts import held_back
-from node.trainer.channel import (
-    Apply,
-    Begin,
-    ChannelClosedError,
-    Checkpoint,
-    Ended,
-    Leaving,
-    Ready,
-    Report,
-    Shift,
-    StepDone,
-    Stop,
-)
+from node.script.progress import ScriptProgress, counted, elsewhere
+from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
 from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Leader, Step
-from node.trainer.progress import Progress
 from node.trainer.rank import rank_lost
 from node.trainer.resume import Work
 from protocols.errors import OperatorError
@@ -57,92 +41,6 @@ ABANDON_S = 5.0  # for the farewell alone
 def ended(error: OperatorError) -> Ended:
     """What a script's ranks are told when the node has failed."""
     return Ended(error.code, error.what, error.why, error.fix)
-
-
-def _elsewhere(code: str, what: str, why: str) -> OperatorError:
-    fix = "see what the other ranks printed; start all of them again, with resume=True"
-    return operator_error(code, what, why=why, fix=fix)
-
-
-class ScriptProgress(Progress):
-    """Progress of a script's model, which only the script itself can evaluate."""
-
-    def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
-        super().__init__(*given)
-        self.evaluator = evaluator
-        self.sharded: Sequence[FSDPModule] = ()
-        self._looked = False
-
-    def begin(self, command: Begin) -> None:
-        """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
-        if command.resume:
-            self._look(Path(command.resume))
-        self._reshard()
-        super().begin(command)
-
-    def apply(self, command: Apply) -> None:
-        """See :meth:`Progress.apply`."""
-        self._reshard()
-        super().apply(command)
-
-    def shift(self, command: Shift) -> None:
-        """See :meth:`Progress.shift`."""
-        self._reshard()
-        super().shift(command)
-
-    def _reshard(self) -> None:
-        """Drop what forward passes have gathered, which hides what is written to the shards."""
-        for module in self.sharded:
-            module.reshard()
-
-    def checkpoint(self, command: Checkpoint) -> None:
-        """See :meth:`Progress.checkpoint`."""
-        self._look(Path(command.directory))
-        super().checkpoint(command)
-
-    def _look(self, directory: Path) -> None:
-        """Find out, once, whether all ranks see the node's disk: nobody says on which hosts."""
-        if self._looked or self.ranks.size == 1:
-            return
-        self._looked = True
-        word, mark = "", directory / ".seen"
-        if self.ranks.leads:
-            word = secrets.token_hex(16)
-            with suppress(OSError):  # a disk that is full is met again by who writes to it
-                mark.write_text(word, encoding="utf-8")
-        word = self.ranks.broadcast(word.encode()).decode()
-        seen = False
-        with suppress(OSError):
-            seen = mark.read_text(encoding="utf-8") == word
-        self.files.one_disk = self.ranks.all_true(seen)
-        if self.ranks.leads:
-            mark.unlink(missing_ok=True)
-
-    def report(self, report: Report) -> None:
-        """See :meth:`Progress.report`; a node that is gone is met where it is asked what to do.
-
-        All ranks hear of it there.
-        """
-        with suppress(ChannelClosedError):
-            super().report(report)
-
-    def evaluate(self) -> float | None:
-        """Validation loss of the model as it is, None where the script gave no evaluation.
-
-        Raises OperatorError E405 where that of another rank has raised something.
-        """
-        loss, well = math.nan, False
-        try:
-            if self.evaluator is not None:
-                loss = float(self.evaluator())
-            well = True
-        finally:
-            self._reshard()
-            alike = self.ranks.unanimous(well)
-        if not alike:
-            what = "the evaluation of another rank of this script has failed"
-            raise _elsewhere("E405", what, "ranks that go on without it would not stay in step")
-        return loss if math.isfinite(loss) else None
 
 
 class Joined:
@@ -195,7 +93,13 @@ class Joined:
 
     # --- taking part -----------------------------------------------------------------------------
 
-    def step(self, tokens: int, loss: float | Tensor | None = None, *, lr: float = 0.0) -> bool:
+    def step(
+        self,
+        tokens: int | Tensor,
+        loss: float | Tensor | None = None,
+        *,
+        lr: float | Tensor = 0.0,
+    ) -> bool:
         """Count an inner step that the script has just taken, and do what is due between two.
 
         ``tokens`` and ``loss`` (mean, nats a token) are of the whole island's batch; loss and
@@ -210,7 +114,10 @@ class Joined:
         """
         if self._over:
             return False
-        value = float(loss.detach()) if isinstance(loss, Tensor) else loss
+        self._outside_evaluation("step")
+        # plain numbers, before anything is counted: a message takes nothing else
+        tokens, lr = counted(tokens), float(lr)
+        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         finite = value is None or math.isfinite(value)
         now = time.monotonic()
         done = Work(
@@ -222,6 +129,8 @@ class Joined:
         )
         progress = self._progress
         progress.count(done, finite=finite)
+        if progress.due:
+            progress.check_parameters()
         progress.report(
             StepDone(
                 progress.round,
@@ -261,14 +170,17 @@ class Joined:
         rank 0. A round that has committed meanwhile is applied first, as in :meth:`step`.
         """
         leader = self._progress.leader
-        if not self._over:  # the daemon may be about to write: then its command comes first
+        # the daemon may be about to write: then its command comes first. Not in the script's own
+        # evaluation: what is taken in there is nobody else's until it is through
+        locks = not self._over and self._progress.whole
+        if locks:
             self._follow(until=Step, decide=_until_readable)
         if leader is None:
             return {}
         try:
             base = leader.vectors.tensors()[0].clone()
         finally:
-            if not self._over:
+            if locks and not self._over:
                 leader.vectors.end_reading()
         return self._progress.layout.views(base)
 
@@ -277,6 +189,8 @@ class Joined:
 
         Raises :class:`~protocols.errors.OperatorError` if the node has failed meanwhile.
         """
+        if not self._over:
+            self._outside_evaluation("leave")
         try:
             if not self._over:
                 self._progress.report(Leaving())
@@ -326,6 +240,16 @@ class Joined:
             daemon.kill()
             daemon.wait()
 
+    def _outside_evaluation(self, call: str) -> None:
+        """Raise E204 in the script's own evaluation, where a round is half taken in."""
+        if not self._progress.whole:
+            raise operator_error(
+                "E204",
+                f"the script's evaluate has called island.{call}",
+                why="a round is half taken in while it runs, and no checkpoint may be made of that",
+                fix=f"note it there, and call island.{call} when island.step has returned",
+            )
+
     def _part(self) -> None:
         """Be no longer there: the daemon sees the channel's end, and leaves the swarm in order."""
         self._over = True
@@ -347,7 +271,7 @@ class Joined:
             self._part()
             what = "is gone" if code == "E405" else "does not answer"
             why = f"rank {self._progress.ranks.rank} was told: {str(error)[:300]}"
-            raise _elsewhere(code, f"another rank of this script {what}", why) from error
+            raise elsewhere(code, f"another rank of this script {what}", why) from error
 
     def _carry_out(self, until: type[Action], decide: Decide | None) -> None:
         while True:
@@ -356,7 +280,7 @@ class Joined:
                 self._over = True
                 raise OperatorError(action.code, action.what, action.why, action.fix)
             if self._carried_out(action):
-                self._over = True
+                self._part()  # the daemon waits for that before it says farewell
                 return
             if isinstance(action, until):
                 return

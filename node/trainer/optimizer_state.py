@@ -36,7 +36,8 @@ def moment_of(optimizer: torch.optim.Optimizer, name: str) -> Pick:
 
 def new_moments(parameter: Tensor, moments: Iterable[str], steps: int) -> dict[str, Tensor]:
     """What an optimizer keeps for a parameter after so many steps, with zeros to be filled."""
-    count = torch.tensor(float(steps), device=local(parameter).device)
+    device = local(parameter).device
+    count = torch.tensor(float(steps), dtype=torch.float32, device=device)  # bf16 ends at 256
     return {COUNT: count, **{moment: torch.zeros_like(parameter) for moment in moments}}
 
 

@@ -27,6 +27,7 @@ from node.own_address import outward_address
 from node.trainer.dims import ParallelDims
 
 COLLECTIVE_S = 600.0
+HOST = torch.device("cpu")  # said each time: a script may have made another device the default one
 TOLD_S = 5.0  # for which a rank that has failed waits to tell the others, who may not come
 
 
@@ -135,12 +136,12 @@ class Ranks:
         """Rank 0's bytes, on every rank."""
         if self.mesh is None:
             return data
-        length = torch.tensor([len(data)])
+        length = torch.tensor([len(data)], device=HOST)
         dist.broadcast(length, src=0, group=self.control)
         if self.leads:
             body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         else:
-            body = torch.empty(int(length), dtype=torch.uint8)
+            body = torch.empty(int(length), dtype=torch.uint8, device=HOST)
         dist.broadcast(body, src=0, group=self.control)
         return body.numpy().tobytes()
 
@@ -162,7 +163,7 @@ class Ranks:
         """Whether ``value`` holds on every rank."""
         if self.mesh is None:
             return value
-        flag = torch.tensor([int(value)])
+        flag = torch.tensor([int(value)], device=HOST)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.control)
         return bool(flag)
 
@@ -177,7 +178,7 @@ class Ranks:
         if self.mesh is None:
             return well
         patience = {} if well else {"timeout": datetime.timedelta(seconds=TOLD_S)}
-        word = torch.tensor([int(well)])
+        word = torch.tensor([int(well)], device=HOST)
         try:
             if self.leads:
                 said = {rank: torch.zeros_like(word) for rank in range(1, self.size)}

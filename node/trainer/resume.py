@@ -266,7 +266,7 @@ def _read_whole(
         picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in there.get(name, ())}
         whole = dict.fromkeys(picks, torch.empty(0))
         if weights.ranks.leads:
-            whole = {key: torch.empty(shape) for key in picks}
+            whole = {key: torch.empty(shape, dtype=torch.float32, device="cpu") for key in picks}
             reader = HuggingFaceStorageReader(str(folder))
             load_sharded(whole, storage_reader=reader, no_dist=True)
         for key, pick in picks.items():

@@ -104,9 +104,9 @@ class Weights:
         owner = self.owners[name]
         if owner and self.ranks.rank == owner:
             assert whole is not None
-            dist.send(whole.to(self.ranks.device).contiguous(), 0)
+            dist.send(whole.to(self.ranks.device, torch.float32).contiguous(), 0)
         elif owner and self.ranks.leads:
-            whole = torch.empty(self.shapes[name], device=self.ranks.device)
+            whole = self._empty(name)
             dist.recv(whole, owner)
         return whole
 
@@ -117,16 +117,21 @@ class Weights:
 
         ``whole`` may be on another device and is only read on rank 0; every rank must call it.
         """
+        if self.ranks.size == 1:  # whose parameters may be on several devices
+            assert whole is not None
+            return whole.to(self.parts[name][0].device, torch.float32)
         if self.ranks.leads:
             assert whole is not None
-            everyone = whole.to(self.ranks.device)
+            everyone = whole.to(self.ranks.device, torch.float32)
         else:
-            everyone = torch.empty(self.shapes[name], device=self.ranks.device)
-        if self.ranks.size == 1:
-            return everyone
+            everyone = self._empty(name)
         on_host = everyone.device.type == "cpu"
         dist.broadcast(everyone, src=0, group=self.ranks.control if on_host else None)
         return part_like(everyone, self.parts[name][0]) if name in self.parts else None
+
+    def _empty(self, name: str) -> Tensor:
+        """For what another rank sends; a script may have made any type the default one."""
+        return torch.empty(self.shapes[name], dtype=torch.float32, device=self.ranks.device)
 
     def set(self, name: str, whole: Tensor | None, pick: Pick = itself) -> None:
         """Write rank 0's ``whole`` into the parts of all ranks; every rank must call it."""

@@ -1,0 +1,142 @@
+"""A script's side of where its island stands in the run, and of how its steps are counted."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from node.errors import operator_error
+from node.trainer.channel import Apply, Begin, ChannelClosedError, Checkpoint, Report, Shift
+from node.trainer.progress import Progress
+from protocols.errors import OperatorError
+
+MOST_TOKENS = 2**40  # of one step; a run's sum has to stay below 2^63
+
+
+def elsewhere(code: str, what: str, why: str) -> OperatorError:
+    """What has happened on another rank, for this one."""
+    fix = "see what the other ranks printed; start all of them again, with resume=True"
+    return operator_error(code, what, why=why, fix=fix)
+
+
+def counted(tokens: int | Tensor) -> int:
+    """Tokens of a step: also where a script has summed them up in a tensor, or in numpy."""
+    try:
+        count = int(tokens)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, of several elements
+        count = -1
+    if not 0 <= count <= MOST_TOKENS:
+        raise operator_error(
+            "E204",
+            f"tokens={str(tokens)[:100]} is no number of tokens",
+            why=f"an inner step is of 0 to {MOST_TOKENS:,} tokens",
+            fix="give island.step the tokens of this step's batch, of the whole island",
+        )
+    return count
+
+
+class ScriptProgress(Progress):
+    """Progress of a script's model, which only the script itself can evaluate."""
+
+    def __init__(self, evaluator: Callable[[], float] | None, *given: Any) -> None:
+        super().__init__(*given)
+        self.evaluator = evaluator
+        self.model: nn.Module | None = None  # whose parameters they were when it joined
+        self.sharded: Sequence[FSDPModule] = ()
+        self._looked = False
+
+    def begin(self, command: Begin) -> None:
+        """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
+        if command.resume:
+            self._look(Path(command.resume))
+        self._reshard()
+        super().begin(command)
+
+    def apply(self, command: Apply) -> None:
+        """See :meth:`Progress.apply`."""
+        self._reshard()
+        super().apply(command)
+
+    def shift(self, command: Shift) -> None:
+        """See :meth:`Progress.shift`."""
+        self._reshard()
+        super().shift(command)
+
+    def check_parameters(self) -> None:
+        """Raise E204 where the script trains others than take part: it would learn for nobody.
+
+        Not with shards, whose places others have while a forward pass has gathered them.
+        """
+        if self.model is None or self.sharded:
+            return
+        there = {id(parameter) for parameter in self.model.parameters()}
+        gone = [name for name, parts in self.weights.parts.items() if id(parts[0]) not in there]
+        if gone:
+            raise operator_error(
+                "E204",
+                f"{len(gone)} of the model's parameters are others than those that have joined",
+                why=f"{', '.join(gone)[:200]}: replaced after node.join, and never merged since",
+                fix="replace parameters before node.join, or copy into those that are there "
+                "(load_state_dict without assign=True)",
+            )
+
+    def _reshard(self) -> None:
+        """Drop what forward passes have gathered, which hides what is written to the shards."""
+        for module in self.sharded:
+            module.reshard()
+
+    def checkpoint(self, command: Checkpoint) -> None:
+        """See :meth:`Progress.checkpoint`."""
+        self._look(Path(command.directory))
+        super().checkpoint(command)
+
+    def _look(self, directory: Path) -> None:
+        """Find out, once, whether all ranks see the node's disk: nobody says on which hosts."""
+        if self._looked or self.ranks.size == 1:
+            return
+        self._looked = True
+        word, mark = "", directory / ".seen"
+        if self.ranks.leads:
+            word = secrets.token_hex(16)
+            with suppress(OSError):  # a disk that is full is met again by who writes to it
+                mark.write_text(word, encoding="utf-8")
+        word = self.ranks.broadcast(word.encode()).decode()
+        seen = False
+        with suppress(OSError):
+            seen = mark.read_text(encoding="utf-8") == word
+        self.files.one_disk = self.ranks.all_true(seen)
+        if self.ranks.leads:
+            mark.unlink(missing_ok=True)
+
+    def report(self, report: Report) -> None:
+        """See :meth:`Progress.report`; a node that is gone is met where it is asked what to do.
+
+        All ranks hear of it there.
+        """
+        with suppress(ChannelClosedError):
+            super().report(report)
+
+    def evaluate(self) -> float | None:
+        """Validation loss of the model as it is, None where the script gave no evaluation.
+
+        Raises OperatorError E405 where that of another rank has raised something.
+        """
+        loss, well = math.nan, False
+        try:
+            if self.evaluator is not None:
+                loss = float(self.evaluator())
+            well = True
+        finally:
+            self._reshard()
+            alike = self.ranks.unanimous(well)
+        if not alike:
+            what = "the evaluation of another rank of this script has failed"
+            raise elsewhere("E405", what, "ranks that go on without it would not stay in step")
+        return loss if math.isfinite(loss) else None
