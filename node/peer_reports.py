@@ -64,6 +64,7 @@ class PeerReports(ABC):
         )
         providers = self.state.providers
         providers.peers = self.peers
+        providers.offices = self.offices
         providers.traffic = self.traffic
         providers.links = self.links.own
         providers.all_links = self.links.look
@@ -175,6 +176,10 @@ class PeerReports(ABC):
                 )
             )
         return views
+
+    def offices(self) -> list[tuple[PeerId, ...]]:
+        """Who decides on the next round, by fragment; where islands gossip nobody does."""
+        return []
 
     def traffic(self) -> dict[str, Traffic]:
         """Bytes by kind since the start."""

@@ -59,6 +59,10 @@ class Reporter(PeerReports):
         """Rounds that all fragments have come through."""
         return min(chain.replica.place.round for chain in self.swarm.chains)
 
+    def offices(self) -> list[tuple[PeerId, ...]]:
+        """Who decides on the next round, by fragment."""
+        return [chain.replica.roster for chain in self.swarm.chains]
+
     # --- hooks -----------------------------------------------------------------------------------
 
     def on_committed(self, what: Certificate, how: Exchange | None) -> None:

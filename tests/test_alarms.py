@@ -12,6 +12,7 @@ from node.monitor.alarms import (
     DRIFT_ROUNDS,
     ENDED_LOOKS,
     FIRST_FLOOR_S,
+    HEARD_S,
     LOST_STEPS,
     RISEN_TIMES,
     STALL_FACTOR,
@@ -97,6 +98,26 @@ def test_an_island_drifts(count: int) -> None:
 
 def test_of_two_nobody_drifts() -> None:
     assert kinds(peers(2), rounds(*[(0.1, 0.9)] * DRIFT_ROUNDS), 20.0) == []
+
+
+def test_nobody_is_there_who_decides() -> None:
+    views = peers()
+    names = [view.peer for view in views]
+    gone = [*views[:2], replace(views[2], status="dead"), replace(views[3], status="left")]
+
+    def office(*rosters: list[str], now: float = HEARD_S) -> list[Alarm]:
+        alarms = raised(gone, [], now, here=Here(me=names[0], offices=rosters, began=0.0))
+        return [alarm for alarm in alarms if alarm.kind == "office"]
+
+    assert office() == [], "islands gossip"
+    assert office(names[2:], now=HEARD_S / 2) == [], "it may have yet to hear of them"
+    assert office(names[1:]) == [], "one is there"
+    assert office([names[0], *names[2:]]) == [], "this node is one of them, and can go on alone"
+    (alarm,) = office(names[2:])
+    assert (alarm.level, alarm.peers) == ("critical", tuple(names[2:]))
+    assert "decides on rounds: mesa, reef" in alarm.what
+    (alarm,) = office(names, [*names[2:], "12D3KooWnever-heard-of"])
+    assert "rounds of fragment 1: mesa, reef, …heard-of" in alarm.what
 
 
 def test_lag() -> None:

@@ -31,6 +31,7 @@ DRIFT_ISLANDS = 3  # of two nobody can say which one drifts
 STALL_FACTOR = 5.0  # times the usual round
 STALL_FLOOR_S = 60.0
 FIRST_FLOOR_S = 600.0  # until the second round: who has just come may have to wait for a roster
+HEARD_S = 30.0  # after its first inner step a node has heard of all who are there
 LAG_ROUNDS = 2  # that a live island may be behind
 RISEN_BY, RISEN_TO = 0.1, 1.05  # a loss has risen above both of these and the lowest one
 RISEN_TIMES = 3  # in a row: a single one may be chance
@@ -47,7 +48,7 @@ Level = Literal["critical", "warning"]
 class Alarm:
     """One thing to look at: what kind, what is seen, what to do."""
 
-    kind: Literal["split", "silence", "drift", "stall", "lag", "loss", "checkpoint"]
+    kind: Literal["split", "silence", "office", "drift", "stall", "lag", "loss", "checkpoint"]
     level: Level
     what: str
     fix: str
@@ -65,6 +66,8 @@ class Here:
     disk_free: int | None = None  # bytes
     began: float | None = None  # when it took its first inner step, Unix seconds
     steps_s: float = 0.0  # what the inner steps of a round take, seconds
+    me: str = ""
+    offices: Sequence[Sequence[str]] = ()  # who decides on the next round, by fragment
 
 
 @dataclass
@@ -118,7 +121,7 @@ def raised(
     """The alarms of now, critical ones first; ``rounds`` with their times, oldest first."""
     found = [*_split(peers), *_silence(peers), *_drift(peers, rounds), *_lag(peers)]
     if here is not None:
-        found += [*_loss(here, rounds), *_checkpoint(here)]
+        found += [*_office(peers, here, now), *_loss(here, rounds), *_checkpoint(here)]
     if training:
         found += _stall(rounds, now, here)
     return sorted(found, key=lambda alarm: alarm.level)
@@ -151,6 +154,30 @@ def _silence(peers: Sequence[PeerView]) -> Iterator[Alarm]:
             "They are down, or the network between them and this node is cut. If they still "
             "reach each other, the swarm is split.",
             tuple(peer.peer for peer in gone),
+        )
+
+
+def _office(peers: Sequence[PeerView], here: Here, now: float) -> Iterator[Alarm]:
+    """Of those who decide nobody is there, and this node is none of them: no round can come.
+
+    Survivors among them go on alone; who was never taken in, or was put out, cannot.
+    """
+    if here.began is None or now < here.began + HEARD_S:
+        return
+    there = {peer.peer for peer in peers if peer.status in ("joining", "active")}
+    for fragment, office in enumerate(here.offices):
+        if not office or here.me in office or there.intersection(office):
+            continue
+        known = {peer.peer: peer for peer in peers}
+        missing = [known.get(peer, PeerView(peer=peer)) for peer in office]
+        rounds = f"rounds of fragment {fragment}" if len(here.offices) > 1 else "rounds"
+        yield Alarm(
+            "office",
+            "critical",
+            f"Nobody is there who decides on {rounds}: {_names(missing)}.",
+            "Start one of them again, on its state directory: it takes the others in. If none can "
+            "be had, make a new run with --init-from and a model that is exported here.",
+            tuple(office),
         )
 
 

@@ -54,6 +54,7 @@ class Providers:
     """Where quantities come from when somebody looks; called in the event loop, so be quick."""
 
     peers: Callable[[], Sequence[PeerView]] = tuple
+    offices: Callable[[], Sequence[Sequence[str]]] = tuple  # who decides, by fragment
     traffic: Callable[[], Mapping[str, Traffic]] = dict
     links: Callable[[], Sequence[LinkView]] = tuple  # this node's own
     all_links: Callable[[], Sequence[LinkView]] = tuple  # the swarm's; asks for them
@@ -245,6 +246,8 @@ class NodeState:
             self.providers.machine().disk_free,
             self._began,
             self._steps_s(),
+            self.node.peer,
+            self.providers.offices(),
         )
         # who trains and is never let in has no round to be late
         training = self.status == "active" or (self.status == "joining" and not self.rounds)
