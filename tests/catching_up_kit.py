@@ -47,6 +47,7 @@ class Stateful(ToyReplica):
     ) -> None:
         await super().apply(certificate, parts)
         self.times.append(asyncio.get_running_loop().time())
+        self.means.clear()  # of hundreds of rounds
 
     async def jump(self, theta: torch.Tensor, state: OuterState) -> None:
         self.theta, self.sent = theta, theta.clone()
