@@ -77,7 +77,7 @@ def check_plan(
     _check_cover(plan.parts, shape.size)
     _check_size(plan)
     check_groups(plan, roster, shape.grouped, shape.mix)
-    check_scales(plan, place.run, shape.mix)
+    check_scales(plan, place.run, shape.mix, roster)
     basis = basis_of(plan.codec, plan.contributors)
     for part in plan.parts:
         if part.result is None:

@@ -85,11 +85,16 @@ def unpack(data: bytes, count: int) -> torch.Tensor:
     return result
 
 
-def check_gram(gram: Gram, run: bytes, plan: Plan, part: Part, mix: Mix) -> None:
-    """Raise RemoteProtocolError unless this is its owner's statement on a part of ``plan``."""
+def check_gram(
+    gram: Gram, run: bytes, plan: Plan, part: Part, mix: Mix, office: Sequence[PeerId]
+) -> None:
+    """Raise RemoteProtocolError unless this is its owner's statement on a part of ``plan``.
+
+    Any of those in ``office`` may have been its owner: in a later epoch it may be gone.
+    """
     if (gram.fragment, gram.round) != (plan.fragment, plan.round):
         raise Malformed("inner products of another round")
-    if (gram.start, gram.stop) != (part.start, part.stop) or gram.owner not in plan.roster:
+    if (gram.start, gram.stop) != (part.start, part.stop) or gram.owner not in office:
         raise Malformed("inner products of another part")
     if gram.basis != draft_basis(plan.codec, plan.contributors):
         raise Malformed("inner products for another plan")
@@ -142,9 +147,10 @@ def final_plan(draft: Plan, grams: Sequence[Gram], mix: Mix) -> Plan:
     return dataclasses.replace(draft, contributors=contributors, draft=False, grams=tuple(grams))
 
 
-def check_scales(plan: Plan, run: bytes, mix: Mix) -> None:
+def check_scales(plan: Plan, run: bytes, mix: Mix, office: Sequence[PeerId]) -> None:
     """Raise RemoteProtocolError unless the plan's scales follow from what it shows.
 
+    ``office``: who decides on the round, also those that are gone by the plan's epoch.
     A plan whose parts all are merged repeats what somebody has voted for, and need show nothing.
     """
     if mix.weigh is None:
@@ -161,7 +167,7 @@ def check_scales(plan: Plan, run: bytes, mix: Mix) -> None:
     if len(plan.grams) != len(plan.parts):
         raise Malformed("scales without the inner products that they follow from")
     for gram, part in zip(plan.grams, plan.parts, strict=True):
-        check_gram(gram, run, plan, part, mix)
+        check_gram(gram, run, plan, part, mix, office)
     if plan.contributors != weighed(plan.contributors, plan.grams, mix):
         raise Malformed("scales that do not follow from the inner products")
 
@@ -184,7 +190,7 @@ class Products:
         part = parts.get((gram.start, gram.stop))
         if part is None or not sender == gram.owner == part.owner:
             raise Malformed("inner products that were not asked for")
-        check_gram(gram, self.run, self.draft, part, self.mix)
+        check_gram(gram, self.run, self.draft, part, self.mix, self.draft.roster)
         self._grams[gram.start, gram.stop] = gram
         if len(self._grams) < len(parts):
             return None

@@ -244,10 +244,19 @@ def test_a_leader_that_makes_scales_up() -> None:
     ]:
         with pytest.raises(Malformed, match=why):
             check_plan(lie, PLACE, OPEN, roster, Known())
+    gone = final.grams[0].owner  # the survivors go on with what it has said of its part
+    left = tuple(peer for peer in roster if peer != gone)
+    parts = tuple(
+        dataclasses.replace(p, owner=left[0] if p.owner == gone else p.owner) for p in final.parts
+    )
+    reformed = dataclasses.replace(final, epoch=1, roster=left, parts=parts)
+    check_plan(reformed, PLACE, OPEN, roster, Known())
     with pytest.raises(Malformed, match="nothing is weighed"):
         check_plan(draft, PLACE, SHAPE, roster, Known())
     with pytest.raises(Malformed, match="nothing is weighed"):
-        check_scales(dataclasses.replace(draft, draft=False, grams=final.grams), RUN, MEAN)
+        check_scales(
+            dataclasses.replace(draft, draft=False, grams=final.grams), RUN, MEAN, draft.roster
+        )
 
 
 @pytest.mark.parametrize("lie", [0.0, 1.0, -1.0])
