@@ -1,4 +1,4 @@
-"""A node's part in a run: the state, the trainer and the swarm around them, from entry to leave."""
+"""A node's part in a run: the state, the trainer and the swarm around them, until it leaves."""
 
 from __future__ import annotations
 
@@ -54,12 +54,9 @@ if TYPE_CHECKING:
     from node.runtime import Node
     from node.trainer.layout import Outline
 
-LINGER_S = 20.0  # after the last round: others may still need our parts
-FAREWELL_S = 3.0
-
 
 class Participation:
-    """Enters a run, takes part until told to stop, leaves."""
+    """Enters a run and takes part until told to stop; :mod:`node.leaving` is what comes then."""
 
     def __init__(self, node: Node, entrance: Entrance) -> None:
         self.node, self.entrance = node, entrance
@@ -69,7 +66,7 @@ class Participation:
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
         self.finishing = False
-        self._news = asyncio.Event()  # somebody announced something
+        self.news = asyncio.Event()  # somebody announced something
         self._layout: Outline  # of the run that was found
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
@@ -347,7 +344,7 @@ class Participation:
         self.reporter.on_rejected(peer, error)
 
     def _on_learned(self, announce: Announce) -> None:
-        self._news.set()
+        self.news.set()
         for address in announce.addresses:
             with contextlib.suppress(OperatorError):  # a stranger's words: no address at all
                 self.node.transport.book.add(announce.peer, address)
@@ -356,40 +353,7 @@ class Participation:
         self._on_learned(announce)
         self.reporter.on_learned(announce)
 
-    # --- leaving ---------------------------------------------------------------------------------
-
-    async def leave(self) -> None:
-        """Final checkpoint, stop the trainer, let others finish, say farewell."""
-        if self.config.checkpoint_every and self.island is not None:
-            await self.keeper.save(wait=True)
-        if self.island is not None:
-            await self.island.stop()
-        if self.finishing:
-            await self._linger()
-        try:
-            async with asyncio.timeout(FAREWELL_S):
-                await self.swarm.presence.leave()
-        except TimeoutError:
-            return  # they will notice
-
-    async def _linger(self) -> None:
-        """Stay while a live island has not come to the end of the run yet."""
-
-        def all_done() -> bool:
-            return not any(
-                announce.status == "active"
-                and not is_over(self.manifest, announce.round, announce.work)
-                for chain in self.swarm.chains
-                for announce in chain.membership.islands_alive(self.swarm.now())
-            )
-
-        try:
-            async with asyncio.timeout(LINGER_S):
-                while not all_done():
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return
+    # --- small things ----------------------------------------------------------------------------
 
     def _hardware(self) -> Hardware:
         """What to train on, and in how many ranks; raises E403 where that is not there."""

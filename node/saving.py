@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,19 +76,20 @@ class Keeper:
     _full: bool = False
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
-    async def save(self, *, wait: bool = False) -> bool:
+    async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
-        yet to begin from a checkpoint: it has more than one without it would have.
+        yet to begin from a checkpoint: it has more than one without it would have. After the
+        ``last`` one no round is applied until that is unwound.
         """
         if self.conductor is not None and self.conductor.resume_dir is not None:
             return False
         if self._lock.locked() and not wait:
             return False
         async with self._lock:
-            saved = await self._save()
+            saved = await self._save(last)
         if wait and self._copying is not None:
             await self._copying
         return saved
@@ -104,11 +105,11 @@ class Keeper:
             if left <= 0 and self.conductor is not None and self.conductor.training:
                 await self.save()
 
-    async def _save(self) -> bool:
+    async def _save(self, last: AsyncExitStack | None) -> bool:
         self._began = started = time.monotonic()
         try:
             with self.store.draft() as draft:
-                facts = await self._fill(draft)
+                facts = await self._fill(draft, last)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
@@ -153,11 +154,12 @@ class Keeper:
                 self.events.emit(Problem.of(error))
             await self.offload(partial(self.store.drop, aside))
 
-    async def _fill(self, draft: Path) -> Facts:
+    async def _fill(self, draft: Path, last: AsyncExitStack | None) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""
         trainer: asyncio.Future[Saved] | None = None
         try:
-            async with self.still():
+            async with AsyncExitStack() as stack:
+                await (last or stack).enter_async_context(self.still())
                 trainer = await self._stage(draft)
                 outer, facts = await self._outer(), self._facts()
             await self.offload(lambda: self._write(draft, outer))
