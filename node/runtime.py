@@ -117,6 +117,7 @@ class Daemon:
                     await node.live(stack)
                 finally:
                     tasks.cancel()
+            self.home.check_there()
         return 0
 
     def stop(self, reason: str) -> None:

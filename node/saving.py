@@ -25,7 +25,13 @@ from diloco.optimizers import named
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
-from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
+from node.checkpoint import (
+    CheckpointError,
+    CheckpointStore,
+    DiskFullError,
+    Facts,
+    FolderGoneError,
+)
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.errors import operator_error
@@ -45,6 +51,7 @@ CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S = 120.0  # for its copy
 WRITING_TIMEOUT_S = 3600.0
 MIN_PAUSE_S = 0.1
+UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class Keeper:
             with self.store.draft() as draft:
                 facts = await self._fill(draft, last)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
-        except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
+        except (*UNWRITTEN, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
                 code = f" ({error.code})" if isinstance(error, OperatorError) else ""
                 self.events.emit(

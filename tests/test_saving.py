@@ -100,6 +100,15 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert "no room" in events[0].reason
 
 
+async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    events: list[Any] = []
+    keeper = _keeper(tmp_path / "checkpoints", events)
+    (tmp_path / "checkpoints").rmdir()
+    assert not await keeper.save()
+    assert "is gone" in events[0].reason
+    assert "(E105)" in events[0].reason
+
+
 async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
     """A checkpoint of the same round, without the trainer's files, would take its place."""
     keeper = _keeper(tmp_path, [])
