@@ -202,7 +202,7 @@ class StateDir:
             with self.api_file.open("rb") as file:
                 values = json.loads(file.read(_MAX_API_FILE))
             return ApiFile(str(values["address"]), int(values["pid"]), str(values.get("key", "")))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def crash_log(self, text: str) -> Path | None:
