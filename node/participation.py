@@ -87,6 +87,8 @@ class Participation:
         if self.config.role == "island" and self.node.daemon.script is None:
             device, _ = self._hardware()
             self.hub = await open_hub(self.config, device, self._notice, stack)
+        if self.config.role == "island" and (copy := self._copy) is not None:
+            await self.node.offload(copy.check)
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = (
             await self.node.offload(lambda: restore(store, self.events, self._copy))
