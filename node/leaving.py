@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from gossip.membership import MEMBERS
@@ -18,47 +18,37 @@ FAREWELL_S = 3.0
 
 
 async def leave(part: Participation, stack: AsyncExitStack) -> None:
-    """Final checkpoint, stop the trainer, let others finish, say farewell.
+    """Say farewell, make the final checkpoint, stop the trainer; at the end let others finish.
 
-    ``stack`` is unwound when nothing of the node runs any more.
+    The farewell comes first: then nobody waits for this node, which takes no round after that
+    checkpoint. Where all leave at once a later one would be in nobody's. ``stack``, until which it
+    stands still, is unwound when nothing of the node runs any more.
     """
+    if not part.finishing:
+        await _farewell(part)
     if part.config.checkpoint_every and part.island is not None:
-        await save_last(part, stack)
+        # who is at the end of the run may owe others their last rounds of other fragments
+        last = None if part.finishing and _others(part) else stack
+        await part.keeper.save(wait=True, last=last)
     if part.island is not None:
         await part.island.stop()
     if part.finishing:
         await _linger(part)
-    try:
+        await _farewell(part)
+
+
+async def _farewell(part: Participation) -> None:
+    with suppress(TimeoutError):  # they will notice
         async with asyncio.timeout(FAREWELL_S):
             await part.swarm.presence.leave()
-    except TimeoutError:
-        return  # they will notice
-
-
-async def save_last(part: Participation, stack: AsyncExitStack) -> None:
-    """The final checkpoint. Who is alone takes no round after it: nobody else would have that.
-
-    Among others rounds go on meanwhile, and are theirs to keep: whoever stood still for as long as
-    a large checkpoint takes would hold them up. Where they too have gone by then it is made again.
-    """
-    while True:
-        alone, before = not _others(part), _rounds(part)
-        await part.keeper.save(wait=True, last=stack if alone else None)
-        if alone or _others(part) or _rounds(part) == before:
-            return
 
 
 def _others(part: Participation) -> bool:
-    """Whether anybody else has the rounds that are made."""
     membership, now = part.swarm.membership, part.swarm.now()
     return any(
         island.announce.role in MEMBERS and membership.liveness(peer, now) in THERE
         for peer, island in membership.islands.items()
     )
-
-
-def _rounds(part: Participation) -> list[int]:
-    return [replica.place.round for replica in part.replicas]
 
 
 async def _linger(part: Participation) -> None:

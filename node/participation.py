@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -226,7 +226,7 @@ class Participation:
             self.node.transport,
             run.signed.run_id,
             lambda fragment: self.replicas[fragment].standing,
-            still=self.swarm.still,
+            still=self._still,
             offload=self.node.offload,
             fragments=len(self.replicas),
         )
@@ -244,6 +244,10 @@ class Participation:
             wanted = self.config.moments == "donor"
             self.conductor.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
+
+    def _still(self) -> AbstractAsyncContextManager[None]:
+        """The keeper's own, which is another one once the last checkpoint is taken."""
+        return self.keeper.still()
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:

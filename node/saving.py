@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,6 +167,8 @@ class Keeper:
         try:
             async with AsyncExitStack() as stack:
                 await (last or stack).enter_async_context(self.still())
+                if last is not None:
+                    self.still = nullcontext  # it is, from now on, for whoever reads the state
                 trainer = await self._stage(draft)
                 outer, facts = await self._outer(), self._facts()
             await self.offload(lambda: self._write(draft, outer))

@@ -4,60 +4,55 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import pytest
 
 from gossip.membership import Liveness
-from node.leaving import save_last
-
-if TYPE_CHECKING:
-    from node.participation import Participation
+from node.leaving import leave
 
 
 class Leaver:
-    """Somebody whose rounds go on while a checkpoint is written, unless it stands still."""
+    """Notes what it does, in order."""
 
-    def __init__(self, *others: Liveness, gone_by_then: bool = False, role: str = "island") -> None:
-        self.liveness = list(others)
-        self.gone_by_then = gone_by_then
-        self.place = SimpleNamespace(round=5)
-        self.saved: list[int] = []
-        announce = SimpleNamespace(role=role)
+    def __init__(self, *others: Liveness, finishing: bool = False) -> None:
+        self.did: list[str] = []
+        self.finishing = finishing
+        self.config = SimpleNamespace(checkpoint_every=10)
+        self.island = SimpleNamespace(stop=self._stop)
+        self.keeper = SimpleNamespace(save=self._save)
+        announce = SimpleNamespace(role="island")
         membership = SimpleNamespace(
             islands={n: SimpleNamespace(announce=announce) for n in range(len(others))},
-            liveness=lambda peer, now: self.liveness[peer],
+            liveness=lambda peer, now: others[peer],
         )
-        self.swarm = SimpleNamespace(membership=membership, now=lambda: 0.0)
-        self.replicas = [SimpleNamespace(place=self.place)]
-        self.keeper = self
+        presence = SimpleNamespace(leave=self._farewell)
+        self.swarm = SimpleNamespace(
+            membership=membership, now=lambda: 0.0, presence=presence, chains=()
+        )
 
-    async def save(self, *, wait: bool, last: AsyncExitStack | None) -> None:
+    async def _save(self, *, wait: bool, last: AsyncExitStack | None) -> None:
         assert wait
-        self.saved.append(self.place.round)
-        if last is None:
-            self.place.round += 1
-        if self.gone_by_then:
-            self.liveness = [Liveness.LEFT for _ in self.liveness]
+        self.did.append("save" if last is None else "save, still from now on")
+
+    async def _stop(self) -> None:
+        self.did.append("stop")
+
+    async def _farewell(self) -> None:
+        self.did.append("farewell")
 
 
-@pytest.mark.parametrize(
-    ("leaver", "saved"),
-    [
-        (Leaver(), [5]),
-        (Leaver(Liveness.ALIVE, role="observer"), [5]),
-        (Leaver(Liveness.DEAD, Liveness.LEFT), [5]),
-        (Leaver(Liveness.ALIVE, Liveness.LEFT), [5]),
-        (Leaver(Liveness.SUSPECT), [5]),
-        (Leaver(Liveness.ALIVE, gone_by_then=True), [5, 6]),
-    ],
-)
-async def test_the_last_checkpoint_has_all_rounds_that_nobody_else_has(
-    leaver: Leaver, saved: list[int]
-) -> None:
-    async with AsyncExitStack() as stack:
-        await save_last(cast("Participation", leaver), stack)
-    assert leaver.saved == saved
-    rounds_of_others = any(one in (Liveness.ALIVE, Liveness.SUSPECT) for one in leaver.liveness)
-    others_have_them = rounds_of_others and leaver.place.round == 6
-    assert others_have_them or leaver.place.round == saved[-1]
+@pytest.mark.parametrize("others", [(), (Liveness.ALIVE,), (Liveness.LEFT, Liveness.SUSPECT)])
+async def test_no_round_comes_after_the_last_checkpoint_and_nobody_waits(others: Any) -> None:
+    leaver: Any = Leaver(*others)
+    await leave(leaver, AsyncExitStack())
+    assert leaver.did == ["farewell", "save, still from now on", "stop"]
+
+
+async def test_at_the_end_of_the_run_it_stays_for_those_who_are_not_there_yet() -> None:
+    leaver: Any = Leaver(Liveness.ALIVE, finishing=True)
+    await leave(leaver, AsyncExitStack())
+    assert leaver.did == ["save", "stop", "farewell"]
+    alone: Any = Leaver(Liveness.LEFT, finishing=True)
+    await leave(alone, AsyncExitStack())
+    assert alone.did == ["save, still from now on", "stop", "farewell"]
