@@ -98,7 +98,10 @@ class Chain(Reports):
             promised=self.record.last if self.record is not None else None,
         )
         self.promises = Promises(
-            self.record, self.wiring, lambda error: self.hooks.rejected(self.me, error)
+            self.record,
+            self.wiring,
+            lambda error: self.hooks.rejected(self.me, error),
+            lambda round_: round_ < self.replica.place.round,
         )
         self.following = Following(
             self.wiring,

@@ -34,6 +34,8 @@ from protocols.identity import PeerId
 _FORM = struct.Struct(">32s32sq")  # run, hash of the member's name, round
 _CHECK = 16
 NOTHING = -1  # before the first round
+AGAIN_S = 3.0  # until a disk that has refused is tried again
+MOST_HELD = 1000  # of what is to be said: in a round that nobody decides more comes all the time
 
 
 class Record:
@@ -47,7 +49,7 @@ class Record:
         """Have it on the disk when this returns. Blocks; raises OSError."""
         data = _FORM.pack(self._run, self._who, round_)
         data += blake3(data).digest(_CHECK)
-        new = not self._path.exists()
+        new = self.last is None  # or its name may not be on the disk: the first time failed halfway
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.pwrite(descriptor, data, 0)  # of one sector, always the same: never half a new one
@@ -82,21 +84,27 @@ class Promises:
         record: Record | None,
         wiring: Wiring,
         failed: Callable[[RemoteProtocolError], None],
+        over: Callable[[int], bool] = lambda round_: False,
     ) -> None:
-        """Without a record nothing is held back; ``failed`` is told where it cannot be written."""
-        self.record, self._wiring, self._failed = record, wiring, failed
+        """Without a record nothing is held back; ``failed`` is told where it cannot be written.
+
+        ``over``: whether a round is, so that nothing needs to be said in it any more.
+        """
+        self.record, self._wiring, self._failed, self._over = record, wiring, failed, over
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._writing = asyncio.Lock()
 
     def then(self, round_: int | None, say: Callable[[], None]) -> None:
         """Say something, in this order: once it is on disk that a round's promise was made.
 
-        None: nothing was promised. Where it cannot be written it is never said, as if it were lost
-        on the way.
+        None: nothing was promised. Where it cannot be written that is tried again while the round
+        lasts: who is alone has nobody else who would go on with it.
         """
         if not self._held and (round_ is None or not self._needed(round_)):
             say()
             return
+        if len(self._held) >= MOST_HELD:
+            return  # as if it were lost on the way
         self._held.append((NOTHING if round_ is None else round_, say))
         if len(self._held) == 1:
             self._wiring.spawn(self._say())
@@ -125,13 +133,21 @@ class Promises:
         return self.record.last is None or self.record.last < round_
 
     async def _say(self) -> None:
+        told = False
         while self._held:
             round_, say = self._held[0]
             try:
-                await self._kept(round_)
+                if round_ != NOTHING:  # which may not be true of a life before, if that is lost
+                    await self._kept(round_)
             except OSError as error:
-                why = f"what this member promises cannot be kept on disk: {error}"
-                self._failed(RemoteProtocolError(why))
+                if not told:
+                    why = f"what this member promises cannot be kept on disk: {error}"
+                    self._failed(RemoteProtocolError(why))
+                told = True
+                if not self._over(round_):
+                    await asyncio.sleep(AGAIN_S)
+                    continue
             else:
                 say()
+                told = False
             self._held.popleft()

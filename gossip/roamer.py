@@ -197,7 +197,8 @@ class Roamer(Wired):
         if changes.get("ready") is False:
             self._ours = False  # the trainer is another one now
         if changes.get("ready") and self.core.resting:
-            changes["status"] = "active"
+            if self.status.status != "leaving":
+                changes["status"] = "active"
             self._norm = changes.get("norm", 0.0)
             self.wiring.spawn(self._begin())
         self.note(**changes)

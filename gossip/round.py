@@ -270,6 +270,8 @@ class Round:
             return []
         if self.me not in self.roster:
             return []
+        if self.myself().status == "leaving":
+            return []  # it answers and votes, while others count on it, and begins nothing
         if self.leaving():
             self._turns.not_lost()
             self.opening.quorum_since, self._stands_back = None, True

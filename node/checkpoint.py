@@ -51,6 +51,18 @@ class DiskFullError(OperatorError):
         )
 
 
+class FolderGoneError(OperatorError):
+    """E105: the folder of the checkpoints is not there any more; training goes on without it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            "E105",
+            f"the folder {directory} is gone",
+            "it was removed, moved or unmounted while the node ran",
+            "put it back",
+        )
+
+
 class CheckpointError(OperatorError):
     """E404: a checkpoint is damaged, or could not be written for another reason than space."""
 
@@ -282,7 +294,10 @@ def read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """A full disk becomes :class:`DiskFullError`, any other OSError :class:`CheckpointError`."""
+    """A full disk becomes :class:`DiskFullError`, any other OSError :class:`CheckpointError`.
+
+    But where the folder itself has gone :class:`FolderGoneError`.
+    """
     try:
         yield
     except OSError as error:
@@ -290,6 +305,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
             raise
         if error.errno in FULL_DISK:
             raise DiskFullError(path.parent, error.strerror or str(error)) from error
+        if not path.parent.exists():
+            raise FolderGoneError(path.parent) from error
         raise CheckpointError(path, str(error), "check the disk and its mount options") from error
 
 

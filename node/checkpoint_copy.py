@@ -7,6 +7,7 @@ checked like any other, against the hashes in its index.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -35,6 +36,27 @@ class CheckpointCopy:
 
     def __init__(self, url: str, keep: int) -> None:
         self.url, self.keep = url.rstrip("/"), keep
+
+    def check(self) -> None:
+        """Tell at once what needs no network: no such protocol, its library, a path of no folder.
+
+        The place need not be there yet.
+        """
+        try:
+            from fsspec import get_filesystem_class
+            from fsspec.implementations.local import LocalFileSystem
+            from fsspec.utils import get_protocol
+
+            kinds = [get_filesystem_class(get_protocol(part)) for part in self.url.split("::")]
+            if len(kinds) == 1 and issubclass(kinds[0], LocalFileSystem):
+                place = Path(kinds[0]._strip_protocol(self.url))
+                there = next(path for path in (place, *place.parents) if path.exists())
+                if not there.is_dir():
+                    raise NotADirectoryError(f"{there} is no folder")
+                if not os.access(there, os.W_OK | os.X_OK):
+                    raise PermissionError(f"this user cannot write to {there}")
+        except Exception as error:  # each file system has errors of its own
+            raise self._failed("write", error) from error
 
     def put(self, checkpoint: Path) -> None:
         """Copy a checkpoint there, and remove the oldest of those there.

@@ -6,18 +6,26 @@ import shlex
 from pathlib import Path
 
 
+def newest_round(checkpoints: Path) -> int | None:
+    """The round of the newest checkpoint in that folder; None: there is none."""
+    rounds = [path.name.removeprefix("ckpt-") for path in checkpoints.glob("ckpt-*")]
+    return max((int(round_) for round_ in rounds if round_.isdecimal()), default=None)
+
+
 def last_words(
     reason: str,
     *,
     rounds: int | None,
     over: bool = False,
     home: Path | None = None,
+    saved: int | None = None,
     script: bool = False,
 ) -> str:
     """One line; ``rounds``: of the run, so far, None for a node that did not come to take part.
 
     ``over``: the run has come to its end. ``home``: the state directory that has a checkpoint to go
-    on from or to export; None: there is none. ``script``: the model is a training script's own.
+    on from or to export; None: there is none. ``saved``: the round of that checkpoint.
+    ``script``: the model is a training script's own.
     """
     parts = [f"ended: {reason}"]
     if rounds is None:
@@ -26,6 +34,8 @@ def last_words(
         parts[0] += f"; the run stands at round {rounds}"
     if home is None:
         return parts[0]
+    if rounds is not None and saved is not None and saved != rounds:
+        parts.append(f"the newest checkpoint is of round {saved}")
     place = shlex.quote(str(home))
     if not over:
         again = "resume=True" if script else f"node start --resume --dir {place}"

@@ -176,7 +176,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             found = json.loads(file.read(MAX_JSON_BYTES))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unfit(path, reason(error)) from error
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ def run(arguments: Sequence[str]) -> int:
             raise told(error) from error
         return status if isinstance(status, int) else 0
     except SystemExit as ending:  # how click ends every command
+        if _has_read_enough(ending.__context__):
+            return 0
         return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -87,6 +90,13 @@ def _known(error: BaseException, home: Path) -> BaseException:
         return error
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if not where and _output_is_refused():
+            return operator_error(
+                "E402",
+                "standard output cannot be written",
+                why=reason(error),
+                fix="free space where it goes to, or send it elsewhere",
+            )
         at = f" at {where}" if where else ""
         return operator_error("E402", f"the disk is full{at}", why=reason(error))
     if where and home.absolute() in Path(where).parents:
@@ -98,6 +108,30 @@ def _known(error: BaseException, home: Path) -> BaseException:
             "has that name",
         )
     return error
+
+
+def _has_read_enough(error: BaseException | None) -> bool:
+    """Whether a command ended since nobody reads its output any more, as with ``| head``."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    try:
+        output = sys.stdout.fileno()
+    except (OSError, ValueError):  # no file
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _output_is_refused() -> bool:
+    """Whether it is standard output that cannot be written; nothing more is written to it then."""
+    try:
+        sys.stdout.write("\n")  # without a buffer a flush alone would tell nothing
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        return True
+    return False
 
 
 def _internal(

@@ -1,11 +1,11 @@
-"""A node's part in a run: the state, the trainer and the swarm around them, from entry to leave."""
+"""A node's part in a run: the state, the trainer and the swarm around them, until it leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,12 +54,9 @@ if TYPE_CHECKING:
     from node.runtime import Node
     from node.trainer.layout import Outline
 
-LINGER_S = 20.0  # after the last round: others may still need our parts
-FAREWELL_S = 3.0
-
 
 class Participation:
-    """Enters a run, takes part until told to stop, leaves."""
+    """Enters a run and takes part until told to stop; :mod:`node.leaving` is what comes then."""
 
     def __init__(self, node: Node, entrance: Entrance) -> None:
         self.node, self.entrance = node, entrance
@@ -69,7 +66,7 @@ class Participation:
         self.hub: Hub | None = None  # this island's other hosts
         self.conductor: Conductor | None = None
         self.finishing = False
-        self._news = asyncio.Event()  # somebody announced something
+        self.news = asyncio.Event()  # somebody announced something
         self._layout: Outline  # of the run that was found
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
@@ -90,6 +87,8 @@ class Participation:
         if self.config.role == "island" and self.node.daemon.script is None:
             device, _ = self._hardware()
             self.hub = await open_hub(self.config, device, self._notice, stack)
+        if self.config.role == "island" and (copy := self._copy) is not None:
+            await self.node.offload(copy.check)
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
         restored = (
             await self.node.offload(lambda: restore(store, self.events, self._copy))
@@ -227,7 +226,7 @@ class Participation:
             self.node.transport,
             run.signed.run_id,
             lambda fragment: self.replicas[fragment].standing,
-            still=self.swarm.still,
+            still=self._still,
             offload=self.node.offload,
             fragments=len(self.replicas),
         )
@@ -245,6 +244,10 @@ class Participation:
             wanted = self.config.moments == "donor"
             self.conductor.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
+
+    def _still(self) -> AbstractAsyncContextManager[None]:
+        """The keeper's own, which is another one once the last checkpoint is taken."""
+        return self.keeper.still()
 
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:
@@ -351,7 +354,7 @@ class Participation:
         self.reporter.on_rejected(peer, error)
 
     def _on_learned(self, announce: Announce) -> None:
-        self._news.set()
+        self.news.set()
         for address in announce.addresses:
             with contextlib.suppress(OperatorError):  # a stranger's words: no address at all
                 self.node.transport.book.add(announce.peer, address)
@@ -360,40 +363,7 @@ class Participation:
         self._on_learned(announce)
         self.reporter.on_learned(announce)
 
-    # --- leaving ---------------------------------------------------------------------------------
-
-    async def leave(self) -> None:
-        """Final checkpoint, stop the trainer, let others finish, say farewell."""
-        if self.config.checkpoint_every and self.island is not None:
-            await self.keeper.save(wait=True)
-        if self.island is not None:
-            await self.island.stop()
-        if self.finishing:
-            await self._linger()
-        try:
-            async with asyncio.timeout(FAREWELL_S):
-                await self.swarm.presence.leave()
-        except TimeoutError:
-            return  # they will notice
-
-    async def _linger(self) -> None:
-        """Stay while a live island has not come to the end of the run yet."""
-
-        def all_done() -> bool:
-            return not any(
-                announce.status == "active"
-                and not is_over(self.manifest, announce.round, announce.work)
-                for chain in self.swarm.chains
-                for announce in chain.membership.islands_alive(self.swarm.now())
-            )
-
-        try:
-            async with asyncio.timeout(LINGER_S):
-                while not all_done():
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return
+    # --- small things ----------------------------------------------------------------------------
 
     def _hardware(self) -> Hardware:
         """What to train on, and in how many ranks; raises E403 where that is not there."""

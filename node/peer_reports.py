@@ -52,7 +52,7 @@ class PeerReports(ABC):
     now: Callable[[], float] = time.monotonic
     rounds_committed: int = 0
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
-    _mute: bool = False  # its disk keeps nothing that it promises
+    mute: bool = False  # its disk keeps nothing that it promises
 
     def __post_init__(self) -> None:
         membership = self.swarm.membership
@@ -114,16 +114,17 @@ class PeerReports(ABC):
     def on_rejected(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """Something a peer sent was refused; what this node itself would say, where its disk does.
 
-        Then it has no part in rounds, and those who train alone none at all: that is told, once.
+        Then it has no part in rounds, and those who train alone none at all: that is told, once
+        until it has a part again.
         """
         self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
-        if peer == self.swarm.me and not self._mute:
-            self._mute = True
+        if peer == self.swarm.me and not self.mute:
+            self.mute = True
             mute = operator_error(
                 "E105",
                 "this node takes no part in rounds: its state directory cannot be written",
                 why=str(error),
-                fix="mend that, then stop this node and go on with --resume",
+                fix="mend that: this node tries again every few seconds, and goes on by itself",
             )
             self.events.emit(Problem.of(mute))
 

@@ -76,6 +76,7 @@ class Reporter(PeerReports):
         chain = self.swarm.chains[fragment]
         self._remember(certificate)
         took_part = exchange is not None and exchange.plan is not None
+        self.mute = self.mute and not took_part
         self._pending[fragment] = Pending(
             certificate,
             chain.timing.planned_at if took_part else now,

@@ -25,7 +25,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.probe import ProbeServer
 from bootstrap.seeds import PeerCache
 from node import __version__, clock, places
-from node.closing import last_words
+from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.entrance import Entrance, Run
 from node.hardware import leave_cores_to_ranks
@@ -117,6 +117,7 @@ class Daemon:
                     await node.live(stack)
                 finally:
                     tasks.cancel()
+            self.home.check_there()
         return 0
 
     def stop(self, reason: str) -> None:
@@ -288,6 +289,7 @@ class Node:
         """From opening the API to having left the swarm."""
         # torch takes seconds: beside the event loop, as peers may greet this node already
         await self.offload(lambda: import_module("node.participation"))
+        from node.leaving import leave
         from node.participation import Participation
 
         self.place.publish()
@@ -317,16 +319,17 @@ class Node:
         if entering.done():  # else stopped on the way in: there is nothing to save
             await entering
             await stopping
-            await participation.leave()
+            await leave(participation, stack)
         self._say_ended(participation if entering.done() else None)
 
     def _say_ended(self, took_part: Participation | None) -> None:
-        saved = self.config.role == "island" and any(self.home.checkpoints.glob("ckpt-*"))
+        saved = newest_round(self.home.checkpoints) if self.config.role == "island" else None
         text = last_words(
             self.daemon.stop_reason.result(),
             rounds=took_part.reporter.round if took_part is not None else None,
             over=took_part is not None and took_part.finishing,
-            home=self.home.root if saved else None,
+            home=self.home.root if saved is not None else None,
+            saved=saved,
             script=self.daemon.script is not None,
         )
         self.events.emit(Notice(text=text))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,13 @@ from diloco.optimizers import named
 from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
-from node.checkpoint import CheckpointError, CheckpointStore, DiskFullError, Facts
+from node.checkpoint import (
+    CheckpointError,
+    CheckpointStore,
+    DiskFullError,
+    Facts,
+    FolderGoneError,
+)
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.errors import operator_error
@@ -45,6 +51,7 @@ CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S = 120.0  # for its copy
 WRITING_TIMEOUT_S = 3600.0
 MIN_PAUSE_S = 0.1
+UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
 
 @dataclass(frozen=True)
@@ -76,19 +83,20 @@ class Keeper:
     _full: bool = False
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
-    async def save(self, *, wait: bool = False) -> bool:
+    async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
-        yet to begin from a checkpoint: it has more than one without it would have.
+        yet to begin from a checkpoint: it has more than one without it would have. After the
+        ``last`` one no round is applied until that is unwound.
         """
         if self.conductor is not None and self.conductor.resume_dir is not None:
             return False
         if self._lock.locked() and not wait:
             return False
         async with self._lock:
-            saved = await self._save()
+            saved = await self._save(last)
         if wait and self._copying is not None:
             await self._copying
         return saved
@@ -104,13 +112,13 @@ class Keeper:
             if left <= 0 and self.conductor is not None and self.conductor.training:
                 await self.save()
 
-    async def _save(self) -> bool:
+    async def _save(self, last: AsyncExitStack | None) -> bool:
         self._began = started = time.monotonic()
         try:
             with self.store.draft() as draft:
-                facts = await self._fill(draft)
+                facts = await self._fill(draft, last)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
-        except (DiskFullError, CheckpointError, ChannelClosedError, TimeoutError) as error:
+        except (*UNWRITTEN, ChannelClosedError, TimeoutError) as error:
             if not (self._full and isinstance(error, DiskFullError)):  # say it once
                 code = f" ({error.code})" if isinstance(error, OperatorError) else ""
                 self.events.emit(
@@ -153,11 +161,14 @@ class Keeper:
                 self.events.emit(Problem.of(error))
             await self.offload(partial(self.store.drop, aside))
 
-    async def _fill(self, draft: Path) -> Facts:
+    async def _fill(self, draft: Path, last: AsyncExitStack | None) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""
         trainer: asyncio.Future[Saved] | None = None
         try:
-            async with self.still():
+            async with AsyncExitStack() as stack:
+                await (last or stack).enter_async_context(self.still())
+                if last is not None:
+                    self.still = nullcontext  # it is, from now on, for whoever reads the state
                 trainer = await self._stage(draft)
                 outer, facts = await self._outer(), self._facts()
             await self.offload(lambda: self._write(draft, outer))

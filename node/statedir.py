@@ -104,6 +104,26 @@ class StateDir:
             os.close(self._lock)
             self._lock = None
 
+    def check_there(self) -> None:
+        """Raise E105 where the directory that is held has gone, and what was written with it."""
+        if self._lock is None:
+            return
+        try:
+            there = (self.root / "daemon.lock").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        except OSError:  # a disk that says nothing for a moment
+            return
+        if there is None or not os.path.samestat(there, os.fstat(self._lock)):
+            raise operator_error(
+                "E105",
+                f"the state directory {self.root} went away while the node ran",
+                why="it was removed, moved or unmounted; what was written since, the last "
+                "checkpoint too, is lost or lies elsewhere",
+                fix="put it back, or begin anew: a run that has other members can be joined again "
+                "with --peers",
+            )
+
     def holder(self) -> int | None:
         """The process whose daemon runs here; None where none does, whatever files it left."""
         try:
@@ -182,7 +202,7 @@ class StateDir:
             with self.api_file.open("rb") as file:
                 values = json.loads(file.read(_MAX_API_FILE))
             return ApiFile(str(values["address"]), int(values["pid"]), str(values.get("key", "")))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def crash_log(self, text: str) -> Path | None:

@@ -117,12 +117,12 @@ def _checked(api: str, status: int, body: bytes, has: str) -> dict[str, Any]:
         state = json.loads(body)
         if not isinstance(state, dict) or has not in state:
             raise ValueError("no state in it")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second: nested without end
         raise _not_atoll(api, error) from error
     return state
 
 
-def _not_atoll(api: str, error: ValueError) -> OperatorError:
+def _not_atoll(api: str, error: Exception) -> OperatorError:
     return operator_error(
         "E106",
         f"what answers at {api} is not an Atoll node",

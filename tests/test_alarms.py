@@ -277,6 +277,10 @@ def test_no_room_for_checkpoints() -> None:
     (alarm,) = state.alarms_now()
     assert (alarm.kind, alarm.level) == ("checkpoint", "critical")
     assert "round 4 was skipped: no room (E402)" in alarm.what
+    assert "Free disk space" in alarm.fix
+    log.emit(CheckpointSkipped(round=4, reason="the folder is gone (E105)"))
+    (alarm,) = state.alarms_now()
+    assert "disk space" not in alarm.fix
     free[0] = 20_000_000
     log.emit(CheckpointSaved(round=5, path="x", bytes=4_000_000))
     assert state.alarms_now() == []

@@ -17,6 +17,7 @@ from node.checkpoint import (
     CheckpointStore,
     DiskFullError,
     Facts,
+    FolderGoneError,
     read_tensors,
     write_tensors,
 )
@@ -232,3 +233,11 @@ def test_a_file_that_is_no_tensors(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\x80\x04pickle")
     with pytest.raises(ValueError, match="x: "):
         read_tensors(tmp_path / "x")
+
+
+def test_a_folder_that_is_gone_is_no_damaged_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    shutil.rmtree(store.directory)
+    with pytest.raises(FolderGoneError, match="is gone") as caught:
+        make(store, 0)
+    assert caught.value.code == "E105"

@@ -34,6 +34,28 @@ def test_the_newest_are_kept_and_one_comes_back(store: CheckpointStore, tmp_path
     assert other.latest().checkpoint is not None
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("no-such-protocol://x", "Protocol not known"),
+        ("{0}/file", "is no folder"),
+        ("file://{0}/file/below", "is no folder"),
+        ("{0}/new/er", ""),
+        ("memory://x", ""),
+    ],
+)
+def test_what_can_be_no_place_is_told_at_once(tmp_path: Path, place: str, why: str):
+    (tmp_path / "file").write_text("")
+    copy = CheckpointCopy(place.format(tmp_path), keep=2)
+    if not why:
+        copy.check()
+        assert there(tmp_path) == ["file"]
+        return
+    with pytest.raises(OperatorError, match=why) as caught:
+        copy.check()
+    assert caught.value.code == "E407"
+
+
 def test_a_new_one_is_never_pushed_out_by_later_rounds(store: CheckpointStore, tmp_path: Path):
     """As where an island went over to a side of the swarm that is fewer rounds on."""
     copy = CheckpointCopy(str(tmp_path / "copy"), keep=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.closing import last_words
+from node.closing import last_words, newest_round
 
 HOME = Path("/my runs/a")
 
@@ -17,6 +17,19 @@ def test_a_run_that_goes_on_can_be_gone_on_with() -> None:
         "to go on: node start --resume --dir '/my runs/a'; "
         "its model: node export FOLDER --from '/my runs/a'"
     )
+
+
+def test_what_the_newest_checkpoint_does_not_have_is_told(tmp_path: Path) -> None:
+    assert newest_round(tmp_path / "checkpoints") is None
+    for name in ("ckpt-00000002", "ckpt-00000010", "ckpt-odd", ".draft-7"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    saved = newest_round(tmp_path / "checkpoints")
+    assert saved == 10
+    told = "; the newest checkpoint is of round 10; "
+    said = last_words("SIGINT", rounds=12, home=HOME, saved=saved)
+    assert said.startswith(f"ended: SIGINT; the run stands at round 12{told}to go on: ")
+    assert told in last_words("it is over", rounds=12, over=True, home=HOME, saved=saved)
+    assert told not in last_words("SIGINT", rounds=10, home=HOME, saved=saved)
 
 
 def test_one_that_is_over_can_be_exported() -> None:

@@ -249,6 +249,43 @@ def test_a_leaver_is_not_waited_for() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_a_leaver_that_stands_still_holds_nobody_up(members: int) -> None:
+    """It writes a large checkpoint, and takes no round after it."""
+
+    async def main() -> None:
+        async with simulated_swarm(members) as swarm:
+            await asyncio.sleep(5.0)
+            leaver, *rest = swarm.members.values()
+            await leaver.swarm.presence.leave()
+            async with leaver.swarm.still():
+                here = len(leaver.replica.history)
+                await asyncio.sleep(5.0)
+                before = len(rest[0].replica.history)
+                await asyncio.sleep(60.0)
+                assert len(rest[0].replica.history) >= before + 50
+                assert len({tuple(one.replica.history) for one in rest}) <= 2  # one round apart
+                assert leaver.peer not in rest[0].replica.roster
+                assert len(leaver.replica.history) == here
+                await swarm.kill(leaver)
+
+    virtual_time.run(main())
+
+
+def test_who_leave_all_at_once_make_no_round_that_nobody_keeps() -> None:
+    async def main() -> None:
+        async with simulated_swarm(3) as swarm:
+            await asyncio.sleep(5.0)
+            for member in swarm.members.values():
+                await member.swarm.presence.leave()
+            await asyncio.sleep(1.0)
+            kept = [len(member.replica.history) for member in swarm.members.values()]
+            await asyncio.sleep(60.0)
+            assert [len(member.replica.history) for member in swarm.members.values()] == kept
+
+    virtual_time.run(main())
+
+
 def test_same_seed_same_history() -> None:
     async def history() -> list[tuple[bytes, bytes]]:
         async with simulated_swarm(3, seed=11) as swarm:

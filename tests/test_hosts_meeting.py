@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bootstrap.manifest import Data, Model
 from node.hosts import meeting as module
 from node.hosts.interface import interface_of, told
-from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting
+from node.hosts.meeting import DEFAULT_PORT, hosts_of, meeting, refuse_hosts
 from node.island_settings import IslandSettings
 from node.trainer.dims import ParallelDims
 from protocols.errors import OperatorError
@@ -112,6 +112,29 @@ def test_kubernetes(
     found = of({"KUBERNETES_SERVICE_HOST": "10.0.0.1", **variables}, nnodes="3")
     assert (found.host, found.address, found.port) == (host, address, DEFAULT_PORT)
     assert "nothing says how many" in refused({"KUBERNETES_SERVICE_HOST": "x"}, nnodes="auto")
+
+
+@pytest.mark.parametrize(
+    "alone", [{"node_rank": 0}, {"node_rank": 1}, {"rdzv_endpoint": "h:1"}, {"rdzv_id": "x"}]
+)
+def test_one_of_several_hosts_does_not_begin_alone(alone: dict[str, Any]) -> None:
+    (name,) = alone
+    flag = "--" + name.replace("_", "-")
+    assert f"{flag} without --nnodes" in refused({}, **alone)
+    if alone == {"node_rank": 1}:
+        for environ, nnodes in (({}, "1"), ({"PET_NNODES": "1"}, "auto")):
+            assert "--node-rank 1 is too large" in refused(environ, nnodes=nnodes, **alone)
+    else:
+        assert of({}, nnodes="1", **alone) is None
+    with pytest.raises(OperatorError, match=f"{flag} with --role server"):
+        refuse_hosts(IslandSettings(**alone), "server")
+
+
+def test_only_islands_have_hosts() -> None:
+    for nnodes in ("1", "auto"):
+        refuse_hosts(IslandSettings(nnodes=nnodes), "seed")
+    with pytest.raises(OperatorError, match="--nnodes with --role observer"):
+        refuse_hosts(IslandSettings(nnodes="2"), "observer")
 
 
 def test_what_is_missing_is_named() -> None:

@@ -1,5 +1,8 @@
 """The last resort of the command: a defect is told and logged, never shown as a traceback."""
 
+import errno
+import os
+import subprocess
 import sys
 
 import pytest
@@ -51,6 +54,29 @@ def test_what_the_disk_refuses_in_the_state_directory_is_no_defect(command, runt
     assert status == 1
     assert err.startswith(f"error E105: cannot use {file}\n  why: Is a directory\n  fix: ")
     assert command("start", "--dir", tmp_path / "other")[0] == 70  # some other file is a defect's
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["version", "config show", "--help"])
+def test_output_that_nobody_takes_is_told_of_as_that(words, unbuffered):
+    shell = f'"$0" -m node {words} >/dev/full; echo $? >&2'
+    environ = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    full = subprocess.run(
+        ["sh", "-c", shell, sys.executable], capture_output=True, text=True, env=environ, check=True
+    )
+    assert full.stderr.splitlines()[0] == "error E402: standard output cannot be written"
+    assert "--keep-checkpoints" not in full.stderr
+    assert full.stderr.splitlines()[-1] == "1"
+    shell = f'{{ "$0" -m node {words}; echo $? >&2; }} | true'
+    gone = subprocess.run(
+        ["sh", "-c", shell, sys.executable], capture_output=True, text=True, env=environ, check=True
+    )
+    assert gone.stderr == "0\n"
+
+
+def test_a_connection_that_broke_is_no_reader_that_went_away(command, runtime):
+    _raising(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    assert command("start")[0] == 1
 
 
 def test_ctrl_c_is_130(command, runtime):

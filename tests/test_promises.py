@@ -115,18 +115,59 @@ async def test_what_is_said_waits_for_the_disk_and_keeps_its_order(tmp_path: Pat
     assert not failures
 
 
-async def test_who_cannot_write_promises_nothing(tmp_path: Path) -> None:
-    disk, said, failures = Slow(tmp_path / "promised", broken=True), [], []
-    disk.go.set()
-    async with asyncio.TaskGroup() as group:
-        wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
-        promises = Promises(disk, wiring, failures.append)
-        await promises.begin()
-        promises.then(3, lambda: said.append("vote"))
-        with pytest.raises(RemoteRefused, match="no space"):
-            await promises.before_answer(3)
-    assert said == []
+@pytest.mark.parametrize("mended", [False, True])
+def test_who_cannot_write_promises_nothing_until_it_can(mended: bool, tmp_path: Path) -> None:
+    said, failures, over = [], [], []
+
+    async def main() -> Slow:
+        disk = Slow(tmp_path / "promised", broken=True)
+        disk.go.set()
+        async with asyncio.TaskGroup() as group:
+            wiring: Any = SimpleNamespace(offload=disk.offload, spawn=group.create_task)
+            promises = Promises(disk, wiring, failures.append, lambda round_: round_ in over)
+            await promises.begin()
+            promises.then(3, lambda: said.append("vote"))
+            promises.then(None, lambda: said.append("news"))
+            with pytest.raises(RemoteRefused, match="no space"):
+                await promises.before_answer(3)
+            await asyncio.sleep(100.0)
+            assert said == []
+            if mended:
+                disk.broken = False
+            else:
+                over.append(3)
+        return disk
+
+    disk = virtual_time.run(main())
+    assert said == (["vote", "news"] if mended else ["news"])
+    assert disk.last == (3 if mended else None), "what is not known is not made up"
+    assert len(failures) == 1
     assert "no space" in str(failures[0])
+
+
+def test_who_is_alone_goes_on_when_its_disk_does(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with simulated_swarm(1, size=8000, records=tmp_path) as swarm:
+            (alone,) = swarm.members.values()
+
+            async def rounds(more: int) -> None:
+                goal = len(alone.replica.history) + more
+                await until(lambda: len(alone.replica.history) >= goal, 60.0, every=0.1)
+
+            await rounds(2)
+            record = alone.swarm.chains[0].record
+            assert record is not None
+            place = record._path
+            place.rename(tmp_path / "away")
+            place.mkdir()
+            await asyncio.sleep(60.0)
+            before = len(alone.replica.history)
+            await asyncio.sleep(60.0)
+            assert len(alone.replica.history) == before
+            place.rmdir()
+            await rounds(2)
+
+    virtual_time.run(main())
 
 
 # --- whole swarms ------------------------------------------------------------------------------

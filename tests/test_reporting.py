@@ -106,7 +106,7 @@ def test_a_node_whose_promises_its_disk_refuses_says_so_once() -> None:
     """It has no part in rounds, and a lone one ends none: nobody else would tell its operator."""
     told: list[Any] = []
     events, me = SimpleNamespace(emit=told.append), PeerId("12D3KooX")
-    reports: Any = SimpleNamespace(events=events, swarm=SimpleNamespace(me=me), _mute=False)
+    reports: Any = SimpleNamespace(events=events, swarm=SimpleNamespace(me=me), mute=False)
     for _ in range(2):
         PeerReports.on_rejected(reports, me, RemoteProtocolError("cannot be kept: Is a directory"))
     problems = [(one.code, one.why) for one in told if one.kind == "problem"]

@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -100,6 +100,15 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     assert "no room" in events[0].reason
 
 
+async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    events: list[Any] = []
+    keeper = _keeper(tmp_path / "checkpoints", events)
+    (tmp_path / "checkpoints").rmdir()
+    assert not await keeper.save()
+    assert "is gone" in events[0].reason
+    assert "(E105)" in events[0].reason
+
+
 async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
     """A checkpoint of the same round, without the trainer's files, would take its place."""
     keeper = _keeper(tmp_path, [])
@@ -127,7 +136,7 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     keeper.store, keeper.copy = store, cast(CheckpointCopy, Hanging())
     rounds = iter(range(4))
 
-    async def fill(draft: Path) -> Facts:
+    async def fill(draft: Path, last: object) -> Facts:
         return Facts(run="r", round=next(rounds), step=0, tokens=0)
 
     monkeypatch.setattr(keeper, "_fill", fill)
@@ -183,6 +192,24 @@ def test_a_checkpoint_without_hard_links_is_copied_as_it_lies(
     store.drop(aside)
     assert os.listdir(tmp_path) == [path.name]
     verify(path)
+
+
+async def test_after_the_last_checkpoint_no_round_is_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    still = asyncio.Lock()
+    keeper = _keeper(tmp_path, [])
+    keeper.still = lambda: still
+    facts = Facts(run="r", round=3, step=0, tokens=0)
+    monkeypatch.setattr(keeper, "_write", lambda draft, outer: None)
+    monkeypatch.setattr(keeper, "_facts", lambda: facts)
+    assert await keeper.save()
+    assert not still.locked()
+    async with AsyncExitStack() as stack:
+        assert await keeper.save(wait=True, last=stack)
+        assert still.locked()
+        assert isinstance(keeper.still(), nullcontext), "who reads the state waits for nothing"
+    assert not still.locked()
 
 
 @pytest.mark.parametrize("last", [False, True])

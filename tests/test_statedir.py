@@ -73,3 +73,18 @@ def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
     with pytest.raises(OperatorError) as caught:
         StateDir(tmp_path / "text.txt").lock()
     assert (caught.value.code, caught.value.why) == ("E105", "a file has that name")
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_directory_that_went_away_is_told_of(tmp_path: Path, put_back: bool) -> None:
+    home = StateDir(tmp_path / "state")
+    home.check_there()  # it is not held
+    home.lock()
+    home.check_there()
+    home.root.rename(tmp_path / "elsewhere")
+    if put_back:
+        StateDir(home.root).lock()  # another node's
+    with pytest.raises(OperatorError, match="went away while the node ran") as caught:
+        home.check_there()
+    assert caught.value.code == "E105"
+    home.unlock()

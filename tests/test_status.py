@@ -256,10 +256,11 @@ def test_status_when_nobody_listens(tmp_path):
     assert "refused" in caught.value.why
 
 
-async def test_status_of_something_else(tmp_path):
+@pytest.mark.parametrize("body", [b"[]", b"[" * 100_000, b'{"schema":' * 100_000])
+async def test_status_of_something_else(tmp_path, body):
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
         writer.close()
 
@@ -315,7 +316,9 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     assert caught.value.code == "E105"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 1}', '{"address":"a:1","pid":"x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"address": 1}', '{"address":"a:1","pid":"x"}', "[" * 4096]
+)
 def test_a_damaged_api_file_is_as_good_as_none(tmp_path, text):
     (tmp_path / "api.json").write_text(text)
     assert StateDir(tmp_path).find_api() is None

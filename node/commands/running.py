@@ -10,7 +10,7 @@ import typer
 from bootstrap.validation import bad_config, nearest
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
-from node.hosts.meeting import meeting
+from node.hosts.meeting import meeting, refuse_hosts
 from node.interrupts import clean_up_first
 from node.island_settings import IslandSettings
 from node.options import with_settings
@@ -42,6 +42,8 @@ def start(
     from node.commands.manifest import manifest_for
 
     config = resolve(flags, os.environ, config_file)
+    if config.role != "island":
+        refuse_hosts(config, config.role)
     place = meeting(config, os.environ) if config.role == "island" else None
     if place is not None and place.host > 0:
         from node.hosts.helper import run

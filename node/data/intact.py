@@ -84,7 +84,7 @@ def _note_of(place: str) -> Path:
 
 
 def _read(note: Path) -> dict[str, Seen]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(note.read_bytes())
         return found if isinstance(found, dict) else {}
     return {}

@@ -56,6 +56,9 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
     """
     auto = settings.nnodes == "auto"
     if not auto and _bounds(settings.nnodes)[1] == 1:
+        if given := _given(settings) if "nnodes" not in settings.model_fields_set else "":
+            raise _bad(f"{given} without --nnodes", "of one host alone there is no other to meet")
+        _check_rank(settings.node_rank or 0, 1)
         return None
     found = [*_torchrun(environ), *_slurm(environ), *_kubernetes(environ)]
     nnodes = settings.nnodes
@@ -72,16 +75,14 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
     except ValueError as error:
         raise _bad(f"--nnodes auto: {nnodes!r} hosts", f"it {error}") from error
     if maximum == 1:
+        _check_rank(settings.node_rank or 0, 1)
         return None
     host = settings.node_rank
     if host is None:
         host = next((item.host for item in found if item.host is not None), None)
     if host is None:
         raise _bad("--node-rank is missing", "nothing says which of the hosts this one is")
-    if host >= maximum:
-        raise _bad(
-            f"--node-rank {host} is too large", f"of {maximum} hosts the last one has {maximum - 1}"
-        )
+    _check_rank(host, maximum)
     address, port = "", DEFAULT_PORT
     if settings.rdzv_endpoint:
         address, port = host_port(settings.rdzv_endpoint)
@@ -95,6 +96,35 @@ def meeting(settings: IslandSettings, environ: Mapping[str, str]) -> Meeting | N
         raise _bad(f"host 0 at port {port}", f"ports go up to {MAX_PORT}")
     key = settings.rdzv_id or next((item.key for item in found if item.key), "")
     return Meeting(host, minimum, maximum, address, port, key, settings.hosts_wait_s)
+
+
+def refuse_hosts(settings: IslandSettings, role: str) -> None:
+    """Raise E204 where a node that is no island is said to have several hosts."""
+    given = _given(settings)
+    if given or settings.nnodes not in ("1", "auto"):
+        raise _bad(
+            f"{given or '--nnodes'} with --role {role}",
+            "only an island has several hosts",
+            "leave one of them out",
+        )
+
+
+def _given(settings: IslandSettings) -> str:
+    """Which flags say where hosts meet."""
+    flags = {
+        "--node-rank": settings.node_rank is not None,
+        "--rdzv-endpoint": settings.rdzv_endpoint,
+        "--rdzv-id": settings.rdzv_id,
+    }
+    return ", ".join(flag for flag, there in flags.items() if there)
+
+
+def _check_rank(host: int, hosts: int) -> None:
+    if host >= hosts:
+        raise _bad(
+            f"--node-rank {host} is too large",
+            f"of {hosts} hosts the last one has {hosts - 1}" if hosts > 1 else "there is one host",
+        )
 
 
 def _bounds(nnodes: str) -> tuple[int, int]:

@@ -287,11 +287,12 @@ def _checkpoint(here: Here) -> Iterator[Alarm]:
     """The last checkpoint could not be written, or the next ones will have no room."""
     fix = "It trains on. Free disk space, lower --keep-checkpoints, or give another --dir."
     if here.skipped is not None:
+        full = "E402" in here.skipped.reason
         yield Alarm(
             "checkpoint",
             "critical",
             f"The checkpoint of round {here.skipped.round} was skipped: {here.skipped.reason}.",
-            fix,
+            fix if full else "It trains on, and tries again. Mend what is named.",
         )
     elif here.saved is not None and here.disk_free is not None:
         size = here.saved.bytes
