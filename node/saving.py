@@ -9,9 +9,10 @@ meanwhile reach it afterwards. The copies are written beside training.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -147,14 +148,35 @@ class Keeper:
             self._copying = self._background.spawn(self._copy())
 
     async def _copy(self) -> None:
-        assert self.copy is not None
         while (aside := self._to_copy) is not None:
             self._to_copy = None
-            try:  # in none of the few threads that rounds need
-                await asyncio.to_thread(self.copy.put, aside)
-            except OperatorError as error:
+            if error := await self._put(aside):
                 self.events.emit(Problem.of(error))
             await self.offload(partial(self.store.drop, aside))
+
+    async def _put(self, aside: Path) -> OperatorError | None:
+        """In none of the few threads that rounds need, nor in one that asyncio waits for at its
+        end: a node that fails is not to stay because a link hangs.
+        """
+        assert self.copy is not None
+        loop, put = asyncio.get_running_loop(), self.copy.put
+        done: asyncio.Future[OperatorError | None] = loop.create_future()
+
+        def end(failed: OperatorError | None) -> None:
+            if not done.done():
+                done.set_result(failed)
+
+        def work() -> None:
+            failed: OperatorError | None = None
+            try:
+                put(aside)
+            except OperatorError as error:
+                failed = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end, failed)
+
+        threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
+        return await done
 
     async def _fill(self, draft: Path) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -193,6 +194,37 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     # the first one was pushed out of the store while it was copied, and of the others one is enough
     assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
     assert os.listdir(tmp_path) == ["ckpt-00000003"]
+
+
+def test_a_second_place_that_hangs_keeps_no_node_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+
+    class Hanging:
+        def put(self, checkpoint: Path) -> None:
+            began.set()
+            goes_on.wait(10)
+
+    async def fails() -> None:
+        keeper = _keeper(tmp_path, [])
+        keeper.copy = cast(CheckpointCopy, Hanging())
+
+        async def fill(draft: Path) -> Facts:
+            return Facts(run="r", round=1, step=0, tokens=0)
+
+        monkeypatch.setattr(keeper, "_fill", fill)
+        assert await keeper.save()
+        while not began.is_set():  # noqa: ASYNC110 - an event of another thread
+            await asyncio.sleep(0.01)
+        raise ValueError("the trainer died")
+
+    since = time.monotonic()
+    with pytest.raises(ValueError, match="died"):
+        asyncio.run(fails())
+    took = time.monotonic() - since
+    goes_on.set()
+    assert took < 5
 
 
 @pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
