@@ -11,12 +11,13 @@ Two parties write into the same draft: the daemon its outer state, the trainer i
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class Index(Facts):
     """``checkpoint.json``."""
 
     format: int = Field(1, ge=1, le=1)
-    created: float
+    created: float = Field(allow_inf_nan=False)  # later than of all that were there
     files: dict[str, File]
 
 
@@ -154,8 +155,11 @@ class CheckpointStore:
             )
 
     def paths(self) -> list[Path]:
-        """Checkpoint directories, newest round first."""
-        found = [(int(m[1]), p) for p in self.directory.iterdir() if (m := _NAME.fullmatch(p.name))]
+        """Checkpoint directories, the one that was made last first.
+
+        Its round may be an earlier one: of another side of a split, or after damaged ones.
+        """
+        found = [(_made(p), p) for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
         return [path for _, path in sorted(found, reverse=True)]
 
     @contextmanager
@@ -173,14 +177,17 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
 
     def commit(self, draft: Path, facts: Facts) -> Checkpoint:
-        """Make a draft the checkpoint of ``facts.round`` and drop the oldest ones.
+        """Make a draft the checkpoint of ``facts.round`` and drop those that were made first.
 
         Reads every file once for its hash; run it off the event loop.
         """
         with _disk_errors(draft):
             found = _files_in(draft)
             files = {f.relative_to(draft).as_posix(): _fingerprint(f) for f in found}
-            index = Index(**facts.model_dump(), format=1, created=time.time(), files=files)
+            created = max(
+                [time.time(), *(math.nextafter(_made(p), math.inf) for p in self.paths())]
+            )
+            index = Index(**facts.model_dump(), format=1, created=created, files=files)
             (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
             for path in (*draft.rglob("*"), draft):
                 _sync(path)
@@ -250,6 +257,15 @@ def verify(path: Path) -> Index:
         if _fingerprint(path / name) != expected:
             raise ValueError(f"{name} has another hash than when it was written")
     return index
+
+
+def _made(path: Path) -> float:
+    """When a checkpoint was made, as it says; of one that says nothing, when it was changed."""
+    with suppress(OSError, ValueError):
+        return _read_index(path).created
+    with suppress(OSError):  # gone meanwhile
+        return path.stat().st_mtime
+    return 0.0
 
 
 def run_of(path: Path) -> str:

@@ -59,7 +59,7 @@ class CheckpointCopy:
             raise self._failed("write", error) from error
 
     def put(self, checkpoint: Path) -> None:
-        """Copy a checkpoint there, and remove the oldest of those there.
+        """Copy a checkpoint there, and then remove those that were made first.
 
         What was broken off before goes as well. Nothing is removed for another run's.
         """
@@ -68,15 +68,19 @@ class CheckpointCopy:
             self._check_run(files, root, run_of(checkpoint))
             names = [p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*")]
             names = sorted(n for n in names if (checkpoint / n).is_file() and n != INDEX)
-            target = f"{root}/{checkpoint.name}"
-            if files.exists(target):  # of an earlier life
+            chosen, round_ = checkpoint.name, int(checkpoint.name[5:])
+            same = [name for name in self._there(files, root) if int(name[5:]) == round_]
+            if same[:1] == [chosen]:  # made earlier in the same round: it stays until this is whole
+                chosen = f"ckpt-0{chosen[5:]}"
+            target = f"{root}/{chosen}"
+            if files.exists(target):  # broken off, or of an earlier life
                 files.rm(target, recursive=True)
             for name in [*names, INDEX]:
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
                 files.put_file(str(checkpoint / name), f"{target}/{name}")
-            found = [name for name in self._named(files, root) if name != checkpoint.name]
-            kept = [name for name in self._there(files, root) if name in found][: self.keep - 1]
-            for old in found:
+            others = [name for name in self._there(files, root) if int(name[5:]) != round_]
+            kept = [chosen, *others[: self.keep - 1]]
+            for old in self._named(files, root):
                 if old not in kept:
                     files.rm(f"{root}/{old}", recursive=True)
         except OperatorError:
@@ -96,8 +100,7 @@ class CheckpointCopy:
                 try:
                     with store.draft() as draft:
                         self._fetch(files, f"{root}/{name}", draft)
-                        verify(draft)
-                        target = store.directory / name
+                        target = store.directory / f"ckpt-{verify(draft).round:08d}"
                         if target.exists():  # a damaged one
                             shutil.rmtree(target)
                         draft.rename(target)
@@ -129,10 +132,22 @@ class CheckpointCopy:
                     left -= len(piece)
 
     def _there(self, files: Any, root: str) -> list[str]:
-        """Names of the whole ones, the newest first."""
-        found = self._named(files, root)
-        whole = [name for name in found if files.exists(f"{root}/{name}/{INDEX}")]
-        return sorted(whole, key=lambda name: int(name[5:]), reverse=True)
+        """Names of the whole ones, that which was made last first, and damaged ones last."""
+        whole: list[tuple[float, int, str]] = []
+        for name in self._named(files, root):
+            if files.exists(f"{root}/{name}/{INDEX}"):
+                index = self._index(files, f"{root}/{name}")
+                whole.append((index.created if index else 0.0, int(name[5:]), name))
+        return [name for _, _, name in sorted(whole, reverse=True)]
+
+    def _index(self, files: Any, place: str) -> Index | None:
+        """What one says of itself; None where that is damaged."""
+        with files.open(f"{place}/{INDEX}", "rb") as file:
+            raw = file.read(MAX_INDEX_BYTES + 1)
+        try:
+            return Index.model_validate_json(raw)
+        except ValueError:
+            return None
 
     def _named(self, files: Any, root: str) -> list[str]:
         """Names of all, also of those that were broken off."""
@@ -144,16 +159,12 @@ class CheckpointCopy:
     def _check_run(self, files: Any, root: str, run: str) -> None:
         """Raise E407 where a copy there is of another run: each would push the other's out."""
         for name in self._there(files, root):
-            try:
-                with files.open(f"{root}/{name}/{INDEX}", "rb") as file:
-                    found = Index.model_validate_json(file.read(MAX_INDEX_BYTES)).run
-            except ValueError:  # damaged: it says nothing
-                continue
-            if found != run:
+            index = self._index(files, f"{root}/{name}")
+            if index is not None and index.run != run:
                 raise operator_error(
                     "E407",
                     f"{self.url} has checkpoints of another run",
-                    why=f"{name} there is of the run {found[:16]}, and this is {run[:16]}",
+                    why=f"{name} there is of the run {index.run[:16]}, and this is {run[:16]}",
                     fix="give each run another --checkpoint-copy, or remove those that are there",
                 )
 

@@ -48,7 +48,7 @@ from node.trainer.channel import (
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
 from node.trainer_events import notice_of, problem_of, shrunk_of, step_of, validation_of
-from node.trainer_files import Taken, TrainerFiles
+from node.trainer_files import Asked, Taken, TrainerFiles
 from node.turns import Turns
 from protocols.errors import OperatorError, Reason
 from protocols.identity import PeerId
@@ -200,17 +200,19 @@ class Conductor:
         """Whether there is a trainer at work, whose state belongs into a checkpoint."""
         return self._begun and self.island.alive
 
-    async def save(self, directory: Path) -> asyncio.Future[Saved]:
-        """Have the trainer write its files into ``directory``.
+    async def take_back(self) -> None:
+        """Before :meth:`save`: have the trainer go back from its guess, if it stands on one."""
+        if self._guesses is not None:
+            await self._guesses.take_back()
 
-        Returns when it has copied them; the future is done when they are written.
+    async def save(self, directory: Path) -> Asked | None:
+        """Ask the trainer for its files, of this moment's outer state however late it copies them.
+
+        None where it stands on a guess, which is to be taken back first.
         """
-        guesses = self._guesses
-        guessed = guesses is not None and await guesses.take_back()
-        saved = await self.files.save(directory)
-        if guesses is not None and guessed:
-            await guesses.make()
-        return saved
+        if self._guesses is None:
+            return await self.files.save(directory)
+        return await self._guesses.without(lambda: self.files.save(directory))
 
     async def take(self, moments: Taken | None) -> None:
         """Begin with a donor's moments, or without where none are to be had."""

@@ -1,17 +1,19 @@
 """Moving the trainer to a guess of the next base, and back: mode ``eager``, at the daemon.
 
 :mod:`node.eager_state` has the vectors. Here is who may touch them when: a guess is made as soon
-as a snapshot is there, unless its round's outcome is on its way already, and is taken back while
-the trainer copies its files for a checkpoint.
+as a snapshot is there, unless its round's outcome is on its way already, and is taken back for a
+checkpoint: the trainer is asked for its files between the move back and the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from node.eager_state import EagerReplica
 from node.island import Island
 from node.trainer.channel import ChannelClosedError, Shift
+from node.trainer_files import Asked
 from node.turns import Turns
 
 
@@ -21,6 +23,7 @@ class Guesses:
     def __init__(self, replica: EagerReplica, island: Island, turns: Turns) -> None:
         self.replica, self.island, self._turns = replica, island, turns
         self._back = False
+        self._moving = False  # a move is on its way
         self._moved: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
@@ -33,7 +36,16 @@ class Guesses:
             await self._turns.take(0)
             await self._move(back=False)
 
-    async def take_back(self) -> bool:
+    async def without(self, ask: Callable[[], Awaitable[Asked]]) -> Asked | None:
+        """Ask for files while the trainer is on no guess, None: it is, and make one again."""
+        if self.replica.guessed or self._moving:
+            return None
+        asked = await ask()
+        if self.replica.out and not (self.replica.guessed or self._moving):
+            await self.make()  # the snapshot is still out of which it was taken back
+        return asked
+
+    async def take_back(self) -> None:
         """Have the trainer go back from its guess, where it stands on one.
 
         Raises ChannelClosedError where it is no more.
@@ -42,27 +54,28 @@ class Guesses:
         if not self.replica.guessed:
             self._turns.written(0)
             self._turns.free(0)
-            return False
+            return
         self._moved = asyncio.get_running_loop().create_future()
         await self._move(back=True)
         await self._moved
-        return True
 
     async def moved(self) -> None:
         """The trainer has said so."""
         await self.replica.arrived(back=self._back)
+        self._moving = False
         self._turns.free(0)
         if self._moved is not None and not self._moved.done():
             self._moved.set_result(None)
 
     def lost(self) -> None:
         """The trainer is started anew: it stands on no guess."""
+        self._moving = False
         if self._moved is not None and not self._moved.done():
             self._moved.set_exception(ChannelClosedError("the trainer was started again"))
             self._moved.exception()  # nobody may be waiting: that is no error of its own
 
     async def _move(self, *, back: bool) -> None:
-        self._back = back
+        self._back, self._moving = back, True
         await self.replica.aim(back=back)
         self._turns.written(0)
         try:

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 TOKENIZER = "tokenizer.json"
+# families that become ours, with what transformers takes where config.json does not say
+_MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
+    "mistral": _MISTRAL | {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": 4096},
+    "mixtral": _MISTRAL
+    | {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001},
+}
 # what our decoder cannot do: these have to be off, absent or empty
 UNKNOWN_TO_OURS = (
     *("rope_scaling", "attention_bias", "mlp_bias", "sliding_window"),
@@ -95,10 +104,13 @@ def _import_theirs(model: Model, folder: Path, out: torch.Tensor, layout: Layout
 
 def _as_ours(config: dict[str, Any]) -> Model | None:
     """Our own table for a Llama-like configuration; None where ours would compute otherwise."""
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        return None
+    config = FAMILIES[kind] | config
     heads, size = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
     rope = config.get("rope_parameters") or {}
-    kind = config.get("model_type")
-    if kind not in ("llama", "mistral", "mixtral") or not heads or size % heads:
+    if not heads or size % heads:
         return None
     if any(config.get(key) for key in UNKNOWN_TO_OURS) or rope.get("rope_type", "default") != (
         "default"
@@ -117,7 +129,7 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
             experts = {
                 "experts": config["num_local_experts"],
                 "top_k": config["num_experts_per_tok"],
-                "expert_balance": config.get("router_aux_loss_coef", 0.0),
+                "expert_balance": config["router_aux_loss_coef"],
             }
         return Model(
             vocab_size=config["vocab_size"],
@@ -126,9 +138,9 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
             n_heads=heads,
             n_kv_heads=config.get("num_key_value_heads") or heads,
             d_ff=config["intermediate_size"],
-            max_seq_len=config.get("max_position_embeddings", 2048),
-            rope_theta=config.get("rope_theta") or rope.get("rope_theta") or 10_000.0,
-            norm_eps=config.get("rms_norm_eps", 1e-6),
+            max_seq_len=config["max_position_embeddings"],
+            rope_theta=rope.get("rope_theta") or config["rope_theta"],
+            norm_eps=config["rms_norm_eps"],
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             document_end=end if isinstance(end, int) else 0,
             **experts,

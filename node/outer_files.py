@@ -7,8 +7,10 @@ read back to resume or to export.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 TENSORS = "outer.safetensors"
 PREFIX = "outer."  # of the names of the outer optimizer's vectors
 SHARD = "evaluation.bin"
+TRIES = 5  # to read a checkpoint where a node may remove it meanwhile
 BESIDE = (SHARD, FILE)  # files of a run in the state directory, named by hash in its manifest
 
 
@@ -147,7 +150,30 @@ def verify_run(checkpoint: Path) -> bytes:
 
 def read_checkpoint(path: Path) -> OuterFiles:
     """Read a checkpoint directory, or the newest whole one of a state directory; else E404."""
-    return read_outer(find_checkpoint(path))
+    return read_newest(path)[1]
+
+
+def read_newest(path: Path) -> tuple[Path, OuterFiles]:
+    """As :func:`read_checkpoint`; and which one it was.
+
+    A node that runs there may remove it while it is read: then the newest by then is tried.
+    """
+    for left in reversed(range(TRIES)):
+        before = _listed(path)
+        try:
+            checkpoint = find_checkpoint(path)
+            return checkpoint, read_outer(checkpoint)
+        except CheckpointError:
+            if not left or _listed(path) == before:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _listed(place: Path) -> dict[str, int]:
+    """What lies among the checkpoints of a state directory; empty for anything else."""
+    with suppress(OSError), os.scandir(StateDir(place).checkpoints) as found:
+        return {entry.name: entry.inode() for entry in found}
+    return {}
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -65,9 +65,9 @@ def report(error: BaseException, arguments: Sequence[str] = ()) -> int:
     return told.exit_code
 
 
-def first_known(error: BaseException) -> OperatorError:
+def first_known(error: BaseException, arguments: Sequence[str] = ()) -> OperatorError:
     """The first of what :func:`report` tells, for whoever is told in another way."""
-    home = _state_directory(())
+    home = _state_directory(arguments)
     for leaf in (_known(one, home) for one in _leaves(error)):
         if isinstance(leaf, OperatorError):
             return leaf

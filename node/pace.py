@@ -74,17 +74,25 @@ class Pace:
     position: int = 0  # in the learning rate's schedule
     tokens: int = 0
     busy_s: float = 0.0  # in inner steps, since the last round
+    last_s: float = 0.0  # in the newest one
     halved: int = 0  # times the micro-batch was halved, since the ranks' start
     _timed: int = 0
     _steps: float = 0.0  # these three of late
     _tokens: float = 0.0
     _seconds: float = 0.0
 
+    @property
+    def step_s(self) -> float:
+        """Seconds that an inner step may well take: as usual, or as the newest one."""
+        usual = 1 / self.steps_per_second if self.steps_per_second else 0.0
+        return max(self.last_s, usual)
+
     def add(self, done: StepDone) -> None:
         """Count an inner step."""
         self.step, self.tokens = done.step, self.tokens + done.tokens
         self.position = done.position
         self.busy_s += done.seconds
+        self.last_s = done.seconds
         self.halved = done.halved
         if done.loss is not None:
             self.loss = done.loss

@@ -110,8 +110,14 @@ def look(directory: Path) -> Place:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest of a folder of checkpoints, whole or not; None where there is none."""
-    return max((index.parent for index in folder.glob("ckpt-*/checkpoint.json")), default=None)
+    """That which was made last in a folder of them, whole or not; None where there is none."""
+
+    def made(checkpoint: Path) -> tuple[float, Path]:
+        created = _facts(checkpoint).get("created")
+        return float(created) if isinstance(created, int | float) else 0.0, checkpoint
+
+    found = (index.parent for index in folder.glob("ckpt-*/checkpoint.json"))
+    return max(found, key=made, default=None)
 
 
 def kept_manifest(checkpoint: Path) -> Manifest | None:

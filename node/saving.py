@@ -1,16 +1,24 @@
 """Checkpoints of a running node: the outer state, the place in the chain, and the trainer's files.
 
 Both halves go into one draft (:mod:`node.checkpoint`), so a checkpoint is one consistent moment or
-it does not exist. Trainer and daemon each copy their part while no round is applied; from then on
-training and rounds go on, and the copies are written beside them.
+it does not exist. While no round is applied the daemon copies its part and asks the trainer for its
+own, who copies it when its inner step is over, which may take minutes: rounds that are applied
+meanwhile reach it afterwards. The copies are written beside training.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,15 +48,16 @@ from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, read_outer, write_beside, write_outer
 from node.own_state import OwnReplica
 from node.replica import OuterReplica, OuterState
-from node.trainer.channel import ChannelClosedError, Saved
+from node.trainer.channel import ChannelClosedError
 from node.trainer.resume import FOLDER, STATE
+from node.trainer_files import Asked
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
 from protocols.tasks import Background
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
-TRAINER_TIMEOUT_S = 120.0  # for its copy
+TRAINER_TIMEOUT_S, STEPS = 120.0, 4.0  # for its copy: and so many of its inner steps
 WRITING_TIMEOUT_S = 3600.0
 MIN_PAUSE_S = 0.1
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
@@ -59,6 +68,7 @@ class _Outer:
     """A copy of the outer state, with the certificate and the lineage of each fragment."""
 
     files: OuterFiles
+    place: Place  # of fragment 0
     standing: list[tuple[Certificate | None, Lineage]]
 
 
@@ -152,39 +162,91 @@ class Keeper:
             self._copying = self._background.spawn(self._copy())
 
     async def _copy(self) -> None:
-        assert self.copy is not None
         while (aside := self._to_copy) is not None:
             self._to_copy = None
-            try:  # in none of the few threads that rounds need
-                await asyncio.to_thread(self.copy.put, aside)
-            except OperatorError as error:
+            if error := await self._put(aside):
                 self.events.emit(Problem.of(error))
             await self.offload(partial(self.store.drop, aside))
 
+    async def _put(self, aside: Path) -> OperatorError | None:
+        """In none of the few threads that rounds need, nor in one that asyncio waits for at its
+        end: a node that fails is not to stay because a link hangs.
+        """
+        assert self.copy is not None
+        loop, put = asyncio.get_running_loop(), self.copy.put
+        done: asyncio.Future[OperatorError | None] = loop.create_future()
+
+        def end(failed: OperatorError | None) -> None:
+            if not done.done():
+                done.set_result(failed)
+
+        def work() -> None:
+            failed: OperatorError | None = None
+            try:
+                put(aside)
+            except OperatorError as error:
+                failed = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end, failed)
+
+        threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
+        return await done
+
     async def _fill(self, draft: Path, last: AsyncExitStack | None) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""
-        trainer: asyncio.Future[Saved] | None = None
+        asked: Asked | None = None
         try:
-            async with AsyncExitStack() as stack:
-                await (last or stack).enter_async_context(self.still())
-                if last is not None:
-                    self.still = nullcontext  # it is, from now on, for whoever reads the state
-                trainer = await self._stage(draft)
-                outer, facts = await self._outer(), self._facts()
+            async with self._asking(draft, last) as asked:
+                outer = await self._outer()
+            if asked is not None:
+                async with self._patience():
+                    await asked.copied
+            facts = self._facts(outer.place)
             await self.offload(lambda: self._write(draft, outer))
         except Exception:  # whatever it was, and it is passed on: the draft is about to be removed
-            if trainer is not None:  # its files would come back into a folder that is gone
-                await asyncio.wait([trainer], timeout=WRITING_TIMEOUT_S)
+            if asked is not None and asked.copied.done() and not asked.copied.cancelled():
+                # its files would come back into a folder that is gone
+                await asyncio.wait([asked.written], timeout=WRITING_TIMEOUT_S)
             raise
-        await self._trainer_done(draft, trainer)
+        await self._trainer_done(draft, asked)
         return facts
 
-    async def _stage(self, draft: Path) -> asyncio.Future[Saved] | None:
-        """Have the trainer copy its part; it is written when the future is done."""
-        if self.conductor is None or not self.conductor.training:
-            return None
-        async with asyncio.timeout(TRAINER_TIMEOUT_S):
-            return await self.conductor.save(draft)
+    @asynccontextmanager
+    async def _asking(
+        self, draft: Path, last: AsyncExitStack | None
+    ) -> AsyncIterator[Asked | None]:
+        """Ask the trainer for its part, which is of the outer state inside of the block.
+
+        And until ``last`` is unwound, where there is one.
+        """
+        conductor = self.conductor
+        while True:
+            if conductor is not None and conductor.training:
+                async with self._patience():
+                    await conductor.take_back()
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self.still())
+                asked = None
+                if conductor is not None and conductor.training:
+                    asked = await conductor.save(draft)
+                    if asked is None:
+                        continue
+                if last is not None:
+                    last.push_async_exit(stack.pop_all())
+                    self.still = nullcontext  # it is, from now on, for whoever reads the state
+                yield asked
+                return
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """Raise TimeoutError where the trainer takes longer than it may be in one inner step."""
+        step_s = self.conductor.pace.step_s if self.conductor is not None else 0.0
+        limit = TRAINER_TIMEOUT_S + STEPS * step_s
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TimeoutError:
+            raise TimeoutError(f"the trainer was at one inner step for {limit:.0f} s") from None
 
     async def _outer(self) -> _Outer:
         """A copy of the outer state and of where it stands, on which rounds have no effect."""
@@ -211,7 +273,7 @@ class Keeper:
                 tuple(replica.place.round for replica in own),
             )
 
-        return _Outer(await self.offload(copy), standing)
+        return _Outer(await self.offload(copy), replicas[0].place, standing)
 
     def _write(self, draft: Path, outer: _Outer) -> None:
         write_outer(draft, outer.files)
@@ -222,19 +284,18 @@ class Keeper:
                 made.write_bytes(certificate.encode())
                 way.write_bytes(lineage.encode())
 
-    async def _trainer_done(self, draft: Path, writing: asyncio.Future[Saved] | None) -> None:
+    async def _trainer_done(self, draft: Path, asked: Asked | None) -> None:
         """Wait for the trainer's files; raises what kept it from writing them."""
-        if writing is None:
+        if asked is None:
             return
         async with asyncio.timeout(WRITING_TIMEOUT_S):
-            saved = await writing
+            saved = await asked.written
         if saved.full:
             raise DiskFullError(draft, saved.problem)
         if saved.problem:
             raise CheckpointError(draft, saved.problem, "see the log")
 
-    def _facts(self) -> Facts:
-        place = self.replicas[0].place
+    def _facts(self, place: Place) -> Facts:
         pace = self.conductor.pace if self.conductor is not None else None
         return Facts(
             run=self.signed.run_id.hex(),

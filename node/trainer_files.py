@@ -21,6 +21,17 @@ class Taken:
     steps: int
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A checkpoint that the trainer was asked for: done when it has copied and written its files.
+
+    What it is told afterwards does not get into them, however late it comes to copying them.
+    """
+
+    copied: asyncio.Future[None]
+    written: asyncio.Future[Saved]
+
+
 class TrainerFiles:
     """At most one checkpoint, and one copy of moments, at a time."""
 
@@ -36,17 +47,14 @@ class TrainerFiles:
         """Whether the trainer is at it."""
         return self._saved is not None and not self._saved.done()
 
-    async def save(self, directory: Path) -> asyncio.Future[Saved]:
-        """Returns when the trainer has copied its files; the future is done when they are written.
-
-        Raises :class:`ChannelClosedError` where it is no more.
-        """
+    async def save(self, directory: Path) -> Asked:
+        """Ask the trainer for its files; raises :class:`ChannelClosedError` where it is no more."""
         loop = asyncio.get_running_loop()
-        self._staged, self._saved = loop.create_future(), loop.create_future()
+        asked = Asked(loop.create_future(), loop.create_future())
+        self._staged, self._saved = asked.copied, asked.written
         self._directory = str(directory)
         await self.island.send(Checkpoint(self._directory))
-        await self._staged
-        return self._saved
+        return asked
 
     async def donate(self, path: Path) -> Donated:
         """Have the moments written into a file.

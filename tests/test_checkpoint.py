@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from node.checkpoint import (
     read_tensors,
     write_tensors,
 )
+from node.places import newest_checkpoint
 
 
 def names(store: CheckpointStore) -> list[str]:
@@ -128,6 +130,27 @@ def test_damaged_newer_ones_never_push_out_the_new_one(tmp_path: Path) -> None:
     found = store.latest().checkpoint
     assert found is not None
     assert found.facts.round == 5
+    make(store, 6)
+    assert names(store) == ["ckpt-00000005", "ckpt-00000006"]
+
+
+def test_the_one_that_was_made_last_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of an earlier round, as on another side of a split, or by a clock that was set back."""
+    store = CheckpointStore(tmp_path)
+    make(store, 8)
+    make(store, 9)
+    monkeypatch.setattr(time, "time", lambda: 1e6)
+    for round, others in ((6, [9]), (7, [6]), (5, [7]), (7, [5])):
+        make(store, round)
+        again = CheckpointStore(tmp_path)
+        assert [int(path.name[5:]) for path in again.paths()] == [round, *others]
+        found = again.latest()
+        assert found.damaged == ()
+        assert found.checkpoint is not None
+        assert found.checkpoint.facts.round == round
+        assert newest_checkpoint(tmp_path) == found.checkpoint.path
 
 
 def test_the_same_round_again_replaces(tmp_path: Path) -> None:

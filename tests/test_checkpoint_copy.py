@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from checkpoint_kit import make
+from fsspec.implementations.local import LocalFileSystem
 
-from node.checkpoint import INDEX, CheckpointStore, verify
+from node.checkpoint import INDEX, CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from protocols.errors import OperatorError
 
@@ -62,6 +63,38 @@ def test_a_new_one_is_never_pushed_out_by_later_rounds(store: CheckpointStore, t
     for round in (8, 9, 5):
         copy.put(make(store, round).path)
     assert there(tmp_path / "copy") == ["ckpt-00000005", "ckpt-00000009"]
+    found = copy.get_newest(CheckpointStore(tmp_path / "other"))
+    assert found is not None
+    assert found.name == "ckpt-00000005"
+    copy.put(make(store, 6).path)
+    assert there(tmp_path / "copy") == ["ckpt-00000005", "ckpt-00000006"]
+
+
+def test_another_one_of_the_same_round_takes_its_place_when_it_is_whole(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    copy = CheckpointCopy(str(tmp_path / "copy"), keep=1)
+    copy.put(make(store, 9).path)
+    for tries in range(3):
+        step = 100 + tries
+        with store.draft() as draft:
+            (draft / "trainer.json").write_text("{}")
+            facts = Facts(run="r", round=9, step=step, tokens=0)
+            path = store.commit(draft, facts).path
+        with monkeypatch.context() as broken:
+            broken.setattr(LocalFileSystem, "put_file", refuses)
+            with pytest.raises(OperatorError, match="cannot write"):
+                copy.put(path)
+        assert CheckpointCopy(copy.url, 1).get_newest(CheckpointStore(tmp_path / f"{tries}"))
+        copy.put(path)
+        assert len(there(tmp_path / "copy")) == 1
+        found = copy.get_newest(CheckpointStore(tmp_path / f"again-{tries}"))
+        assert found is not None
+        assert (found.name, verify(found).step) == ("ckpt-00000009", step)
+
+
+def refuses(*given: object, **named: object) -> None:
+    raise OSError("the link went down")
 
 
 def test_what_was_broken_off_goes(store: CheckpointStore, tmp_path: Path):

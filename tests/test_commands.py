@@ -6,6 +6,8 @@ import types
 
 import pytest
 
+import node.checkpoint
+import node.outer_files
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointStore, Facts
@@ -218,6 +220,30 @@ def test_export_leaves_alone_what_a_node_is_writing(command, checkpoint, tmp_pat
         facts = Facts(run=checkpoint[0].signed.run_id.hex(), round=4, step=40, tokens=400)
         store.commit(draft, facts)
     assert read_checkpoint(tmp_path / "state").base.equal(checkpoint[0].base)
+
+
+@pytest.mark.parametrize("when", ["verify", "read_outer"])
+def test_a_checkpoint_that_goes_while_it_is_read_is_not_the_last(
+    command, checkpoint, tmp_path, monkeypatch, when
+):
+    """Of a node whose rounds are short: the newest one may be one too many by then."""
+    store = CheckpointStore(tmp_path / "state" / "checkpoints", keep=1)
+    module = node.checkpoint if when == "verify" else node.outer_files
+    read, rounds = getattr(module, when), iter((7, 8))
+
+    def slow(path):
+        for number in rounds:
+            with store.draft() as draft:
+                write_outer(draft, checkpoint[0])
+                facts = Facts(run=checkpoint[0].signed.run_id.hex(), round=number, step=1, tokens=1)
+                store.commit(draft, facts)
+            break
+        return read(path)
+
+    monkeypatch.setattr(module, when, slow)
+    status, out, told = command("export", tmp_path / "model", "--from", tmp_path / "state")
+    assert (status, told) == (0, "")
+    assert "of ckpt-00000008 in" in out
 
 
 def test_export_in_files_of_a_size(command, checkpoint, tmp_path):

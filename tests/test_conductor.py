@@ -218,7 +218,10 @@ async def run_with_a_checkpoint(vectors: SharedVectors, *reports: Any) -> Any:
     running = asyncio.create_task(conducting.run())
 
     async def save() -> Any:
-        return await (await conducting.save(Path("draft")))
+        asked = await conducting.save(Path("draft"))
+        assert asked is not None
+        await asked.copied
+        return await asked.written
 
     saving = asyncio.create_task(save())
     async with asyncio.timeout(10):
@@ -242,3 +245,42 @@ async def test_a_trainer_that_is_gone_is_not_waited_for(
 async def test_a_trainer_that_has_ended_in_order_has_saved(vectors: SharedVectors) -> None:
     saved = Saved("draft", "", False)
     assert await run_with_a_checkpoint(vectors, Staged("draft"), saved, Stopped(1, 8)) == saved
+
+
+async def test_files_are_asked_for_between_the_move_back_and_the_next_guess(
+    vectors: SharedVectors,
+) -> None:
+    """What is written is off every guess, though rounds may be applied before it is copied."""
+    made, _ = conductor(vectors, at_once, {"mode": "eager"}, EagerReplica)
+    assert made._guesses is not None
+    await made._guesses.make()
+    assert await made.save(Path("draft")) is None, "it is about to be on a guess"
+    await made._guesses.moved()
+    assert await made.save(Path("draft")) is None, "it is on a guess"
+    back = asyncio.create_task(made.take_back())
+    await asyncio.sleep(0)
+    assert await made.save(Path("draft")) is None, "it is about to go back"
+    await made._guesses.moved()
+    await back
+    asked = await made.save(Path("draft"))
+    assert asked is not None
+    assert not asked.copied.done()
+    sent = [type(command).__name__ for command in cast(Any, made.island).sent]
+    assert sent == ["Shift", "Shift", "Checkpoint", "Shift"]
+
+
+async def test_no_guess_is_made_again_of_a_snapshot_that_was_merged_meanwhile(
+    vectors: SharedVectors,
+) -> None:
+    made, _ = conductor(vectors, at_once, {"mode": "eager"}, EagerReplica)
+    assert made._guesses is not None
+    await made._guesses.make()
+    await made._guesses.moved()
+    back = asyncio.create_task(made.take_back())
+    await asyncio.sleep(0)
+    await made._guesses.moved()
+    await back
+    await commit_without(made.replicas[0])
+    assert await made.save(Path("draft")) is not None
+    sent = [type(command).__name__ for command in cast(Any, made.island).sent]
+    assert sent == ["Shift", "Shift", "Apply", "Checkpoint"]

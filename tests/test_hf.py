@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from bootstrap.manifest import Data, Inner, Manifest
 from node.data.supply import Given, _with_model
 from node.export import export_hf
-from node.import_hf import import_hf, read_config, tokenizer_in
+from node.import_hf import FAMILIES, import_hf, read_config, tokenizer_in
 from node.trainer.dims import ParallelDims
 from node.trainer.foreign import cut_stage
 from node.trainer.hf import ForeignDecoder, build_foreign, model_of, tp_plan
@@ -242,6 +242,44 @@ def test_a_configuration_that_asks_for_more_is_refused(change, why):
     with pytest.raises(OperatorError, match=why) as caught:
         ForeignDecoder(model_of(GPT2 | change))
     assert caught.value.code == "E606"
+
+
+SIZES = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{}, {"sliding_window": None}, {"rope_theta": 5e4}])
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen2", "qwen3", "gemma", "olmo2"])
+def test_what_a_configuration_leaves_out_is_what_the_library_takes(tmp_path, family, change):
+    said = SIZES | {"model_type": family} | change
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    found = read_config(tmp_path)
+    theirs = transformers.AutoConfig.for_model(**said)
+    assert (found.vocab_size, found.n_layers) == (theirs.vocab_size, theirs.num_hidden_layers)
+    assert found.max_seq_len == theirs.max_position_embeddings
+    slides = getattr(theirs, "sliding_window", None)
+    assert (found.kind == "hf") == (family not in FAMILIES or bool(slides))
+    if found.kind == "hf":
+        assert (
+            ForeignDecoder(found).lm.config.to_dict()["rope_parameters"] == theirs.rope_parameters
+        )
+        assert getattr(ForeignDecoder(found).lm.config, "sliding_window", None) == slides
+        return
+    assert (found.d_model, found.d_ff) == (theirs.hidden_size, theirs.intermediate_size)
+    assert found.n_heads == theirs.num_attention_heads
+    assert found.n_kv_heads == theirs.num_key_value_heads
+    assert found.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert theirs.rope_parameters["rope_type"] == "default"
+    assert found.norm_eps == theirs.rms_norm_eps
+    assert found.tied_embeddings == theirs.tie_word_embeddings
+    assert theirs.hidden_act == "silu"
+    assert (getattr(theirs, "head_dim", None) or 4) == 4
+    if found.experts:
+        assert found.experts == theirs.num_local_experts
+        assert found.top_k == theirs.num_experts_per_tok
+        assert found.expert_balance == theirs.router_aux_loss_coef
 
 
 def test_a_llama_with_quantized_weights_is_refused(tmp_path):

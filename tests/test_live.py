@@ -198,8 +198,26 @@ def test_ranks_that_ask_at_once_make_a_part_once_and_few_are_kept(texts, tmp_pat
         assert first == second
         ranks[0].parts.get(round + 1, 0)  # what the thread makes ahead
     assert ranks[0].parts.made + ranks[1].parts.made == 7
-    kept = {file.name for file in ranks[0].parts._directory.glob("part-*")}
-    assert kept <= {f"part-{round}-0.bin" for round in (5, 6)} | {"part-4-0.bin"}
+    kept = {file.stem for file in ranks[0].parts._directory.glob("part-*")}
+    assert kept <= {f"part-{round}-0" for round in (4, 5, 6)}
+
+
+@pytest.mark.parametrize("lost", ["bytes", "zeros", "note"])
+def test_a_part_that_a_power_loss_has_spoilt_is_made_again(texts, tmp_path, lost):
+    parts = stream(run(), texts[1], tmp_path).parts
+    before = parts.get(1, 0).copy()
+    (file,) = tmp_path.glob("**/part-1-0.bin")
+    if lost == "bytes":
+        file.write_bytes(b"")
+    elif lost == "zeros":
+        file.write_bytes(bytes(file.stat().st_size))
+    else:
+        file.with_suffix(".json").unlink()
+    again = Parts(parts._recipe, np.dtype(np.uint8), tmp_path)
+    assert np.array_equal(again.get(1, 0), before)
+    assert again.made == 1
+    again.get(1, 0)
+    assert again.made == 1
 
 
 def test_documents_are_apart_where_the_run_says_so(texts, tmp_path):

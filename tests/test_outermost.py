@@ -1,12 +1,19 @@
 """The last resort of the command: a defect is told and logged, never shown as a traceback."""
 
 import errno
+import io
+import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from node import runtime as node_runtime
+from node.script import daemon
+from node.trainer.channel import Ended, Unframer
+from node.trainer.shared import SharedVectors
 from protocols.errors import OperatorError
 
 pytestmark = pytest.mark.usefixtures("own_directory")
@@ -77,6 +84,31 @@ def test_output_that_nobody_takes_is_told_of_as_that(words, unbuffered):
 def test_a_connection_that_broke_is_no_reader_that_went_away(command, runtime):
     _raising(BrokenPipeError(errno.EPIPE, "Broken pipe"))
     assert command("start")[0] == 1
+
+
+# the process would end here, and its sockets with it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("inside", "code"), [(True, "E105"), (False, "E999")])
+def test_a_script_is_told_of_its_own_state_directory(tmp_path, monkeypatch, capfd, inside, code):
+    where = tmp_path / "own" if inside else tmp_path
+    order = {"config": {"dir": str(tmp_path / "own")}, "manifest": "", "size": 3, "layout": ""}
+
+    def run(*given):
+        raise OSError(errno.EIO, "Input/output error", str(where / "events.jsonl"))
+
+    monkeypatch.setattr(node_runtime, "run", run)
+    monkeypatch.setattr(daemon, "die_with", lambda *given: True)
+    monkeypatch.setattr(daemon, "clean_up_first", lambda: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))
+    ours, theirs = socket.socketpair()
+    vectors = os.dup(SharedVectors.create(3).descriptor)
+    with ours:
+        assert daemon.main([str(theirs.detach()), str(vectors), "0"])
+        (raw,) = Unframer().feed(ours.recv(65536))
+    told = Ended.decode(raw)
+    assert told.code == code
+    assert f"error {code}" in capfd.readouterr().err
+    assert inside or list((tmp_path / "own" / "logs").glob("crash-*"))
 
 
 def test_ctrl_c_is_130(command, runtime):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -25,29 +26,37 @@ from node.conductor import Conductor
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, write_outer
+from node.pace import Pace
 from node.participation import Participation
 from node.replica import OuterReplica
 from node.saving import Keeper, restore
-from node.trainer.channel import Applied, Checkpoint, Saved, Staged
+from node.trainer.channel import Applied, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
-from node.trainer_files import TrainerFiles
+from node.trainer_files import Asked, TrainerFiles
 from protocols.errors import OperatorError
 from protocols.identity import Identity
 
 
 class SlowTrainer:
-    """Has copied its files at once; writes them when told to."""
+    """Has copied its files at once, or at ``copies``; writes them when told to."""
 
-    training, pace, resume_dir = True, None, None
+    training, resume_dir = True, None
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies: bool = True) -> None:
         self.writing: asyncio.Future[Saved] | None = None
-        self.draft = Path()
+        self.copied: asyncio.Future[None] | None = None
+        self.draft, self.pace, self._copies = Path(), Pace(), copies
 
-    async def save(self, draft: Path) -> asyncio.Future[Saved]:
+    async def take_back(self) -> None:
+        pass
+
+    async def save(self, draft: Path) -> Asked:
         assert self.writing is None or self.writing.done(), "it writes another one"
-        self.draft, self.writing = draft, asyncio.get_running_loop().create_future()
-        return self.writing
+        loop = asyncio.get_running_loop()
+        self.draft, self.writing, self.copied = draft, loop.create_future(), loop.create_future()
+        if self._copies:
+            self.copied.set_result(None)
+        return Asked(self.copied, self.writing)
 
     def write(self) -> None:
         folder = self.draft / "trainer"
@@ -109,6 +118,48 @@ async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) 
     assert "(E105)" in events[0].reason
 
 
+async def test_a_long_inner_step_holds_up_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that is applied before the trainer has copied its files is not in the checkpoint."""
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 0.1)
+    rounds, trainer = asyncio.Lock(), SlowTrainer(copies=False)
+    for step, seconds in ((5, 0.01), (6, 0.01), (7, 5.0)):  # 5 s a step, of late
+        trainer.pace.add(StepDone(3, step, 1.0, 1.0, 1e-3, 64, seconds))
+    keeper = _keeper(tmp_path, [])
+    keeper.conductor = cast(Conductor, trainer)
+    keeper.still = lambda: cast(Any, rounds)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        saving_ = tasks.create_task(keeper.save())
+        while trainer.copied is None:  # noqa: ASYNC110 - a field of a fake
+            await asyncio.sleep(0)
+        async with rounds:
+            cast(Any, keeper.replicas[0]).place = SimpleNamespace(round=4, previous=b"", state=b"")
+        await asyncio.sleep(0.3)
+        assert not saving_.done(), "it may be as long as its steps are"
+        trainer.pace.add(StepDone(3, 8, 1.0, 1.0, 1e-3, 64, 5.0))
+        trainer.copied.set_result(None)
+        await asyncio.sleep(0)
+        trainer.write()
+    assert saving_.result()
+    found = keeper.store.latest().checkpoint
+    assert found is not None
+    assert (found.facts.round, found.facts.step) == (3, 8)
+
+
+async def test_a_trainer_that_is_stuck_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 0.1)
+    events: list[Any] = []
+    keeper = _keeper(tmp_path, events)
+    keeper.conductor = cast(Conductor, SlowTrainer(copies=False))
+    assert not await keeper.save()
+    assert "one inner step" in events[0].reason
+    assert not os.listdir(tmp_path)
+
+
 async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
     """A checkpoint of the same round, without the trainer's files, would take its place."""
     keeper = _keeper(tmp_path, [])
@@ -152,6 +203,37 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     # the first one was pushed out of the store while it was copied, and of the others one is enough
     assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
     assert os.listdir(tmp_path) == ["ckpt-00000003"]
+
+
+def test_a_second_place_that_hangs_keeps_no_node_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+
+    class Hanging:
+        def put(self, checkpoint: Path) -> None:
+            began.set()
+            goes_on.wait(10)
+
+    async def fails() -> None:
+        keeper = _keeper(tmp_path, [])
+        keeper.copy = cast(CheckpointCopy, Hanging())
+
+        async def fill(draft: Path, last: object) -> Facts:
+            return Facts(run="r", round=1, step=0, tokens=0)
+
+        monkeypatch.setattr(keeper, "_fill", fill)
+        assert await keeper.save()
+        while not began.is_set():  # noqa: ASYNC110 - an event of another thread
+            await asyncio.sleep(0.01)
+        raise ValueError("the trainer died")
+
+    since = time.monotonic()
+    with pytest.raises(ValueError, match="died"):
+        asyncio.run(fails())
+    took = time.monotonic() - since
+    goes_on.set()
+    assert took < 5
 
 
 @pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
@@ -202,7 +284,7 @@ async def test_after_the_last_checkpoint_no_round_is_applied(
     keeper.still = lambda: still
     facts = Facts(run="r", round=3, step=0, tokens=0)
     monkeypatch.setattr(keeper, "_write", lambda draft, outer: None)
-    monkeypatch.setattr(keeper, "_facts", lambda: facts)
+    monkeypatch.setattr(keeper, "_facts", lambda place: facts)
     assert await keeper.save()
     assert not still.locked()
     async with AsyncExitStack() as stack:
@@ -242,15 +324,13 @@ async def test_a_checkpoint_that_was_given_up_says_nothing_of_the_next_one() -> 
     files = TrainerFiles(cast(Any, Island()))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await files.save(Path("first"))
-    staged = asyncio.create_task(files.save(Path("second")))
-    await asyncio.sleep(0)
+            await (await files.save(Path("first"))).copied
+    asked = await files.save(Path("second"))
     files.told(Staged("first"))
     files.told(Saved("first", "No such file or directory", full=False))
-    await asyncio.sleep(0)
-    assert not staged.done(), "the trainer has not copied anything yet"
+    assert not asked.copied.done(), "the trainer has not copied anything yet"
     files.told(Staged("second"))
-    saved = await staged
-    assert not saved.done()
+    await asked.copied
+    assert not asked.written.done()
     files.told(Saved("second", "", full=False))
-    assert (await saved).directory == "second"
+    assert (await asked.written).directory == "second"

@@ -83,11 +83,10 @@ def export(
     most = _size("--max-shard-size", max_shard_size)
     from node.export import export_hf
     from node.likeness import files_like
-    from node.outer_files import find_checkpoint, read_outer, read_tokenizer_of
+    from node.outer_files import read_newest, read_tokenizer_of
 
     clean_up_first()  # a folder may be half written
-    checkpoint = find_checkpoint(source)
-    outer = read_outer(checkpoint)
+    checkpoint, outer = read_newest(source)
     manifest = outer.signed.manifest
     fragments = manifest.rounds.fragments
     tokenizer = read_tokenizer_of(source, manifest)

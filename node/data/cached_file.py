@@ -46,9 +46,9 @@ def cached(path: Path, produce: Callable[[], Iterable[bytes]], end: bytes) -> Re
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # let one process build; released by closing
-            record = _intact(path)
+            record = intact(path)
             if record is None:
-                record = _write(path, produce(), end)
+                record = write(path, produce(), end)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise operator_error(
@@ -60,7 +60,8 @@ def cached(path: Path, produce: Callable[[], Iterable[bytes]], end: bytes) -> Re
     return record
 
 
-def _intact(path: Path) -> Record | None:
+def intact(path: Path) -> Record | None:
+    """What the sidecar says of a file that is as it was written; None for any other."""
     try:
         record = Record(**json.loads(path.with_suffix(".json").read_bytes()))
         if path.stat().st_size == record.size:
@@ -71,7 +72,8 @@ def _intact(path: Path) -> Record | None:
     return None
 
 
-def _write(path: Path, documents: Iterable[bytes], end: bytes) -> Record:
+def write(path: Path, documents: Iterable[bytes], end: bytes = b"") -> Record:
+    """A file of documents, each with ``end`` behind it, and its sidecar. Raises OSError."""
     hasher, size, count = blake3(), 0, 0
     with replacing(path) as file:
         for document in documents:
@@ -92,6 +94,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # or a power loss may leave the name and not the bytes
         os.replace(name, path)
     except BaseException:  # also Ctrl-C: leave no half-written file behind
         os.unlink(name)

@@ -24,10 +24,8 @@ import fcntl
 import heapq
 import itertools
 import json
-import os
-import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from bootstrap.manifest import Manifest
-from node.data.cached_file import cache_folder
+from node.data.cached_file import cache_folder, intact, replacing, write
 from node.data.streamed import DataSet, Mark, Reader
 from node.data.tokenizer import BYTES, FileTokenizer, Tokenizer, tokenizer_of
 from node.errors import operator_error, reason
@@ -165,21 +163,11 @@ def _keep(name: str, data: bytes) -> Path:
     path = cache_folder() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, [data])
+        with replacing(path) as file:
+            file.write(data)
     except OSError as error:
         raise operator_error("E402", f"cannot write {path}", why=reason(error)) from error
     return path
-
-
-def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(pieces)
-        os.replace(draft, path)
-    except BaseException:  # also Ctrl-C
-        os.unlink(draft)
-        raise
 
 
 def _ended(ids: npt.NDArray[Any], tokenizer: Tokenizer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -212,6 +200,7 @@ class Parts:
         self._directory = directory / f"stream-{recipe.digest[:16]}"
         self._reader: tuple[int, Reader] | None = None  # and the round whose stretch is next
         self._lock = threading.Lock()
+        self._looked = False  # whether the parts of before are intact
         self.made = 0  # by this process
 
     def get(self, round: int, part: int) -> npt.NDArray[np.integer[Any]]:
@@ -223,6 +212,7 @@ class Parts:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with self._lock, self._alone():
+                self._look_over()
                 if not path.is_file():
                     self._make(round, part, path)
                 return np.memmap(path, dtype=self._kind, mode="r")
@@ -237,6 +227,17 @@ class Parts:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
             yield
 
+    def _look_over(self) -> None:
+        """Remove parts that are not what was written, once: this machine may have lost its power.
+
+        Of those that are made from now on that cannot be so.
+        """
+        if not self._looked:
+            for path in self._directory.glob("part-*.bin"):
+                if intact(path) is None:
+                    path.unlink()
+        self._looked = True
+
     def _make(self, round: int, part: int, path: Path) -> None:
         at, reader = self._reader or (-1, None)
         known, mark = self._nearest(round)
@@ -249,11 +250,11 @@ class Parts:
             at += 1
             self._note(at, reader.mark)
         own = (text for dealt, text in self._stretch(reader) if dealt == part)
-        _write(path, self._coded(own))
+        write(path, self._coded(own))
         self._note(at + 1, reader.mark)
         self._reader = at + 1, reader
         self.made += 1
-        for old in self._directory.glob("part-*.bin"):
+        for old in self._directory.glob("part-*"):
             if int(old.name.split("-")[1]) < round - 1:
                 old.unlink(missing_ok=True)
 

@@ -33,10 +33,12 @@ def main(arguments: list[str]) -> int:
         return EXIT_ORPHANED
     clean_up_first()
     line = socket.socket(fileno=os.dup(channel))  # the daemon closes the other one when it leaves
+    place: list[str] = []
     try:
         from node.runtime import run
 
         order = json.load(sys.stdin)
+        place = [f"--dir={order['config']['dir']}"] if "dir" in order["config"] else []
         manifest = Manifest.parse(order["manifest"].encode()) if order["manifest"] else None
         script = Script(
             socket.socket(fileno=channel),
@@ -45,8 +47,8 @@ def main(arguments: list[str]) -> int:
         )
         return run(resolve(order["config"], os.environ), manifest, script)
     except Exception as error:  # noqa: BLE001 - the last resort: the script is told, the log has it
-        status = outermost.report(error)
-        told = ended(outermost.first_known(error))
+        status = outermost.report(error, place)
+        told = ended(outermost.first_known(error, place))
         with suppress(OSError):  # it has gone itself
             line.sendall(frame(told))
         return status
