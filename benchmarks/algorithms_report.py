@@ -248,7 +248,7 @@ def plot(rows: dict[str, Row], path: Path) -> None:
         if (sent := mean_of(rows, name, 4, "bytes_per_parameter"))
         and (loss := mean_of(rows, name, 4))
     )
-    figure, axes = plt.subplots(figsize=(9, 6))
+    figure, axes = plt.subplots(figsize=(9, 9))
     highest = SHOWN * min(loss for _, loss, _ in points)
     best, front, beyond = float("inf"), [], []
     names = {name: number for number, (_, _, name) in enumerate(points, 1)}
