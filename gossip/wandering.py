@@ -24,7 +24,8 @@ letters are answered afterwards, with the parameters as they are then.
 - A partner that is gone costs one exchange, or none: another one is turned to.
 
 With ``one_way`` (push-sum) shares go to some neighbours, no answer is awaited, and no letter is
-ever too old: its weight is part of the sum.
+ever too old: its weight is part of the sum. Whether a share came is not always known at once: it
+counts as gone until that is known.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Wandering:
     exchanges: int = 1
     exchange: int = 0
     met: list[Met] = field(default_factory=list)  # of the round under way
+    # who may have a share of ours or not: until that is known they get no other
+    owed: set[PeerId] = field(default_factory=set)
     _phase: str = "training"  # then "meeting", "mixing", "finishing"
     _label: int = 0  # the round from which partners follow
     _partner: PeerId | None = None
@@ -252,7 +255,7 @@ class Wandering:
         self._phase, self._lost = "meeting", set()
         self._start(now)
         if self.habits.one_way:
-            everybody = [a.peer for a in self.others(now)]
+            everybody = [a.peer for a in self.others(now) if a.peer not in self.owed]
             to = successors(everybody, self.me, self._label, self.habits.seed, self.exchanges)
             self._posting = set(to)
             if to:
@@ -384,7 +387,7 @@ class Wandering:
             outcome = "answered"
         else:
             outcome = "alone" if peer is None else "lost"
-        others = tuple(sorted(took - {peer})) if peer else tuple(sorted(took))
+        others = tuple(sorted(took - {peer, self.me}))  # own: a share that came back
         moving_s = None if self._lost else self._moving_s
         seconds = now - self._since
         self.met.append(Met(self.round, self.exchange, peer, outcome, seconds, moving_s, others))

@@ -233,6 +233,13 @@ def test_shares_go_to_successors_and_everything_that_came_is_taken():
     assert core.on_taken(0.3) == [Finish(3)]
 
 
+def test_who_may_have_a_share_gets_no_other_until_that_is_known():
+    core = member(4, one_way=True)
+    core.owed.add(PEERS[1])
+    to = [post.to for post in core.begin(3, 3, 0.0) if isinstance(post, Post)]
+    assert sorted(to) == sorted(PEERS[2:4])
+
+
 def test_in_a_ring_everybody_hears_from_as_many():
     heard = [to for me in PEERS for to in successors(PEERS, me, 7, SEED, 2)]
     assert all(heard.count(peer) == 2 for peer in PEERS)
