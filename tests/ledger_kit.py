@@ -100,7 +100,8 @@ class Counted(ToyState):
     async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
         for letter, _, _ in letters:
             body, stamp = letter.body.data.numpy().tobytes(), letter.stamp
-            name = (stamp.sender, stamp.round, stamp.exchange, body)
+            # an opening that its sender takes for lost may have come, and be an answer later
+            name = (stamp.sender, stamp.round, stamp.exchange, stamp.answers, body)
             # of one round's own shares, which are equal, several may have come back
             assert name not in self.mixed or stamp.sender == self.me, "mixed in before"
             self.mixed.add(name)
