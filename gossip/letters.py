@@ -173,14 +173,18 @@ class Letters:
         answers: Key | None,
         timeout: float,
         weight: float = 1.0,
+        name: bytes = b"",
+        again: bool = False,
     ) -> None:
         """Send an encoded vector; ``timeout`` s without progress end it.
 
-        Raises TransportError, and RemoteProtocolError for an answer that makes no sense.
+        Under one ``name`` (:meth:`name`) it arrives once, however often it is sent ``again`` before
+        the next one to the same peer. Raises TransportError, and RemoteProtocolError for an answer
+        that makes no sense.
         """
         body, codec = as_bytes(letter.data), letter.codec
         trailer = memoryview(_TRAILER.pack(exchange, *(answers or _OPENS), weight))
-        name = self._series + next(self._numbers).to_bytes(8, "big")
+        name = name or self.name()
         run = self.wiring.run
         header = Transfer(run, self.fragment, round_, 0, self.size, codec.name, name, 0)
         chunks = codec.chunks(0, self.size)
@@ -189,7 +193,18 @@ class Letters:
             at = chunks[chunk].offset if chunk < len(chunks) else len(body)
             return _Feed(body[at:], trailer)
 
-        await self.transfers.push(to, VERB, header, feed_from, timeout)
+        await self.transfers.push(to, VERB, header, feed_from, timeout, ask=again)
+
+    def name(self) -> bytes:
+        """What no other letter is called."""
+        return self._series + next(self._numbers).to_bytes(8, "big")
+
+    def keep(self, round_: int, body: Encoded, weight: float) -> None:
+        """A letter that nobody has taken, as one to this node itself, whatever room there is."""
+        me, number = self.wiring.identity.peer_id, next(self._numbers)
+        letter = Letter(Stamp(me, round_, 0, None, number), weight, body)
+        self.held[letter.stamp] = letter
+        self.mail.arrived(letter)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -292,7 +307,8 @@ class Letters:
         """Where a letter goes that comes from byte ``at`` on; of each peer's the newest goes on.
 
         Raises RemoteRefused ``again`` where more or less of it is here than when its sender asked,
-        and ``busy`` where there is no room.
+        ``busy`` where tries of it are on their way, and ``full`` where there is no room: it has not
+        come then, for certain.
         """
         if self._newest.get(sender) == header.basis:
             raise RemoteRefused("again", "all of it came with the try before")
@@ -313,7 +329,7 @@ class Letters:
                 del self._arriving[peer]
         others = len(self._arriving) - (sender in self._arriving)
         if others >= self.room or (self.keep_all and others + len(self.held) >= self.room):
-            raise RemoteRefused("busy", "no room for another letter")
+            raise RemoteRefused("full", "no room for another letter")
         receipt = _Receipt(header, bytearray(self._length(header)), now + self.longest())
         self._arriving[sender] = receipt
         return receipt

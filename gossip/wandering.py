@@ -21,10 +21,12 @@ letters are answered afterwards, with the parameters as they are then.
   for while it moves, two usual rounds at most; who takes longer is turned to ever less. Later
   answers are taken with the next exchange, up to ``max_staleness`` rounds late; so slow islands
   give and get, too.
-- A partner that is gone costs one exchange, or none: another one is turned to.
+- A partner that is gone costs one exchange, or none: another one is turned to. Should it have had
+  the opening all the same, and answer, that counts like any late answer.
 
 With ``one_way`` (push-sum) shares go to some neighbours, no answer is awaited, and no letter is
-ever too old: its weight is part of the sum.
+ever too old: its weight is part of the sum. Whether a share came is not always known at once: it
+counts as gone until that is known.
 """
 
 from __future__ import annotations
@@ -79,6 +81,8 @@ class Wandering:
     exchanges: int = 1
     exchange: int = 0
     met: list[Met] = field(default_factory=list)  # of the round under way
+    # who may have a share of ours or not: until that is known they get no other
+    owed: set[PeerId] = field(default_factory=set)
     _phase: str = "training"  # then "meeting", "mixing", "finishing"
     _label: int = 0  # the round from which partners follow
     _partner: PeerId | None = None
@@ -87,6 +91,7 @@ class Wandering:
     _coming: set[PeerId] = field(default_factory=set)  # whose letter is on its way
     _held: dict[PeerId, list[Stamp]] = field(default_factory=dict)
     _opened: dict[PeerId, Key] = field(default_factory=dict)  # our letters not answered yet
+    _failed: dict[PeerId, Key] = field(default_factory=dict)  # which may have come all the same
     _since: float = 0.0  # when the exchange began
     _moving_s: float = 0.0  # of it, while a letter that it waits for was on its way
     _seen: float = 0.0  # until when that was counted
@@ -128,7 +133,7 @@ class Wandering:
     @property
     def needed(self) -> set[Key]:
         """Letters of this island's that answers may still come to."""
-        return set(self._opened.values())
+        return {*self._opened.values(), *self._failed.values()}
 
     def others(self, now: float) -> list[Announce]:
         """Live islands that take part."""
@@ -154,6 +159,7 @@ class Wandering:
         self.exchanges, self.exchange, self.met = max(1, exchanges), 0, []
         oldest = self.round - self.habits.max_staleness
         self._opened = {peer: key for peer, key in self._opened.items() if key[0] >= oldest}
+        self._failed = {peer: key for peer, key in self._failed.items() if key[0] >= oldest}
         known = self.membership.islands
         self._slow = {peer: slow for peer, slow in self._slow.items() if peer in known}
         return self._open(now)
@@ -202,7 +208,8 @@ class Wandering:
         """It has not, and will not."""
         self._count_moving(now)
         self._posting.discard(to)
-        self._opened.pop(to, None)
+        if (key := self._opened.pop(to, None)) is not None:
+            self._failed[to] = key  # should it be answered, the other has moved
         if self._phase == "meeting":
             self._lost.add(to)
             if self._overdue(now):
@@ -252,7 +259,7 @@ class Wandering:
         self._phase, self._lost = "meeting", set()
         self._start(now)
         if self.habits.one_way:
-            everybody = [a.peer for a in self.others(now)]
+            everybody = [a.peer for a in self.others(now) if a.peer not in self.owed]
             to = successors(everybody, self.me, self._label, self.habits.seed, self.exchanges)
             self._posting = set(to)
             if to:
@@ -301,7 +308,8 @@ class Wandering:
                 if stamp.answers is None:  # both may have opened one at the same time
                     good = age <= self.habits.max_staleness
                 else:
-                    good = stamp.answers == self._opened.get(stamp.sender)
+                    keys = self._opened.get(stamp.sender), self._failed.get(stamp.sender)
+                    good = stamp.answers in keys
                 if good:
                     found.append(stamp)
         return found
@@ -313,7 +321,10 @@ class Wandering:
         answer is here as well.
         """
         fresh = self._fresh()
-        met = self._opened.keys() - {stamp.sender for stamp in fresh if stamp.answers}
+        answered = {
+            s.sender for s in fresh if s.answers and s.answers == self._opened.get(s.sender)
+        }
+        met = self._opened.keys() - answered
         return [stamp for stamp in fresh if not stamp.answers and stamp.sender not in met]
 
     def _waits(self, now: float) -> bool:
@@ -355,6 +366,9 @@ class Wandering:
         first: list[Instruction] = [Drop(old)] if old else []
         taken = []
         for stamp in taking:
+            if stamp.answers is not None and stamp.answers == self._failed.get(stamp.sender):
+                taken.append(Taken(stamp, HALF, self._failed.pop(stamp.sender)))
+                continue
             mine = self._opened.pop(stamp.sender, None)
             if mine is None and not self.habits.one_way:
                 theirs = (stamp.round, stamp.exchange)
@@ -384,7 +398,7 @@ class Wandering:
             outcome = "answered"
         else:
             outcome = "alone" if peer is None else "lost"
-        others = tuple(sorted(took - {peer})) if peer else tuple(sorted(took))
+        others = tuple(sorted(took - {peer, self.me}))  # own: a share that came back
         moving_s = None if self._lost else self._moving_s
         seconds = now - self._since
         self.met.append(Met(self.round, self.exchange, peer, outcome, seconds, moving_s, others))

@@ -47,14 +47,16 @@ RUN = b"r" * 32
 class ToyState:
     """φ, m and θ of one island; its inner steps add ``learn(island, round)`` to φ."""
 
-    def __init__(self, start: torch.Tensor, codec: RangeCodec, rule: str) -> None:
+    def __init__(
+        self, start: torch.Tensor, codec: RangeCodec, rule: str, fragment: int = 0
+    ) -> None:
         self.base, self.sent = start.clone(), start.clone()
         self.blend = Blend(self.base, codec, shares=rule == "push-sum")
         noloco = rule == "noloco"
         self.rule = named("heavyball" if noloco else "sgd")
         self.vectors = self.rule.init(start).vectors
         self.rates = Rates(BETA, ALPHA) if noloco else Rates(1.0, 0.0)
-        self.place = Place(RUN, 0, 0, genesis(RUN), self.digest(), 0)
+        self.place = Place(RUN, fragment, 0, genesis(RUN), self.digest(), 0)
 
     def digest(self) -> bytes:
         return blake3(self.base.view(torch.uint8).numpy()).digest()
@@ -82,8 +84,8 @@ class Islander:
     """One running island; ``seconds`` its inner steps take."""
 
     identity: Identity
-    state: ToyState
-    roamer: Roamer
+    states: list[ToyState]  # by fragment
+    roamers: list[Roamer]
     task: asyncio.Task[None]
     rounds: list[Rounded] = field(default_factory=list)
     rejected: list[tuple[PeerId, str]] = field(default_factory=list)
@@ -93,6 +95,14 @@ class Islander:
     @property
     def peer(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def state(self) -> ToyState:
+        return self.states[0]
+
+    @property
+    def roamer(self) -> Roamer:
+        return self.roamers[0]
 
     def outcomes(self) -> list[str]:
         """How its exchanges ended, in order."""
@@ -127,48 +137,59 @@ class Islands:
     def start(
         self, number: int, start: torch.Tensor, round_: int = 0, weight: float = 1.0
     ) -> Islander:
-        identity = Identity.from_seed((number + 1).to_bytes(32, "big"))
-        peer = identity.peer_id
-        transport = self.network.join(peer)
         state = ToyState(start, self.codec, self.rule)
         state.place = replace(state.place, round=round_)
         state.blend.weight = weight
+        return self.launch(number, [state])
+
+    def launch(self, number: int, states: list[ToyState], *, newcomer: bool = False) -> Islander:
+        """Start an island with its state of each fragment."""
+        identity = Identity.from_seed((number + 1).to_bytes(32, "big"))
+        peer = identity.peer_id
+        transport = self.network.join(peer)
         loop = asyncio.get_running_loop()
         group = asyncio.TaskGroup()
         spawn = Tasks(group).spawn
 
         wiring = Wiring(transport, identity, RUN, self.codec, spawn, inline, loop.time)
         incarnation = int(loop.time() * 1000) + 1
-        announce = first_announcement(peer, state.place, version="0", incarnation=incarnation)
+        announce = first_announcement(peer, states[0].place, version="0", incarnation=incarnation)
         presence = Presence(
             wiring,
             Membership(peer),
             announce,
-            lambda: [state.place],
+            lambda: [state.place for state in states],
             wall=lambda: 1_000_000.0 + loop.time(),
         )
-        moved = asyncio.Event()
+        moved = [asyncio.Event() for _ in states]
         rounds: list[Rounded] = []
         rejected: list[tuple[PeerId, str]] = []
+        acquaintance = Acquaintance([self.size] * len(states))
 
         def applied(rounded: Rounded) -> None:
             rounds.append(rounded)
-            moved.set()
+            moved[rounded.fragment].set()
 
-        roamer = Roamer(
-            wiring,
-            state,
-            presence,
-            Habits(RUN, self.staleness, one_way=self.rule == "push-sum"),
-            self.size,
-            Acquaintance([self.size]),
-            self._terms(),
-            neighbours=self.neighbours,
-            more=self.more,
-            applied=applied,
-            rejected=lambda who, error: rejected.append((who, str(error))),
-        )
-        pairs = Pairs([roamer], Hooks(rejected=roamer.rejected))
+        def roamer(state: ToyState) -> Roamer:
+            fragment = state.place.fragment
+            seed = RUN + bytes([fragment] if fragment else [])
+            return Roamer(
+                wiring,
+                state,
+                presence,
+                Habits(seed, self.staleness, one_way=self.rule == "push-sum"),
+                self.size,
+                acquaintance,
+                self._terms(),
+                neighbours=self.neighbours,
+                more=self.more,
+                applied=applied,
+                rejected=lambda who, error: rejected.append((who, str(error))),
+                newcomer=newcomer,
+            )
+
+        roamers = [roamer(state) for state in states]
+        pairs = Pairs(roamers, Hooks(rejected=roamers[0].rejected))
 
         async def live() -> None:
             async with group:
@@ -176,15 +197,16 @@ class Islands:
                     if other.peer != peer:
                         presence.learn(other.roamer.presence.envelope())
                 group.create_task(pairs.run())
-                group.create_task(self._train(number, islander, moved))
+                for fragment in range(len(states)):
+                    group.create_task(self._train(number, islander, fragment, moved[fragment]))
 
         islander = Islander(
-            identity, state, roamer, self.group.create_task(live()), rounds, rejected
+            identity, states, roamers, self.group.create_task(live()), rounds, rejected
         )
         if self.manifest is not None:
             pace = Pace(steps_per_second=1 / self.step_s)
             islander.chooser = Chooser(self.manifest, pace, EventLog())
-            roamer.note(steps_per_second=pace.steps_per_second)
+            islander.roamer.note(steps_per_second=pace.steps_per_second)
         self.members[number] = islander
         self.gone.discard(number)
         return islander
@@ -215,8 +237,10 @@ class Islands:
             assert machine is not None
             machine.upload = machine.download = bytes_a_second
 
-    async def _train(self, number: int, islander: Islander, moved: asyncio.Event) -> None:
-        roamer, state, done = islander.roamer, islander.state, 0
+    async def _train(
+        self, number: int, islander: Islander, fragment: int, moved: asyncio.Event
+    ) -> None:
+        roamer, state, done = islander.roamers[fragment], islander.states[fragment], 0
         while done < self.limit:
             paced = islander.chooser is not None
             seconds = self._steps_s(islander) if paced else self.seconds(number)

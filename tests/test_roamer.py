@@ -205,6 +205,35 @@ def test_push_sum_keeps_the_mean_where_links_break():
     assert spread < 0.05
 
 
+@pytest.mark.parametrize("silent", [8.0, 700.0])
+def test_a_share_counts_once_where_its_receiver_is_silent_for_a_while(silent: float):
+    """Nobody can tell whether it came: it is neither taken back nor given up until that is known.
+
+    After ten minutes its receiver is forgotten, and it is mixed in where it came from.
+    """
+
+    async def main() -> tuple[float, list[float]]:
+        async with islands(2, rule="push-sum", spread=0.0) as swarm:
+            await swarm.rounds(2)
+            swarm.network.freeze(swarm.members[1].peer)
+            await asyncio.sleep(silent)
+            alone = [one.state.blend.weight for one in swarm.living()]
+            swarm.network.thaw(swarm.members[1].peer)
+            await swarm.rounds(5)
+            swarm.limit = 0
+            await asyncio.sleep(30.0)
+            assert not any(one.roamer.core.owed for one in swarm.living())
+            weights = [m.state.blend.weight + m.roamer.waiting_weight() for m in swarm.living()]
+            return sum(weights), alone
+
+    total, alone = run(main())
+    if silent < 600:
+        assert total == pytest.approx(2, abs=1e-9)
+        assert sum(alone) < 2 - 0.1
+    else:
+        assert sum(alone) == pytest.approx(2, abs=1e-9)
+
+
 @pytest.mark.parametrize("later", [0.0, 6.5])
 def test_who_resumes_takes_its_weight_back(later: float):
     """Killed ``later`` seconds after its checkpoint: what moved since then is the whole error."""

@@ -196,6 +196,26 @@ def test_who_loses_its_partner_turns_to_another():
     assert core.needed == {(3, 0)}
 
 
+def test_an_opening_that_came_after_all_is_met_by_its_answer():
+    """Its transfer stood still for too long: the other has it, and has moved."""
+    core = member(2)
+    core.begin(3, 1, 0.0)
+    assert core.on_failed(PEERS[1], 0.5) == [Finish(3)]
+    core.on_finished()
+    assert core.needed == {(3, 0)}
+    core.begin(4, 1, 1.0)
+    core.on_posted(PEERS[1], 1.05)
+    (take,) = core.on_letter(letter(PEERS[1], answers=(3, 0)), 1.06)
+    assert isinstance(take, Take)
+    assert [one.mine for one in take.letters] == [(3, 0)]
+    assert core.needed == {(4, 0)}  # which may be answered as well
+    core.on_taken(1.1)
+    core.on_finished()
+    core.on_letter(letter(PEERS[1], answers=(3, 0), number=1), 1.2)
+    found = core.begin(5, 1, 2.0)
+    assert not [one for one in found if isinstance(one, Take)]  # once
+
+
 def test_one_alone_goes_on():
     core = member(1)
     assert core.begin(0, 1, 0.0) == [Finish(0)]
@@ -231,6 +251,13 @@ def test_shares_go_to_successors_and_everything_that_came_is_taken():
     assert isinstance(take, Take)
     assert len(take.letters) == 2
     assert core.on_taken(0.3) == [Finish(3)]
+
+
+def test_who_may_have_a_share_gets_no_other_until_that_is_known():
+    core = member(4, one_way=True)
+    core.owed.add(PEERS[1])
+    to = [post.to for post in core.begin(3, 3, 0.0) if isinstance(post, Post)]
+    assert sorted(to) == sorted(PEERS[2:4])
 
 
 def test_in_a_ring_everybody_hears_from_as_many():
