@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ class Terminal:
 
     def __init__(self, home: Path, address: str) -> None:
         self.home, self.address = home, address
+        self.made_run = False
         self.node: subprocess.Popen[bytes] | None = None
         self.out = home / "out"
         home.mkdir()
@@ -80,6 +82,9 @@ class Terminal:
         stays = words[3:4] and words[3] in STAYS and "template" not in words
         if stays:
             self.leave()
+            if self.made_run and "--peers" in words:  # the page's next machine
+                shutil.rmtree(self.home / ".atoll" / "checkpoints", ignore_errors=True)
+            self.made_run = "--peers" not in words
             with self.out.open("wb") as out:
                 self.node = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
