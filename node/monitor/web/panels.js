@@ -255,7 +255,9 @@ export class Panels {
     }
     for (const [name, value] of facts) say(this.facts.get(name), value);
     this.joining.hidden = !node.join_address;
-    say(this.join, state.run?.manifest.script?.layout
+    const manifest = state.run?.manifest; // in the first picture, and not in what comes after it
+    if (manifest) this.ofScripts = Boolean(manifest.script?.layout);
+    say(this.join, this.ofScripts
       ? `node.join(model, optimizer, peers="${node.join_address}"${node.invitation_needed ? ', invitation="…"' : ""})`
       : `node start --peers ${node.join_address}${node.invitation_needed ? " --invitation …" : ""}`);
     const meter = (name, used, total, note) => el("div", {}, el("span", {}, name), el("meter", { min: 0, max: total, high: total * 0.9, value: used, "aria-label": name }), el("span", { class: "num" }, note));
