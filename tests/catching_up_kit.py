@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -135,6 +135,21 @@ class Scene:
             for newcomer in newcomers
             for theirs, mine in zip(self.founders[0].replicas, newcomer.replicas, strict=True)
         )
+
+
+def coming_together(members: Sequence[Member]) -> Callable[[], bool]:
+    """Whether all stand at one place, in each fragment, and more of each is merged than by now."""
+    counted = [[replica.counted for replica in member.replicas] for member in members]
+
+    def together() -> bool:
+        places = zip(*([r.place.previous for r in m.replicas] for m in members), strict=True)
+        return all(len(set(found)) == 1 for found in places) and all(
+            replica.counted > before
+            for member, then in zip(members, counted, strict=True)
+            for replica, before in zip(member.replicas, then, strict=True)
+        )
+
+    return together
 
 
 @asynccontextmanager

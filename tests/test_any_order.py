@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catching_up_kit import Scene, played, scene
+from catching_up_kit import Scene, coming_together, played, scene
 from exchange_kit import until
 from simulated_swarm import Member
 from toy_replica import ToyReplica
@@ -194,20 +194,7 @@ def anything_happens(seed: int, tmp_path: Path) -> None:
                     await asyncio.sleep(dice.choice([0.05, 0.5, 2, 6]) * dice.uniform(0.5, 1.5))
                     await mishaps.befall()
             members = list(mishaps.members.values())
-            counted = [[replica.counted for replica in member.replicas] for member in members]
-
-            def together() -> bool:
-                heads = [
-                    {member.replicas[fragment].place.previous for member in members}
-                    for fragment in range(it.fragments)
-                ]
-                return all(len(found) == 1 for found in heads) and all(
-                    replica.counted > before
-                    for member, then in zip(members, counted, strict=True)
-                    for replica, before in zip(member.replicas, then, strict=True)
-                )
-
-            await until(together, HEALED_S)
+            await until(coming_together(members), HEALED_S)
 
     played(story)
 

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from catching_up_kit import NEWCOMERS, Scene, played, scene
+from catching_up_kit import NEWCOMERS, Scene, coming_together, played, scene
 from exchange_kit import until
 
 pytestmark = [
@@ -75,20 +75,7 @@ def falls_apart(seed: int) -> None:
             for _ in range(dice.randrange(1, 4) if it.flaps else 0):
                 await asyncio.sleep(dice.uniform(0.05, 3))
                 await cut(swarm, peers, dice.randrange(1, it.members), dice.uniform(0.05, 6))
-            counted = [[replica.counted for replica in member.replicas] for member in members]
-
-            def together() -> bool:
-                heads = [
-                    {member.replicas[fragment].place.previous for member in members}
-                    for fragment in range(it.fragments)
-                ]
-                return all(len(found) == 1 for found in heads) and all(
-                    replica.counted > before
-                    for member, then in zip(members, counted, strict=True)
-                    for replica, before in zip(member.replicas, then, strict=True)
-                )
-
-            await until(together, HEALED_S)
+            await until(coming_together(members), HEALED_S)
 
     played(story)
 
