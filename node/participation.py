@@ -21,6 +21,7 @@ from node.assembly import make_conductor, make_replicas, make_reports, make_swar
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
+from node.copying import Copying
 from node.donors import Giving, clean
 from node.entrance import Entrance, Run
 from node.errors import operator_error
@@ -147,7 +148,7 @@ class Participation:
             self.swarm.still,
             self.node.offload,
             lambda: [chain.lineage for chain in self.swarm.chains],
-            self._copy,
+            self._copying(store),
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -244,6 +245,11 @@ class Participation:
             wanted = self.config.moments == "donor"
             self.conductor.expects_moments = wanted and self.fetcher.downloaded
         self.node.announced = lambda: list(self.swarm.presence.known().announces)
+
+    def _copying(self, store: CheckpointStore) -> Copying | None:
+        if self._copy is None:
+            return None
+        return Copying(self._copy, store, self.events, self.node.offload)
 
     def _still(self) -> AbstractAsyncContextManager[None]:
         """The keeper's own, which is another one once the last checkpoint is taken."""

@@ -9,7 +9,6 @@ meanwhile reach it afterwards. The copies are written beside training.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import (
@@ -17,10 +16,8 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
-    suppress,
 )
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +39,7 @@ from node.checkpoint import (
 )
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
+from node.copying import Copying
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
@@ -54,7 +52,6 @@ from node.trainer_files import Asked
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
-from protocols.tasks import Background
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S, STEPS = 120.0, 4.0  # for its copy: and so many of its inner steps
@@ -85,11 +82,8 @@ class Keeper:
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     lineages: Callable[[], Sequence[Lineage]]
-    copy: CheckpointCopy | None = None  # a second place for them
+    copying: Copying | None = None  # to a second place for them
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _to_copy: Path | None = None  # the newest, while an older one is on its way there
-    _copying: asyncio.Task[None] | None = None
-    _background: Background = field(default_factory=Background)
     _full: bool = False
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
@@ -107,8 +101,8 @@ class Keeper:
             return False
         async with self._lock:
             saved = await self._save(last)
-        if wait and self._copying is not None:
-            await self._copying
+        if wait and self.copying is not None:
+            await self.copying.done()
         return saved
 
     async def by_time(self, every: float) -> None:
@@ -137,8 +131,8 @@ class Keeper:
             self._full = isinstance(error, DiskFullError)
             return False
         self._full = False
-        if self.copy is not None:
-            await self._copy_soon(saved.path)
+        if self.copying is not None:
+            await self.copying.soon(saved.path)
         self.events.emit(
             CheckpointSaved(
                 round=facts.round,
@@ -148,49 +142,6 @@ class Keeper:
             )
         )
         return True
-
-    async def _copy_soon(self, path: Path) -> None:
-        """To the second place: it may be slow, or hang, and the next checkpoint does not wait.
-
-        Of those that are made meanwhile the newest is copied.
-        """
-        aside, passed_over = await self.offload(lambda: self.store.aside(path)), self._to_copy
-        self._to_copy = aside
-        if passed_over is not None:
-            await self.offload(partial(self.store.drop, passed_over))
-        if self._copying is None or self._copying.done():
-            self._copying = self._background.spawn(self._copy())
-
-    async def _copy(self) -> None:
-        while (aside := self._to_copy) is not None:
-            self._to_copy = None
-            if error := await self._put(aside):
-                self.events.emit(Problem.of(error))
-            await self.offload(partial(self.store.drop, aside))
-
-    async def _put(self, aside: Path) -> OperatorError | None:
-        """In none of the few threads that rounds need, nor in one that asyncio waits for at its
-        end: a node that fails is not to stay because a link hangs.
-        """
-        assert self.copy is not None
-        loop, put = asyncio.get_running_loop(), self.copy.put
-        done: asyncio.Future[OperatorError | None] = loop.create_future()
-
-        def end(failed: OperatorError | None) -> None:
-            if not done.done():
-                done.set_result(failed)
-
-        def work() -> None:
-            failed: OperatorError | None = None
-            try:
-                put(aside)
-            except OperatorError as error:
-                failed = error
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(end, failed)
-
-        threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
-        return await done
 
     async def _fill(self, draft: Path, last: AsyncExitStack | None) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""

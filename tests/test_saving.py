@@ -23,6 +23,7 @@ from node import saving
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
+from node.copying import Copying
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, write_outer
@@ -184,7 +185,9 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
             copied.append((checkpoint.name, verify(checkpoint).round))
 
     keeper, store = _keeper(tmp_path, []), CheckpointStore(tmp_path, keep=1)
-    keeper.store, keeper.copy = store, cast(CheckpointCopy, Hanging())
+    keeper.store = store
+    second = cast(CheckpointCopy, Hanging())
+    keeper.copying = Copying(second, store, keeper.events, inline)
     rounds = iter(range(4))
 
     async def fill(draft: Path, last: object) -> Facts:
@@ -217,7 +220,8 @@ def test_a_second_place_that_hangs_keeps_no_node_from_ending(
 
     async def fails() -> None:
         keeper = _keeper(tmp_path, [])
-        keeper.copy = cast(CheckpointCopy, Hanging())
+        second = cast(CheckpointCopy, Hanging())
+        keeper.copying = Copying(second, keeper.store, keeper.events, inline)
 
         async def fill(draft: Path, last: object) -> Facts:
             return Facts(run="r", round=1, step=0, tokens=0)
