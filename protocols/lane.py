@@ -38,10 +38,11 @@ from protocols.lane_socket import (
 )
 from protocols.lane_wire import Frame
 from protocols.reactor import Reactor
+from protocols.sealing import MAX_FRAME_BYTES
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
 _PLAIN_PIECE = 1 << 20
-_TLS_PIECE = 1 << 16  # OpenSSL takes all of a piece or says nothing of how much it took
+_SEALED_PIECE = 1 << 16  # a frame opens once all of it has come
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -292,7 +293,9 @@ class Lane:
         if sending.blocked or sending.starved or sending.queued:
             return
         budget = _TURN_BYTES
-        largest = _TLS_PIECE if self._secure else _PLAIN_PIECE
+        largest = _PLAIN_PIECE
+        if self._secure:
+            largest = MAX_FRAME_BYTES if self.local else _SEALED_PIECE
         while sending.piece or sending.more():
             if budget <= 0:
                 self._more_later()
@@ -348,14 +351,15 @@ class Lane:
             if room is None:
                 receiving.paused, receiving.since = True, time.monotonic()
                 return
-            count, dry = fill(self._sock, room[: receiving.left], secure=self._secure)
-            if count:
-                budget -= count
-                self._reactor.took(self, count)
+            filled = fill(self._sock, room[: receiving.left], secure=self._secure)
+            if filled.came or filled.put:
+                budget -= filled.put
+                self._reactor.took(self, filled.came)
                 self._progress.at = time.monotonic()
-                receiving.waited(self._progress.at, self.who)
-                receiving.took(count)
-            if dry and receiving.left:
+                receiving.waited(self._progress.at, filled.came, self.who)
+            if filled.put:
+                receiving.took(filled.put)
+            if filled.dry and receiving.left:
                 if receiving.amid and not self.local:
                     self._reactor.gather(_TURN_BYTES - budget, time.monotonic() - began)
                 return

@@ -79,6 +79,7 @@ class Receiving:
         self.paused = False  # the drain has no room
         self.held = 0.0  # seconds it had none, all in all
         self.since = self.begun = time.monotonic()  # when the pause or the wait for bytes began
+        self._begun = False  # something came, though perhaps not enough to be opened
         self._waited = 0.0
         self._window = 0
 
@@ -96,20 +97,21 @@ class Receiving:
         """Tell the drain; raises what it raises."""
         self.moved += count
         self.left -= count
-        self._window += count
         self.drain.took(count)
         if isinstance(self.drain, Frame):  # which learns its own length on the way
             self.left = self.drain.length - self.moved
 
-    def waited(self, now: float, who: str) -> None:
+    def waited(self, now: float, came: int, who: str) -> None:
         """Bytes came; raises :class:`TransferStalled` if they keep coming too slowly."""
-        if self.moved or not isinstance(self.drain, Frame):  # a message may be long in coming
+        if self._begun or not isinstance(self.drain, Frame):  # a message may be long in coming
             self._waited += now - self.since
         self.since = now
         if self._waited >= self.stall:
             if self._window < self.min_rate * self._waited:
                 raise TransferStalled(f"{who}: {self._window / self._waited:.0f} bytes a second")
             self._waited, self._window = 0.0, 0
+        self._begun = True
+        self._window += came
 
 
 class Sending:

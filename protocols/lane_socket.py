@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 import termios
+from typing import NamedTuple
 
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.identity import PeerId
@@ -69,15 +70,23 @@ def silent(sock: socket.socket) -> bool:
     return False
 
 
-def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, bool]:
-    """Read as much of ``room`` as there is; also whether the socket has no more.
+class Filled(NamedTuple):
+    """What one look at a socket brought."""
+
+    put: int  # bytes that are in the room
+    came: int  # bytes that came, parts of sealed frames among them
+    dry: bool  # the socket has no more
+
+
+def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> Filled:
+    """Read as much of ``room`` as there is.
 
     Bytes that came before the other end closed or broke are handed over first; then, and if there
     are none, raises :class:`SocketError`.
     """
     if not room:
         raise LocalProtocolError("a drain gave room of no bytes")
-    at = 0
+    at, heard = 0, _heard(sock)
     try:
         while at < len(room):
             count = sock.recv_into(room[at:] if at else room)
@@ -87,13 +96,17 @@ def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, b
                 raise SocketError(ConnectionResetError("closed by the other end"))
             at += count
             if not secure and at < len(room):
-                return at, True
+                return Filled(at, at, dry=True)
     except WOULD_BLOCK:
-        return at, True
+        return Filled(at, _heard(sock) - heard if secure else at, dry=True)
     except OSError as error:
         if not at:
             raise SocketError(error) from error
-    return at, False
+    return Filled(at, _heard(sock) - heard if secure else at, dry=False)
+
+
+def _heard(sock: socket.socket) -> int:
+    return sock.heard if isinstance(sock, PeerSSLSocket) else 0
 
 
 def host_of(sock: socket.socket) -> str:

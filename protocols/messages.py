@@ -18,7 +18,7 @@ from protocols.counts import MAX_BYTES, Included, included_in
 from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
-PROTOCOL_VERSION = 2  # another one for any change below (tests/test_protocol_version.py)
+PROTOCOL_VERSION = 3  # another one for any change below (tests/test_protocol_version.py)
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it

@@ -20,9 +20,11 @@ import datetime
 import functools
 import hashlib
 import os
+import socket
 import ssl
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -32,6 +34,7 @@ from cryptography.x509.oid import NameOID
 
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, peer_id_of, public_key
+from protocols.sealing import KEY_BYTES, Opener, Sealer
 
 ANYONE = "anyone.peer"  # server name for a dial that learns who answers
 _REFUSALS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR", "HANDSHAKE_FAILURE")
@@ -68,14 +71,64 @@ class PeerSSLObject(ssl.SSLObject):
 
 
 class PeerSSLSocket(ssl.SSLSocket):
-    """The same on a socket of one's own, for lanes: what it reads and writes is not copied."""
+    """The same on a socket of one's own, for lanes: TLS, and behind it sealed frames.
+
+    The first that either end says, by TLS, is the key of what it says from then on, which passes
+    TLS by (:mod:`protocols.sealing`). So whoever reads the frames was in the handshake.
+    """
 
     peer_id: PeerId
+    heard = 0  # bytes of frames that have come
+
+    _own_key = b""
+    _sealer: Sealer | None = None
+    _frame = memoryview(b"")  # what the socket has not taken yet of the piece under way
+    _their_key = b""
+    _opener: Opener | None = None
 
     def do_handshake(self, block: bool = False) -> None:
         """As :meth:`PeerSSLObject.do_handshake`."""
         super().do_handshake(block)
         self.peer_id = _proven(self)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """Send ``data`` sealed, as one frame: all of it, or BlockingIOError.
+
+        After an error that says to wait the same ``data`` has to be given again, as with OpenSSL.
+        """
+        if self._sealer is None:
+            self._own_key = self._own_key or os.urandom(KEY_BYTES)
+            super().send(self._own_key, flags)  # all or nothing
+            self._sealer = Sealer(self._own_key)
+        piece = memoryview(data)
+        self._frame = self._frame or self._sealer.seal(piece)
+        while self._frame:
+            self._frame = self._frame[socket.socket.send(self, self._frame, flags) :]
+        return len(piece)
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """Fill ``buffer`` from at most one frame. Raises as sockets do; 0 is the end."""
+        if self._opener is None:
+            while len(self._their_key) < KEY_BYTES:
+                more = super().recv(KEY_BYTES - len(self._their_key), flags)
+                if not more:
+                    return 0
+                self._their_key += more
+            self._opener = Opener(self._their_key)
+        view = memoryview(buffer)
+        while not (count := self._opener.open(view)):
+            came = socket.socket.recv_into(self, self._opener.room(), 0, flags)
+            if not came:
+                return 0
+            self._opener.took(came)
+            self.heard += came
+        return count
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """For whoever expects nothing: what has come, sealed or not."""
+        if self._opener is None:
+            return super().recv(buflen, flags)
+        return socket.socket.recv(self, buflen, flags)
 
 
 def _proven(link: ssl.SSLObject | ssl.SSLSocket) -> PeerId:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,26 +13,96 @@ from protocols import tls
 from protocols.bodies import BufferFeed, read_into
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
+from protocols.lane_socket import WOULD_BLOCK, throw_away_unsent
 from protocols.lane_wire import PREAMBLE, PUSH, Reply, Request
 from protocols.limits import Limits
+from protocols.sealing import MAX_FRAME_BYTES
+from protocols.tls import PeerSSLSocket
 from protocols.transport import Feed, Incoming
 
 STRICT = Limits(grace=0.1, handshake=1.0, stall=0.5, min_rate=2000.0, per_ip=20, linger=0.5)
 REPLY_BYTES = len(Reply("", 0.0, 0).encode())
 
 
+class Stranger:
+    """The end of a lane past its handshake, with the names of asyncio's streams."""
+
+    def __init__(self, sock: PeerSSLSocket) -> None:
+        self.reader = asyncio.StreamReader()
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._unsent = bytearray()
+        self._piece = memoryview(b"")
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._read)
+
+    def write(self, data: bytes) -> None:
+        self._unsent += data
+        self._write()
+
+    def pause_reading(self) -> None:
+        self._loop.remove_reader(self._sock)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        throw_away_unsent(self._sock)
+        self._sock.close()
+
+    def _read(self) -> None:
+        buffer = bytearray(1 << 16)
+        try:
+            count = self._sock.recv_into(buffer)
+        except WOULD_BLOCK:
+            return
+        except OSError as error:
+            self.reader.set_exception(error)
+            self.pause_reading()
+            return
+        if count:
+            self.reader.feed_data(bytes(buffer[:count]))
+        else:
+            self.reader.feed_eof()
+            self.pause_reading()
+
+    def _write(self) -> None:
+        try:
+            while self._piece or self._unsent:
+                if not self._piece:
+                    self._piece = memoryview(bytes(self._unsent[:MAX_FRAME_BYTES]))
+                    del self._unsent[:MAX_FRAME_BYTES]
+                self._sock.send(self._piece)
+                self._piece = memoryview(b"")
+        except WOULD_BLOCK:
+            self._loop.add_writer(self._sock, self._write)
+            return
+        except OSError:
+            self._unsent.clear()
+        self._loop.remove_writer(self._sock)
+
+
 @asynccontextmanager
 async def lane(
     target: HttpTransport, identity: Identity = C
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+) -> AsyncIterator[tuple[asyncio.StreamReader, Stranger]]:
     """A lane of a stranger's own making, past the handshake."""
     assert target.listening is not None
-    async with bare(target) as (reader, writer):
-        writer.write(PREAMBLE[True])
-        await writer.start_tls(
-            tls.client_context(identity), server_hostname=tls.server_name(target.peer_id)
-        )
-        yield reader, writer
+    where = target.listening
+
+    def shaken() -> PeerSSLSocket:
+        sock = socket.create_connection(where, timeout=10)
+        sock.sendall(PREAMBLE[True])
+        name = tls.server_name(target.peer_id)
+        secure = tls.client_context(identity).wrap_socket(sock, server_hostname=name)
+        assert isinstance(secure, PeerSSLSocket)
+        return secure
+
+    async with asyncio.timeout(20):
+        stranger = Stranger(await asyncio.to_thread(shaken))
+        try:
+            yield stranger.reader, stranger
+        finally:
+            stranger.close()
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused, TransferStalled, Unreachable
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
-from protocols.lane_socket import fill
+from protocols.lane_socket import Filled, fill
 from protocols.lane_wire import PREAMBLE, PULL, PUSH, Request, claim
 from protocols.limits import Limits
 from protocols.tasks import beside
@@ -230,7 +230,7 @@ async def test_who_does_not_take_what_he_pulled_is_cut() -> None:
         a.on_pull("give", give)
         async with lane(a) as (_, writer):
             writer.write(Request(PULL, "give", b"", 1 << 40).encode())
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.pause_reading()
             await asyncio.wait_for(closed.wait(), 10)
         await wait_for(lambda: a.stats.stalled_bodies == 1)
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
@@ -260,7 +260,7 @@ async def test_an_idle_lane_ends_and_so_does_half_a_request() -> None:
 
 
 async def test_room_that_was_taken_back_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a TLS record wakes a lane for nothing; what it had asked for may be gone then."""
+    """A part of a frame wakes a lane for nothing; what it had asked for may be gone then."""
     data = os.urandom(64_000)
 
     class Revoked:
@@ -282,20 +282,27 @@ async def test_room_that_was_taken_back_is_not_written_to(monkeypatch: pytest.Mo
 
     drain = Revoked()
 
-    def for_nothing(sock: socket.socket, room: memoryview, *, secure: bool) -> tuple[int, bool]:
-        if drain.at == len(data) // 2 and not drain.revoked:
+    def for_nothing(sock: socket.socket, room: memoryview, *, secure: bool) -> Filled:
+        if drain.at == half and not drain.revoked:
             drain.revoked = True
-            return 0, True
+            return Filled(0, 1, dry=True)
         return fill(sock, room, secure=secure)
 
     async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
         await body.into(drain)
         return b""
 
+    half = len(data) // 2
+
+    async def in_halves() -> AsyncIterator[Buffer]:
+        yield data[:half]
+        await wait_for(lambda: drain.at == half)
+        yield data[half:]
+
     async with two() as (a, b):
         a.on_push("take", take, max_length=len(data))
         monkeypatch.setattr("protocols.lane.fill", for_nothing)
+        body = Outgoing(len(data), in_halves())
         with pytest.raises(RemoteRefused, match="late"):
-            await b.push(A.peer_id, "take", b"", BufferFeed(data), timeout=5)
-        half = len(data) // 2
+            await b.push(A.peer_id, "take", b"", body, timeout=5)
         assert bytes(drain.kept) == data[:half] + bytes(half)
