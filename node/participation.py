@@ -20,6 +20,7 @@ from gossip.membership import MEMBERS
 from node.assembly import make_conductor, make_replicas, make_reports, make_swarm
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
+from node.collector import spare_what_stays
 from node.conductor import Conductor
 from node.copying import Copying
 from node.donors import Giving, clean
@@ -275,6 +276,7 @@ class Participation:
             self.events.emit(
                 JoinProgress(step=6, name=name, text=f"{verb} at round {self.reporter.round + 1}")
             )
+        spare_what_stays()
         spawn(self.swarm.run())
         tell_links(self.node.transport)
         tell_past(self.node.transport, self.node.history)

@@ -8,6 +8,7 @@ import math
 from benchmarks.worker import SIZE, options, say, wait_for_turn
 from node.bench.member import Member, Settings, Taken
 from node.bench.watching import Stage
+from node.collector import spare_what_stays
 
 
 async def main() -> None:
@@ -58,6 +59,7 @@ async def main() -> None:
         said=lambda text: say("said", text=text),
         turn=turn,
     )
+    spare_what_stays()  # as `node start` does
     await member.run()
 
 

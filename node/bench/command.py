@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from node.bench.member import Member, Settings, Taken
 from node.bench.watching import Stage
+from node.collector import spare_what_stays
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 
@@ -20,7 +21,9 @@ def main(settings: Settings, *, as_json: bool = False) -> int:
     As JSON there is one object a line: ``opened``, then ``round`` and ``said``, then ``end``.
     """
     report = Json(sys.stdout) if as_json else Text(sys.stdout, settings)
-    asyncio.run(Member(settings, opened=report.opened, took=report.took, said=report.said).run())
+    member = Member(settings, opened=report.opened, took=report.took, said=report.said)
+    spare_what_stays()
+    asyncio.run(member.run())
     report.end()
     return 0
 

@@ -111,6 +111,7 @@ def train(
 
     ``vectors``: descriptor of the shared vectors, on rank 0.
     """
+    from node.collector import spare_what_stays
     from node.trainer.layout import Layout
     from node.trainer.leader import Leader
     from node.trainer.loop import Trainer
@@ -119,7 +120,9 @@ def train(
     if channel is not None and vectors is not None:
         size = Layout.of_manifest(settings.manifest).size
         leader = Leader(channel, SharedVectors(vectors, size), settings.wait_s)
-    Trainer(settings, ranks, leader).run()
+    trainer = Trainer(settings, ranks, leader)
+    spare_what_stays()
+    trainer.run()
     ranks.leave()
 
 
