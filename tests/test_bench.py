@@ -96,14 +96,16 @@ async def test_all_end_with_the_mean(tls: bool, monkeypatch: pytest.MonkeyPatch)
         # what the others merged, two thirds; what is not needed for a majority may come later
         assert all(one.received >= 4 * settings.size * 2 / 3 for one in ours)
     assert sum(one.sent for member in taken for one in member) >= 2 * 4 * settings.size
-    for stages in passed:
-        for round_ in range(2):
-            came = [stage for stage, of in stages if of == round_]
-            assert sorted(came) == sorted(Stage)
+    for round_ in range(2):
+        each = [[stage for stage, of in stages if of == round_] for stages in passed]
+        # two votes of three are enough: who is last may hold the certificate before it votes
+        assert sum(Stage.CERTIFYING in came for came in each) >= 2
+        for came in each:
+            assert sorted({*came, Stage.CERTIFYING}) == sorted(Stage)
             # two slices leave beside each other, and the own part is merged beside both
             assert came[:2] == [Stage.READY, Stage.PLANNED]
             assert came.index(Stage.SENDING) < came.index(Stage.HALF_SENT)
-            assert came[-3:] == [Stage.CERTIFYING, Stage.COMMITTED, Stage.APPLIED]
+            assert came[-2:] == [Stage.COMMITTED, Stage.APPLIED]
 
 
 async def test_who_misses_a_commit_repeats_the_round_from_the_others(
