@@ -42,7 +42,6 @@ from protocols.sealing import MAX_FRAME_BYTES
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
 _PLAIN_PIECE = 1 << 20
-_SEALED_PIECE = 1 << 16  # a frame opens once all of it has come
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -293,9 +292,7 @@ class Lane:
         if sending.blocked or sending.starved or sending.queued:
             return
         budget = _TURN_BYTES
-        largest = _PLAIN_PIECE
-        if self._secure:
-            largest = MAX_FRAME_BYTES if self.local else _SEALED_PIECE
+        largest = MAX_FRAME_BYTES if self._secure else _PLAIN_PIECE
         while sending.piece or sending.more():
             if budget <= 0:
                 self._more_later()
