@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
-from node.script.joining import join, named_parameters
+from node.script.joining import join
+from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import Joined
 from node.trainer import parallel
