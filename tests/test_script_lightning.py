@@ -44,7 +44,10 @@ def test_a_module_may_have_several_optimizers(monkeypatch: pytest.MonkeyPatch) -
         global_step = 0
 
     given: list[Any] = []
-    monkeypatch.setattr(lightning, "join", lambda _, optimizer: given.append(optimizer))
+    monkeypatch.setattr(lightning, "join", lambda _, *rest, **more: given.append((rest, more)))
     trainer: Any = Trainer()
-    lightning.SwarmCallback(tokens_per_step=8).on_train_start(trainer, Any)
-    assert given == [["one", "other"]]
+    callback = lightning.SwarmCallback(tokens_per_step=8, name="a")
+    callback.on_train_start(trainer, Any)
+    assert given == [((["one", "other"],), {"name": "a"})]
+    callback.on_train_start(trainer, Any)  # fit() again: its own checkpoint is there
+    assert given[1][1] == {"name": "a", "resume": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,5 @@ def test_what_cannot_take_part_is_refused_with_what_to_do(case: str) -> None:
     with pytest.raises(OperatorError, match=words) as caught:
         join(model, optimize(model))
     assert caught.value.code == "E204"
+    told = "".join(traceback.format_exception(caught.value))  # of a script that does not catch it
+    assert f"E204; fix: {caught.value.fix}" in told

@@ -29,6 +29,7 @@ class SwarmCallback(lightning.Callback):
     ) -> None:
         """Join the swarm with the module that is about to be trained."""
         self.island = join(pl_module, trainer.optimizers, **self.joining)
+        self.joining["resume"] = True  # fit() may be called again: its checkpoints are there then
         self._steps = trainer.global_step
 
     def on_train_batch_end(
