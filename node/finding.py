@@ -107,8 +107,8 @@ class Finder:
                 f"{home.root} has checkpoints, and --resume is not given",
                 why=f"{others[0].name} is of {'another' if joined else 'an earlier'} run: "
                 "the new ones would take its place, and a later --resume would mix them up",
-                fix="go on with --resume, or give another --dir; to begin anew in this one, move "
-                f"{home.checkpoints} away",
+                fix="go on with --resume (resume=True in a script), or give another --dir; to "
+                f"begin anew in this one, move {home.checkpoints} away",
             )
 
     async def _admit(self, run: Run) -> None:

@@ -32,7 +32,7 @@ class AtollError(Exception):
 
 
 class OperatorError(AtollError):
-    """An error for the operator: printed as text, never as a traceback.
+    """An error for the operator: printed as text, as a traceback only by a script that it ends.
 
     ``code`` is one of the codes of docs/errors.md; ``exit_code`` is the process's exit status.
     """
@@ -44,6 +44,7 @@ class OperatorError(AtollError):
         self.why = why
         self.fix = fix
         self.exit_code = exit_code
+        self.add_note(f"  {code}; fix: {fix}")  # a traceback has its message alone, and notes
 
     def text(self) -> str:
         """The three lines an operator reads."""

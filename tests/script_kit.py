@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from trainer_kit import Script, apply, begin, merge
 
-from node.script.joining import named_parameters
+from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import Joined
 from node.trainer.channel import Command, Report, Snapshot, Terms

@@ -23,7 +23,8 @@ from trainer_kit import apply, merge, tiny_manifest
 from bootstrap.manifest import Manifest
 from node.script.attached import Attached
 from node.script.attached import Script as Parent
-from node.script.joining import _lasting, _manifest, join, named_parameters
+from node.script.joining import _lasting, _manifest, join
+from node.script.parameters import named_parameters
 from node.script.session import Joined
 from node.trainer.channel import (
     Channel,
@@ -230,17 +231,13 @@ def test_frozen_parameters_take_no_part() -> None:
 
 def test_what_cannot_be_merged_is_refused_before_a_node_is_started() -> None:
     model = nn.Linear(2, 2)
-    several: Any = [torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])]
-    with pytest.raises(OperatorError, match="the optimizer is a list") as caught:
-        join(model, several)
-    assert caught.value.code == "E204"
     model.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(OperatorError, match="the parameter turns is complex") as caught:
         named_parameters(model)
     assert caught.value.code == "E204"
 
 
-def test_parameters_that_were_replaced_are_told_of_at_the_next_snapshot() -> None:
+def test_parameters_that_were_replaced_are_told_of_at_the_next_step() -> None:
     """Else the island would send the old ones for ever, with the weight of all its tokens."""
     played = Played(silent)
     copies = {name: tensor.clone() for name, tensor in played.model.state_dict().items()}
@@ -250,9 +247,9 @@ def test_parameters_that_were_replaced_are_told_of_at_the_next_snapshot() -> Non
     played = Played(silent)
     played.model.load_state_dict(copies, assign=True)
     with pytest.raises(OperatorError, match="2 of the model's parameters are others") as caught:
-        played.train(TARGET)
+        played.train()
     assert caught.value.code == "E204"
-    assert not played.script.of(Snapshot)
+    assert not played.script.of(StepDone)
 
 
 def made(**run: Any) -> Manifest:

@@ -65,10 +65,34 @@ def test_training_that_begins_again_leaves_what_an_exception_has_left(
 
     first, second = islands = [Steps(), Steps()]
     joining = iter(islands)
-    monkeypatch.setattr("node.script.huggingface.join", lambda *_, **__: next(joining))
+    resumes: list[bool] = []
+
+    def join(*_: object, resume: bool = False) -> Steps:
+        resumes.append(resume)
+        return next(joining)
+
+    monkeypatch.setattr("node.script.huggingface.join", join)
     state, control = transformers.TrainerState(), transformers.TrainerControl()
     swarm = SwarmCallback(tokens_per_step=8)
     for _ in islands:
         swarm.on_train_begin(None, state, control, model=None, optimizer=None)
     assert (first.left, second.left) == ([None], [])
     assert swarm.island is second
+    assert resumes == [False, True]  # the first one's checkpoint is there
+
+
+@pytest.mark.parametrize("last", ["on_epoch_end", "on_save", "on_log"])
+def test_the_swarm_is_left_before_an_older_model_is_loaded(last: str) -> None:
+    """``load_best_model_at_end`` does so after these and before ``on_train_end``."""
+    from node.script.huggingface import SwarmCallback
+
+    callback: Any = SwarmCallback(tokens_per_step=8)
+    callback.island = island = Steps()
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    for event in ("on_save", "on_epoch_end"):
+        getattr(callback, event)(None, state, control)
+    callback.on_log(None, state, control, logs={"loss": 1.0})
+    assert not island.left
+    control.should_training_stop = True
+    getattr(callback, last)(None, state, control, logs={"train_loss": 1.0})
+    assert island.left == [None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -34,3 +34,20 @@ def test_an_exception_leaves_the_swarm_as_with_does() -> None:
     callback.island = island
     callback.on_train_end(None, None)
     assert island.left == [ZeroDivisionError, None]
+
+
+def test_a_module_may_have_several_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from node.script import lightning
+
+    class Trainer:
+        optimizers: ClassVar = ["one", "other"]
+        global_step = 0
+
+    given: list[Any] = []
+    monkeypatch.setattr(lightning, "join", lambda _, *rest, **more: given.append((rest, more)))
+    trainer: Any = Trainer()
+    callback = lightning.SwarmCallback(tokens_per_step=8, name="a")
+    callback.on_train_start(trainer, Any)
+    assert given == [((["one", "other"],), {"name": "a"})]
+    callback.on_train_start(trainer, Any)  # fit() again: its own checkpoint is there
+    assert given[1][1] == {"name": "a", "resume": True}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from trainer_kit import Script, apply, begin
 
-from node.script.joining import join, named_parameters
+from node.script.joining import join
+from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import Joined
 from node.trainer import parallel
@@ -221,3 +224,47 @@ def _agrees(rank: int, store: str, done: str) -> None:
 def test_who_is_not_well_tells_the_others_and_does_not_wait_for_ever(tmp_path: Path) -> None:
     arguments = (f"file://{tmp_path}/store", f"{tmp_path}/done")
     spawn(_agrees, arguments, nprocs=3)  # type: ignore[no-untyped-call]
+
+
+ENDS = """
+import atexit, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from node.trainer.parallel import Ranks
+
+@atexit.register
+def count():
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    print("LEFT", sum(name.startswith("pt_gloo_runloop") for name in names))
+
+store, rank, tidy = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "tidy"
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+ranks = Ranks.met(torch.device("cpu"))
+ranks.background()
+ranks.broadcast(b"word" * 50)
+if tidy:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@pytest.mark.parametrize(("how", "left"), [("tidy", 0), ("untidy", 2)])
+def test_no_thread_of_ours_is_left_when_python_goes_down(
+    tmp_path: Path, how: str, left: int
+) -> None:
+    """One that has yet to let go of a tensor then ends the script with SIGABRT.
+
+    A script that does not take its own group down keeps the two threads of that.
+    """
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS, f"file://{tmp_path}/store", str(rank), how],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said == [f"LEFT {left}\n"] * 2
+    assert [rank.returncode for rank in ranks] == [0, 0]

@@ -45,9 +45,9 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
                 fix="give SwarmCallback(tokens_per_step=...), or include_num_input_tokens_seen in "
                 "the TrainingArguments",
             )
-        if self.island is not None:  # train() may be called again, also after an exception
-            self.island.leave()
+        self._leave()  # train() may be called again, also after an exception
         self.island = join(kwargs["model"], kwargs["optimizer"], **self.joining)
+        self.joining["resume"] = True  # the next time its checkpoints are there
         self._seen = int(state.num_input_tokens_seen)
 
     def on_step_end(
@@ -73,8 +73,31 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         logs: dict[str, float],
         **kwargs: Any,
     ) -> None:
-        """The Trainer tells the loss, after every so many steps (``logging_steps``)."""
+        """The Trainer tells the loss, after every ``logging_steps``, and that of all at last."""
         self._loss = logs.get("loss", self._loss)
+        if "train_loss" in logs:
+            self._leave()
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Leave as soon as no step is to come: the best model may be loaded before the last log.
+
+        That is an older one (``load_best_model_at_end``). It would be kept as what this island has
+        learnt since the last merge, and take back what the others have.
+        """
+        if control.should_training_stop:
+            self._leave()
+
+    on_save = on_epoch_end  # that of an epoch comes after its evaluation, which may stop training
+
+    def _leave(self) -> None:
+        if self.island is not None:
+            self.island.leave()
 
     def on_train_end(
         self,
@@ -83,9 +106,8 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Leave the swarm; the model keeps what this island stands at."""
-        if self.island is not None:
-            self.island.leave()
+        """Leave the swarm, if no event has told before that it is time."""
+        self._leave()
 
     def __enter__(self) -> SwarmCallback:
         return self

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule
 
 import node
 from bootstrap.manifest import Manifest
@@ -29,6 +29,8 @@ from bootstrap.manifest_rounds import is_table
 from bootstrap.validation import check
 from node.config import resolve
 from node.errors import operator_error
+from node.script.optimizers import Watch, as_one
+from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
 from node.script.session import Joined, ended
 from node.trainer.channel import Channel
@@ -40,12 +42,11 @@ from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has none
-WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module"}
 
 
 def join(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
     *,
     peers: str | Iterable[str] = (),
     run: Mapping[str, Any] | None = None,
@@ -57,8 +58,9 @@ def join(
 
     ``model``: every parameter that requires a gradient takes part, under its own name; on one
     device, or on several ranks (DDP, FSDP2): then every rank of the process group calls this, and
-    rank 0 has the node. ``optimizer`` is the script's own inner optimizer; moments that it has stay
-    where the model is near the swarm's, and are dropped else, which the log says.
+    rank 0 has the node. ``optimizer`` is the script's own inner optimizer, or a list of all that
+    train the model; moments that it has stay where the model is near the swarm's, and are dropped
+    else, which the log says.
     ``peers``: as after ``--peers``; without any, this script creates the run, from its model as it
     is. ``run``: tables of the manifest for that, as in ``{"rounds": {"inner_steps": 50}}``, where
     a round has 100 inner steps and the run no end unless its mode has such of its own; given
@@ -77,14 +79,8 @@ def join(
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in sharded:  # after a forward pass alone its parameters are gathered ones
         module.reshard()
-    if not hasattr(optimizer, "param_groups"):  # wrappers of other libraries have them too
-        raise operator_error(
-            "E204",
-            f"the optimizer is a {type(optimizer).__name__}",
-            why="of one alone moments are kept, saved and dropped",
-            fix="give node.join one torch.optim.Optimizer; with several, that of most parameters",
-        )
     parameters = named_parameters(model)
+    optimizer = as_one(optimizer, parameters.values())
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
     first = next(iter(parameters.values()))
     ranks = Ranks.met(first.device)
@@ -97,6 +93,7 @@ def join(
         )
     progress = ScriptProgress(evaluate, parameters, optimizer, layout, ranks, None, 0)
     progress.model, progress.sharded = model, sharded
+    progress.watch = Watch(optimizer, parameters.values())
     vectors = SharedVectors.create(layout.size) if ranks.leads else None
     views = layout.views(vectors.tensors()[0]) if vectors is not None else {}
     for name in progress.weights.names:
@@ -118,37 +115,6 @@ def join(
         joined.abandon()
         raise
     return joined
-
-
-def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What takes part, by the names that the bare model has, whatever it is wrapped in."""
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise operator_error(
-            "E204",
-            "the model is wrapped in FullyShardedDataParallel",
-            why="its ranks have flat pieces of parameters, which say nothing of the whole",
-            fix="shard it with torch.distributed.fsdp.fully_shard (FSDP2)",
-        )
-    parameters: dict[str, nn.Parameter] = {}
-    for name, parameter in model.named_parameters():
-        bare = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        if parameter.is_complex() and parameter.requires_grad:
-            raise operator_error(
-                "E204",
-                f"the parameter {name} is complex",
-                why="all that is merged is of real numbers",
-                fix="keep it as real numbers, and make torch.view_as_complex of them in forward()",
-            )
-        if parameter.requires_grad:  # the model itself may call something "module"
-            parameters[name if bare in parameters else bare] = parameter
-    if not parameters:
-        raise operator_error(
-            "E204",
-            "the model has no parameters to train",
-            why="none of them requires a gradient",
-            fix="give node.join the model that the optimizer trains",
-        )
-    return parameters
 
 
 def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:

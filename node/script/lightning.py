@@ -15,7 +15,8 @@ class SwarmCallback(lightning.Callback):
     """Joins when training begins, counts optimizer steps, leaves when it ends.
 
     ``tokens_per_step`` are those of one optimizer step of the whole island. All else is passed to
-    :func:`node.join`. The module must have one optimizer. Training ends when the run does.
+    :func:`node.join`. A batch is one inner step, whichever of the module's optimizers it has
+    moved. Training ends when the run does.
     """
 
     def __init__(self, *, tokens_per_step: int, **joining: Any) -> None:
@@ -27,8 +28,8 @@ class SwarmCallback(lightning.Callback):
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         """Join the swarm with the module that is about to be trained."""
-        (optimizer,) = trainer.optimizers
-        self.island = join(pl_module, optimizer, **self.joining)
+        self.island = join(pl_module, trainer.optimizers, **self.joining)
+        self.joining["resume"] = True  # fit() may be called again: its checkpoints are there then
         self._steps = trainer.global_step
 
     def on_train_batch_end(

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from node.errors import operator_error
+from node.script.optimizers import Watch
+from node.script.parameters import training
 from node.trainer.channel import Apply, Begin, ChannelClosedError, Checkpoint, Report, Shift
 from node.trainer.progress import Progress
 from protocols.errors import OperatorError
@@ -50,6 +52,7 @@ class ScriptProgress(Progress):
         self.evaluator = evaluator
         self.model: nn.Module | None = None  # whose parameters they were when it joined
         self.sharded: Sequence[FSDPModule] = ()
+        self.watch: Watch | None = None
         self._looked = False
 
     def begin(self, command: Begin) -> None:
@@ -69,16 +72,22 @@ class ScriptProgress(Progress):
         self._reshard()
         super().shift(command)
 
-    def check_parameters(self) -> None:
-        """Raise E204 where the script trains others than take part: it would learn for nobody.
+    def check_training(self) -> None:
+        """Raise E204 where the script trains what takes no part, or by an optimizer unknown here.
 
-        Not with shards, whose places others have while a forward pass has gathered them.
+        Parameters of shards go by their names alone: while a forward pass has gathered them others
+        are in their places.
         """
-        if self.model is None or self.sharded:
+        if self.watch is not None:
+            self.watch.check()
+        if self.model is None:
             return
+        joined = {id(parts[0]): name for name, parts in self.weights.parts.items()}
+        if {id(p) for p in self.model.parameters() if p.requires_grad} == joined.keys():
+            return  # as good as always
         there = {id(parameter) for parameter in self.model.parameters()}
-        gone = [name for name, parts in self.weights.parts.items() if id(parts[0]) not in there]
-        if gone:
+        gone = [name for place, name in joined.items() if place not in there]
+        if gone and not self.sharded:
             raise operator_error(
                 "E204",
                 f"{len(gone)} of the model's parameters are others than those that have joined",
@@ -86,6 +95,21 @@ class ScriptProgress(Progress):
                 fix="replace parameters before node.join, or copy into those that are there "
                 "(load_state_dict without assign=True)",
             )
+        late = training(self.model).keys() - self.weights.parts.keys()
+        if late:
+            raise operator_error(
+                "E204",
+                f"{len(late)} parameters that require a gradient have not joined",
+                why=f"{', '.join(sorted(late))[:200]}: unfrozen or added after node.join, so no "
+                "round would merge them",
+                fix="have all that is ever to train require a gradient at node.join, and freeze it "
+                "afterwards for as long as it is not to",
+            )
+
+    def end(self) -> None:
+        """The island is over: what the script trains from now on is its own affair."""
+        if self.watch is not None:
+            self.watch.end()
 
     def _reshard(self) -> None:
         """Drop what forward passes have gathered, which hides what is written to the shards."""

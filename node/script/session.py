@@ -128,9 +128,8 @@ class Joined:
             seconds=now - self._since,
         )
         progress = self._progress
+        progress.check_training()
         progress.count(done, finite=finite)
-        if progress.due:
-            progress.check_parameters()
         progress.report(
             StepDone(
                 progress.round,
@@ -200,6 +199,7 @@ class Joined:
             raise
         finally:
             self._over = True
+            self._progress.end()
             self._reap(LEAVE_S)
 
     def abandon(self) -> None:
@@ -253,6 +253,7 @@ class Joined:
     def _part(self) -> None:
         """Be no longer there: the daemon sees the channel's end, and leaves the swarm in order."""
         self._over = True
+        self._progress.end()
         if self._progress.leader is not None:
             self._progress.leader.channel.close()
 

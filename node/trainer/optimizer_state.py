@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,9 +56,13 @@ def optimizer_steps(optimizer: torch.optim.Optimizer) -> int:
             state[key] is not None for key in rest
         ):
             return 0
-        if kept:  # who does not count has seen one at least
-            steps = max(steps, int(state.get(COUNT, 1)))
+        steps = max(steps, steps_of(state))
     return steps
+
+
+def steps_of(state: Mapping[str, Any]) -> int:
+    """Steps that the moments of one parameter have seen; 0 when it has none."""
+    return int(state.get(COUNT, 1)) if moments(state) else 0  # who does not count: one at least
 
 
 @torch.no_grad()
@@ -69,18 +74,23 @@ def sanitise(optimizer: torch.optim.Optimizer) -> None:
                 local(state[moment]).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What takes the steps, out of wrappers such as accelerate's."""
+    while isinstance(inside := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inside
+    return optimizer
+
+
 def kinds(optimizer: torch.optim.Optimizer, weights: Weights) -> dict[str, str]:
     """The optimizer of every parameter that it has, as in ``AdamW`` or ``AdamW amsgrad``.
 
     By name, of all ranks' parameters; every rank must call it.
     """
-    bare = optimizer
-    while isinstance(inside := getattr(bare, "optimizer", None), torch.optim.Optimizer):
-        bare = inside  # a wrapper of accelerate's
     of: dict[Tensor, str] = {}
-    for group in optimizer.param_groups:
-        options = [option for option in OPTIONS if group.get(option)]
-        of |= dict.fromkeys(group["params"], " ".join([type(bare).__name__, *options]))
+    for one in reversed(getattr(optimizer, "optimizers", (optimizer,))):
+        for group in one.param_groups:
+            options = [option for option in OPTIONS if group.get(option)]
+            of |= dict.fromkeys(group["params"], " ".join([type(bare(one)).__name__, *options]))
     mine = {name: of[parts[0]] for name, parts in weights.parts.items() if parts[0] in of}
     return {name: kind for part in weights.everywhere(mine) for name, kind in part.items()}
 

@@ -7,6 +7,7 @@ must do alike at a step boundary is broadcast by it.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import math
 import os
@@ -38,9 +39,10 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh | None  # None for a single rank
+    mesh: DeviceMesh | None  # None for a single rank, and for those of a script
     dims: ParallelDims = field(default_factory=ParallelDims)
-    control: dist.ProcessGroup | None = None  # for what is on the CPU; None: the default one
+    # of those that were made here: for what is on the CPU (none: the default one), and beside that
+    _control: list[dist.ProcessGroup] = field(default_factory=list)
     _background: list[dist.ProcessGroup] = field(default_factory=list)
 
     @classmethod
@@ -108,9 +110,14 @@ class Ranks:
                 own = outward_address(socket.gethostbyname(master))
                 os.environ.update(told(own, os.environ))
         size = dist.get_world_size()
-        mesh = init_device_mesh(device.type, (size,))
-        control = dist.new_group(backend="gloo")
-        return cls(dist.get_rank(), size, device, mesh, control=control)
+        ranks = cls(dist.get_rank(), size, device, None, _control=[_gloo()])
+        atexit.register(ranks.release)
+        return ranks
+
+    @property
+    def control(self) -> dist.ProcessGroup | None:
+        """The group for what is on the CPU; None: the default one."""
+        return self._control[0] if self._control else None
 
     @property
     def leads(self) -> bool:
@@ -134,7 +141,7 @@ class Ranks:
 
     def broadcast(self, data: bytes) -> bytes:
         """Rank 0's bytes, on every rank."""
-        if self.mesh is None:
+        if self.size == 1:
             return data
         length = torch.tensor([len(data)], device=HOST)
         dist.broadcast(length, src=0, group=self.control)
@@ -147,21 +154,19 @@ class Ranks:
 
     def background(self) -> dist.ProcessGroup | None:
         """A group of all ranks for what runs beside training; every rank must call it first."""
-        if self.mesh is not None and not self._background:
-            group = dist.new_group(backend="gloo")
-            assert group is not None
-            self._background.append(group)
+        if self.size > 1 and not self._background:
+            self._background.append(_gloo())
         return self._background[0] if self._background else None
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of a tensor over the ranks, in place and on every rank."""
-        if self.mesh is not None:
+        if self.size > 1:
             dist.all_reduce(value)
         return value
 
     def all_true(self, value: bool) -> bool:
         """Whether ``value`` holds on every rank."""
-        if self.mesh is None:
+        if self.size == 1:
             return value
         flag = torch.tensor([int(value)], device=HOST)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self.control)
@@ -175,7 +180,7 @@ class Ranks:
         (Point to point, and not one call for all: that would go on after it has timed out, and keep
         the process from ending.)
         """
-        if self.mesh is None:
+        if self.size == 1:
             return well
         patience = {} if well else {"timeout": datetime.timedelta(seconds=TOLD_S)}
         word = torch.tensor([int(well)], device=HOST)
@@ -196,10 +201,29 @@ class Ranks:
                 raise
         return bool(word)
 
+    def release(self) -> None:
+        """Take the groups down that were made here beside the default one; no other rank is needed.
+
+        Their threads are waited for: one that lets go of a tensor only while Python goes down ends
+        the process with SIGABRT, since it does not get the interpreter's lock any more.
+        """
+        for groups in (self._control, self._background):
+            while groups:
+                with suppress(ValueError):  # the default one is gone, and all others with it
+                    dist.destroy_process_group(groups.pop())
+
     def leave(self) -> None:
-        """Take the process group down."""
-        if self.mesh is not None:
+        """Take all process groups down."""
+        if self.size > 1:
+            self.release()
             dist.destroy_process_group()
+
+
+def _gloo() -> dist.ProcessGroup:
+    """A new group of all ranks, each of which must call this."""
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    return group
 
 
 def _wait(work: dist.Work | None, patience: dict[str, datetime.timedelta]) -> None:

@@ -32,7 +32,14 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
-from node.trainer.optimizer_state import changed, kinds, moment_of, moments, new_moments
+from node.trainer.optimizer_state import (
+    changed,
+    kinds,
+    moment_of,
+    moments,
+    new_moments,
+    steps_of,
+)
 from node.trainer.weights import Pick, Weights, itself, local
 from protocols.errors import OperatorError
 
@@ -90,6 +97,8 @@ class Standing(BaseModel):
     without: tuple[str, ...] = ()  # parameters that have none, where the others have
     # optimizers of those that have some; none: written by a version that did not say
     kinds: dict[str, str] = {}
+    # steps that moments have seen where those are fewer: of an optimizer that moves less often
+    fewer: dict[str, int] = {}
 
 
 class Writing:
@@ -148,7 +157,11 @@ def save(
         mine = [n for n, p in weights.parts.items() if not moments(optimizer.state.get(p[0], {}))]
         without = tuple({n: None for part in weights.everywhere(mine) for n in part})
         of = {n: kind for n, kind in kinds(optimizer, weights).items() if n not in without}
-        standing = standing.model_copy(update={"without": without, "kinds": of})
+        seen = {n: steps_of(optimizer.state.get(p[0], {})) for n, p in weights.parts.items()}
+        seen = {n: steps for n, steps in seen.items() if 0 < steps < standing.optimizer_steps}
+        fewer = {n: steps for part in weights.everywhere(seen) for n, steps in part.items()}
+        update = {"without": without, "kinds": of, "fewer": fewer}
+        standing = standing.model_copy(update=update)
     if not one_disk:
         return Writing(_write_whole(folder, weights, optimizer, standing), state, standing)
     tensors: dict[str, Tensor] = {}
@@ -235,7 +248,8 @@ def load(
         tensors[PARAMETER + name] = parts[0].detach()
         kept = there.get(name, [])
         for parameter in parts if kept else ():
-            optimizer.state[parameter] = new_moments(parameter, kept, standing.optimizer_steps)
+            steps = standing.fewer.get(name, standing.optimizer_steps)
+            optimizer.state[parameter] = new_moments(parameter, kept, steps)
         tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in kept}
     if not one_disk:
         _read_whole(folder, weights, optimizer, there)

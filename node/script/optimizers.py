@@ -1,0 +1,149 @@
+"""The optimizers of a script: several as one, and whether others train the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from node.errors import operator_error
+from node.trainer.optimizer_state import bare
+from protocols.errors import OperatorError
+
+
+class Several(torch.optim.Optimizer):
+    """Optimizers that train a model between them, for what is kept of it; it takes no steps.
+
+    Of a parameter that more than one has, it is the first one's moments that are kept.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Groups and state stay theirs, so there is nothing to make."""
+        self.optimizers = tuple(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of all, in their order."""
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    @property
+    def state(self) -> MutableMapping[Tensor, Any]:  # type: ignore[override]
+        """What each keeps of its parameters, by reference."""
+        return _States(self.optimizers)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of all parameters."""
+        for one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+
+def as_one(
+    given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer], parameters: Iterable[Tensor]
+) -> torch.optim.Optimizer:
+    """One optimizer for all that a script has given, which train these parameters.
+
+    Raises OperatorError E204 where it is none, or where none of it trains them.
+    """
+    optimizers: list[Any] = [given]
+    if isinstance(given, Iterable) and not hasattr(given, "param_groups"):
+        optimizers = list(given)
+    for one in optimizers:  # wrappers of other libraries have groups too
+        if not hasattr(one, "param_groups"):
+            raise _not_ours(f"a {type(one).__name__} is no optimizer", "it has no param_groups")
+    trained = {p for one in optimizers for group in one.param_groups for p in group["params"]}
+    if not trained.intersection(parameters):
+        raise _not_ours(
+            "the optimizer trains none of the model's parameters",
+            "it was made of others, or before they were replaced (fully_shard, an adapter), or it "
+            "trains copies of them, to which no merge would come",
+        )
+    return optimizers[0] if len(optimizers) == 1 else Several(optimizers)
+
+
+def _not_ours(what: str, why: str) -> OperatorError:
+    fix = "give node.join the torch.optim.Optimizer that trains the model, or a list of several"
+    return operator_error("E204", what, why=why, fix=fix)
+
+
+class _States(MutableMapping[Tensor, Any]):
+    """The states of several optimizers as one; nothing is made by looking."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._of: dict[Tensor, torch.optim.Optimizer] = {}
+        for one in reversed(optimizers):
+            self._of |= dict.fromkeys((p for g in one.param_groups for p in g["params"]), one)
+
+    def __getitem__(self, parameter: Tensor) -> Any:
+        state = self._of[parameter].state
+        if parameter not in state:  # it would be made: optimizers have a defaultdict
+            raise KeyError(parameter)
+        return state[parameter]
+
+    def __setitem__(self, parameter: Tensor, value: Any) -> None:
+        self._of.get(parameter, self._optimizers[0]).state[parameter] = value
+
+    def __delitem__(self, parameter: Tensor) -> None:
+        del self._of[parameter].state[parameter]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (parameter for parameter, one in self._of.items() if parameter in one.state)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def clear(self) -> None:
+        """Drop all of all of them."""
+        for one in self._optimizers:
+            one.state.clear()
+
+
+class Watch:
+    """Takes note of optimizers that train a model's parameters without being those given."""
+
+    def __init__(self, given: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+        self._given = [bare(one) for one in getattr(given, "optimizers", (given,))]
+        self._parameters = set(parameters)
+        self._inside: set[int] = set()  # of those given: in a step, in which they may call others
+        self._others: dict[int, str] = {}
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ends),
+        )
+
+    def check(self) -> None:
+        """Raise E204 where another optimizer has taken a step since."""
+        if self._others:
+            others = ", ".join(sorted(set(self._others.values())))
+            raise operator_error(
+                "E204",
+                f"the model is trained by an optimizer that node.join was not given: {others}",
+                why="its moments are in no checkpoint, and are kept where they have to be dropped",
+                fix="give node.join all that train the model, in a list; to go on with another one "
+                "than before, call island.leave() and node.join with it and resume=True",
+            )
+
+    def end(self) -> None:
+        """Look no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(optimizer is one for one in self._given):
+            self._inside.add(id(optimizer))
+
+    def _ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._inside.discard(id(optimizer))
+        if self._inside or any(optimizer is one for one in self._given):
+            return
+        groups = optimizer.param_groups
+        if any(group is own for group in groups for one in self._given for own in one.param_groups):
+            return  # one of those given is made around it
+        if any(parameter in self._parameters for group in groups for parameter in group["params"]):
+            self._others[id(optimizer)] = type(optimizer).__name__

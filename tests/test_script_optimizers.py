@@ -1,0 +1,198 @@
+"""Scripts with several optimizers, or others than those that have joined; who trains what."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from script_kit import Played, silent
+from torch import Tensor, nn
+
+from node.script.joining import join
+from node.script.optimizers import Several, Watch, as_one
+from node.trainer.channel import StepDone
+from node.trainer.layout import Layout
+from node.trainer.optimizer_state import optimizer_steps
+from node.trainer.parallel import Ranks
+from node.trainer.resume import Share, Standing, load, save
+from node.trainer.weights import Weights
+from protocols.errors import OperatorError
+
+
+class Pair:
+    """A generator and a discriminator, which is trained twice as often, with an optimizer each."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.ModuleDict({"made": nn.Linear(4, 3), "judged": nn.Linear(3, 1)})
+        self.optimizers = [
+            torch.optim.AdamW(self.model["made"].parameters(), lr=0.1),
+            torch.optim.SGD(self.model["judged"].parameters(), lr=0.1, momentum=0.9),
+        ]
+        self.one = as_one(self.optimizers, self.model.parameters())
+        layout = Layout.of_module(self.model)
+        ranks = Ranks.alone(torch.device("cpu"))
+        self.weights = Weights.of(dict(self.model.named_parameters()), layout, ranks)
+
+    def step(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.one.zero_grad()
+        self.model["judged"](self.model["made"](torch.ones(2, 4))).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def train(self) -> None:
+        self.step(self.optimizers[1:])
+        self.step(self.optimizers)
+
+    @property
+    def theta(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+@pytest.mark.parametrize("one_disk", [True, False])
+@pytest.mark.parametrize("rule", [torch.optim.SGD, torch.optim.RMSprop])
+def test_all_optimizers_come_back_with_their_moments(
+    tmp_path: Path, one_disk: bool, rule: Callable[..., torch.optim.Optimizer]
+) -> None:
+    pair, other = Pair(0), Pair(1)
+    for each in (pair, other):
+        each.optimizers[1] = rule(each.model["judged"].parameters(), lr=0.1, momentum=0.9)
+        each.one = as_one(each.optimizers, each.model.parameters())
+    pair.train()
+    pair.train()
+    standing = Standing(
+        fragments=(Share(round=1),), round_step=0, step=2, tokens=16, rewarm_from=None,
+        optimizer_steps=optimizer_steps(pair.one),
+    )  # fmt: skip
+    assert save(tmp_path, pair.weights, pair.one, standing, one_disk=one_disk).finish() is None
+    pair.train()
+    other.optimizers[0].load_state_dict(other.optimizers[0].state_dict())  # another state object
+    assert load(tmp_path, other.weights, other.one, one_disk=one_disk)[1] == ""
+    other.train()
+    assert torch.equal(other.theta, pair.theta)
+
+
+def test_of_several_optimizers_nothing_is_made_by_looking() -> None:
+    pair = Pair(0)
+    assert not pair.one.state
+    assert pair.one.state.get(pair.model["made"].weight, {}) == {}
+    assert not any(optimizer.state for optimizer in pair.optimizers)
+    pair.train()
+    assert pair.one.state.keys() == set(pair.model.parameters())
+    pair.one.state.clear()
+    assert not any(optimizer.state for optimizer in pair.optimizers)
+
+
+def watched(played: Played, given: Any = None) -> Watch:
+    given = played.optimizer if given is None else given
+    played.joined._progress.watch = watch = Watch(given, played.model.parameters())
+    return watch
+
+
+def test_an_optimizer_that_was_not_given_is_told_at_the_next_step() -> None:
+    played = Played(silent)
+    watch = watched(played)
+    played.train()
+    nothing = nn.Linear(2, 2)  # a probe, say, that the script trains in between
+    nothing(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(nothing.parameters()).step()
+    played.train()
+    played.optimizer = torch.optim.SGD(played.model.parameters())  # type: ignore[assignment]
+    with pytest.raises(OperatorError, match="was not given: SGD") as caught:
+        played.train()
+    assert caught.value.code == "E204"
+    assert len(played.script.of(StepDone)) == 2
+    watch.end()
+
+
+class Twice(torch.optim.Optimizer):
+    """Takes its steps by another one, as SAM and the sharded optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr=0.1)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+class Around:
+    """Neither an Optimizer, nor has it groups of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "kind", [Twice, lambda p: Around(torch.optim.SGD(p)), lambda p: Several([torch.optim.SGD(p)])]
+)
+def test_an_optimizer_that_is_part_of_the_one_given_is_none_of_its_own(
+    kind: Callable[[Any], Any],
+) -> None:
+    played = Played(silent)
+    given = kind(played.model.parameters())
+    played.optimizer = given.optimizers[0] if isinstance(given, Several) else given
+    watch = watched(played, given)
+    assert played.train(2)
+    watch.end()
+
+
+def test_parameters_that_are_unfrozen_are_told_at_the_next_step() -> None:
+    """Else each island would train its own, for nobody, and the merged rest would not fit them."""
+    played = Played(silent)
+    played.model.bias.requires_grad_(False)  # frozen for a while
+    assert played.train()
+    played.model.bias.requires_grad_(True)
+    assert played.train()
+    played.model.register_parameter("gain", nn.Parameter(torch.ones(1), requires_grad=False))
+    assert played.train()
+    assert played.model.gain is not None
+    played.model.gain.requires_grad_(True)
+    with pytest.raises(OperatorError, match="1 parameters that require a gradient") as caught:
+        played.train()
+    assert caught.value.code == "E204"
+    assert "gain" in caught.value.why
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any], str]] = {
+    "lazy": (lambda: nn.LazyLinear(3), lambda m: torch.optim.SGD(m.parameters()), "no shape yet"),
+    "empty": (
+        lambda: nn.Linear(4, 0, bias=False),
+        lambda m: torch.optim.SGD(m.parameters()),
+        "no parameters to train",
+    ),
+    "no optimizer": (
+        lambda: nn.Linear(2, 2),
+        lambda m: [torch.optim.SGD(m.parameters()), None],
+        "a NoneType is no optimizer",
+    ),
+    "not even a list": (lambda: nn.Linear(2, 2), lambda m: None, "a NoneType is no optimizer"),
+    "none": (lambda: nn.Linear(2, 2), lambda m: [], "trains none of the model's parameters"),
+    "of another model": (
+        lambda: nn.Linear(2, 2),
+        lambda m: torch.optim.SGD(nn.Linear(2, 2).parameters()),
+        "trains none of the model's parameters",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of layers without elements
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_take_part_is_refused_with_what_to_do(case: str) -> None:
+    make, optimize, words = REFUSED[case]
+    model = make()
+    with pytest.raises(OperatorError, match=words) as caught:
+        join(model, optimize(model))
+    assert caught.value.code == "E204"
+    told = "".join(traceback.format_exception(caught.value))  # of a script that does not catch it
+    assert f"E204; fix: {caught.value.fix}" in told
