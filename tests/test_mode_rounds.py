@@ -189,6 +189,15 @@ def test_islands_come_into_office_where_only_servers_are() -> None:
     assert len(outcomes(world)) > 5
 
 
+def test_islands_come_into_office_where_one_of_two_servers_has_died() -> None:
+    """The other one is no majority, and nobody in office has anything to merge."""
+    world, peers = lone(4, dataclasses.replace(RULES, servers=True), servers=2, outside=2)
+    world.kill(peers[0])
+    world.run(40.0)
+    assert len(merged(outcomes(world)[-1])) == 2
+    assert len(outcomes(world)) > 5
+
+
 def test_what_follows_from_the_manifest() -> None:
     plain, late, single = (
         Manifest.model_validate({"mode": mode}) for mode in ("diloco", "async", "btm")
