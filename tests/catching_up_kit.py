@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from toy_replica import RUN, ToyReplica
 
 from bootstrap.state import StateServer, state_digest
 from gossip.catchup import Ending
+from gossip.chain import Chain
 from node.arrival import Arrival
 from node.replica import OuterState
 from protocols import virtual_time
@@ -51,7 +52,7 @@ class Stateful(ToyReplica):
         self.means.clear()  # of hundreds of rounds
 
     async def take(
-        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending
+        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending, chain: Chain
     ) -> None:
         """Move to a downloaded state; ``ending`` says why."""
         self.theta, self.sent = vectors[0], vectors[0].clone()
@@ -108,7 +109,7 @@ class Scene:
             state = (await arrival.fetch(vectors, approach.progress, fragment)).state
             self.downloads += 1
             await chain.move(
-                partial(replica.take, vectors, state, ending),
+                lambda: replica.take(vectors, state, ending, chain),
                 state.place,
                 state.certificate,
                 state.lineage,

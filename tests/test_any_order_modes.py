@@ -72,7 +72,7 @@ def drawn(dice: random.Random) -> Drawn:
         manifest=Manifest.model_validate(tables),
         founders=tuple(roles[:count]),
         joiners=tuple(joiners),
-        step=dice.choice([(0.25, 0.3), (0.1, 0.5), (0.05, 0.05)]),
+        step=dice.choice([(0.25, 0.3), (0.2, 0.8), (0.12, 0.12)]),
         wait_s=dice.choice([0.0, 0.0, 2.0]),
         upload=dice.choice([2e5, 1e6, 1e7]),
         records=dice.random() < 0.6,

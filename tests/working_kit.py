@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 from simulated_swarm import Member, SimulatedSwarm
-from toy_replica import RUN
 from torch import nn
+from toy_replica import RUN
 
 from bootstrap.manifest import Manifest
 from gossip.catchup import Ending
 from gossip.certificate import genesis, outcome_hash
+from gossip.chain import Chain
 from gossip.lineage import Lineage
 from gossip.rules import Rules
 from node.conductor import Conductor
+from node.fetching import kept_after
 from node.island import Island
 from node.monitor.event_log import EventLog
 from node.replica import OuterReplica, OuterState
@@ -95,17 +97,19 @@ class Tally:
             if mean is None:
                 continue
             for at in torch.nonzero(mean.abs() > 1e-4).flatten().tolist():
-                there = [outcome.contributors[i.contributor] for i in part.included if i.elements > at]
+                there = [
+                    outcome.contributors[i.contributor] for i in part.included if i.elements > at
+                ]
                 whole = sum(contributor.weight for contributor in there)
                 own = [c.weight * c.scale for c in there if c.peer == whose.get(part.start + at)]
                 assert own, "a step of somebody who is not in it"
                 found[part.start + at] = mean[at].item() * whole / own[0]
         self.merged[head] = outcome.previous, found
 
-    def check(self, fragment: int, head: bytes, islands: Sequence[Working]) -> None:
-        """Raise unless every step counts once on the way to ``head``, or is yet to be sent.
+    def counts(self, fragment: int, head: bytes, islands: Sequence[Working]) -> dict[int, float]:
+        """How often each step counts on the way to ``head``, or is yet to be sent.
 
-        ``islands`` stand there. With the death of an island what only it had may be lost.
+        ``islands`` stand there.
         """
         there = dict.fromkeys(self.order[fragment][: len(self.learnt[fragment])], 0.0)
         while head != genesis(RUN):
@@ -117,6 +121,11 @@ class Tally:
             for element, who in zip(there, self.learnt[fragment], strict=True):
                 if who == island.me:
                     there[element] += own[element]
+        return there
+
+    def check(self, fragment: int, head: bytes, islands: Sequence[Working]) -> None:
+        """Raise unless each step counts once; with the death of an island its own may be lost."""
+        there = self.counts(fragment, head, islands)
         living = {island.me for island in islands}
         for element, who in zip(there, self.learnt[fragment], strict=True):
             much, least = there[element], float(who in living and who not in self.disturbed)
@@ -196,15 +205,15 @@ class Working(OuterReplica):
         self.history.append((self.place.previous, self.place.state))
 
     async def take(
-        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending
+        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending, chain: Chain
     ) -> None:
-        late = state.place.round - self.place.round > self.manifest.rounds.max_staleness
-        keep = "nothing" if late and ending is not Ending.FAR else "local"
-        if ending is Ending.FORKED:
-            keep, self.tally.forked = "all", True
-        if keep == "nothing" or ending is Ending.DIVERGED:
+        missed = state.place.round - self.place.round
+        keep = kept_after(ending, missed, self.manifest.rounds.max_staleness)
+        decided, sent = chain.following.decided, chain.exchange.sent
+        self.tally.forked |= keep == "all"
+        if keep == "nothing" or ending is Ending.DIVERGED or (sent and decided is None):
             self.tally.disturbed.add(self.me)
-        await self.jump(vectors, state, keep=keep)
+        await self.jump(vectors, state, keep=keep, decided=decided, sent=sent)
         self.begins, self.history = state.place.round, []
 
 
@@ -245,7 +254,11 @@ class Trainer(Progress):
         if not command.resume:
             return
         assert [one.share.round for one in saved] == [command.round, *command.others]
-        self.round_step, self.step, self.tokens = saved[0].round_step, saved[0].step, saved[0].tokens
+        self.round_step, self.step, self.tokens = (
+            saved[0].round_step,
+            saved[0].step,
+            saved[0].tokens,
+        )
         for piece, replica, one in zip(self.pieces, self.life.replicas, saved, strict=True):
             replica.theta.copy_(one.theta)
             piece.begin(one.share)
