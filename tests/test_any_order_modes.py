@@ -26,6 +26,10 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+FOUND = (
+    64,  # two servers began the run, and one died before an island was in office
+    147,  # of those drawn only one was ready, and it went by no plan since it had started again
+)
 STEPS = 4  # from one contribution to the next
 QUIET_S = 30.0  # for the last rounds, once nobody takes steps
 
@@ -110,7 +114,7 @@ def anything_happens(seed: int, tmp_path: Path) -> None:
     played(story)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*FOUND, 4, 7, 9, 12])
 def test_whatever_happens_every_step_counts_once(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, tmp_path)
 

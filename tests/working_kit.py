@@ -387,25 +387,30 @@ class WorkingSwarm(SimulatedSwarm):
         self, member: Member, saved: Sequence[Any] = (), *, upload: float | None = None
     ) -> Member:
         self.tally.disturbed.add(member.peer)
-        replicas = self._live(member.peer, list(saved) or self.saved(member))
+        saved = list(saved) or self.saved(member)
+        if self.role(member.peer) == "server":
+            saved = [self._arrived(member, fragment) for fragment in range(self.fragments)]
+        replicas = self._live(member.peer, saved)
         return self.start(member.identity, replicas=replicas, status="joining", upload=upload)
 
     def saved(self, member: Member) -> list[Any]:
-        """By fragment; nothing before an island trains, and of servers while islands have it."""
+        """By fragment; nothing before an island trains, and nothing of servers."""
         life = member.replicas[0].life
-        kept = any(self._in_office(one) for one in self.members.values() if one is not member)
-        if life.trainer is None and kept:
-            return []
-        if life.trainer is not None and not life.trainer.begun:
-            return list(life.saved)
+        if life.trainer is None or not life.trainer.begun:
+            return list(life.saved) if life.trainer else []
         pairs = zip(member.replicas, member.swarm.chains, strict=True)
         return [replica.saved(chain.lineage) for replica, chain in pairs]
 
-    def _in_office(self, island: Member) -> bool:
-        """Whether it has a checkpoint from which a run can go on."""
-        trainer = island.replicas[0].life.trainer
-        begun = trainer is not None and (trainer.begun or bool(trainer.life.saved))
-        return begun and all(island.peer in replica.roster for replica in island.replicas)
+    def _arrived(self, member: Member, fragment: int) -> Saved:
+        """What one who has no checkpoint takes from the others; if there is none, what it had."""
+        chains = [one.swarm.chains[fragment] for one in self.living() if one.peer != member.peer]
+        chains = [c for c in chains if c.status.status == "active"] or chains
+        chain = max(
+            chains or [member.swarm.chains[fragment]],
+            key=lambda chain: (chain.replica.place.work, chain.replica.place.round),
+        )
+        found = chain.replica.saved(chain.lineage)
+        return replace(found, history=(found.state.place.round, []))
 
     def _live(self, peer: PeerId, saved: list[Saved]) -> tuple[Any, ...]:
         usual = self.paces.setdefault(peer, self.random.uniform(*self.think))
