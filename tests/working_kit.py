@@ -2,7 +2,7 @@
 
 Only an inner step is a toy's: it changes one element of each fragment by one, and no other step,
 of whichever island, changes the same. So what has become of every single step can be seen in what
-rounds have merged and in what islands have yet to send (:class:`Tally`).
+rounds have merged and in what islands have yet to send (:mod:`tally_kit`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from simulated_swarm import Member, SimulatedSwarm
+from tally_kit import Tally
 from torch import nn
 from toy_replica import RUN
 
 from bootstrap.manifest import Manifest
 from gossip.catchup import Ending
-from gossip.certificate import genesis, outcome_hash
+from gossip.certificate import genesis
 from gossip.chain import Chain
 from gossip.lineage import Lineage
 from gossip.rules import Rules
@@ -42,7 +43,7 @@ from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
-from protocols.messages import Certificate, Outcome
+from protocols.messages import Certificate
 
 WIDE = 120  # elements of a fragment are WIDE² and WIDE
 SIZE = WIDE * WIDE + WIDE
@@ -61,75 +62,6 @@ def layout_of(fragments: int) -> Layout:
 async def at_once(work: Callable[[], Any]) -> Any:
     """Do ``work``; a kill comes before it or after."""
     return work()
-
-
-@dataclass
-class Tally:
-    """What has become of each inner step, which is an element that it has changed by one."""
-
-    learnt: list[list[PeerId]]  # by fragment, whose step each element is, in order
-    order: list[list[int]]  # the elements in that order
-    merged: dict[bytes, tuple[bytes, dict[int, float]]] = field(default_factory=dict)
-    disturbed: set[PeerId] = field(default_factory=set)  # may have lost what they had learnt
-    forked: bool = False  # what others had learnt went into someone's next contribution
-
-    @classmethod
-    def of(cls, fragments: int, seed: int) -> Tally:
-        random = torch.Generator().manual_seed(seed)
-        order = [torch.randperm(SIZE, generator=random).tolist() for _ in range(fragments)]
-        return cls([[] for _ in range(fragments)], order)
-
-    def learn(self, fragment: int, who: PeerId) -> int:
-        """The element that one more step changes."""
-        learnt = self.learnt[fragment]
-        learnt.append(who)
-        return self.order[fragment][len(learnt) - 1]
-
-    def note(self, outcome: Outcome, means: dict[tuple[int, int], torch.Tensor]) -> None:
-        """A round is committed, and this is what owners have made of its contributions."""
-        head = outcome_hash(outcome)
-        if head in self.merged or self.forked:
-            return
-        whose = dict(zip(self.order[outcome.fragment], self.learnt[outcome.fragment], strict=False))
-        found: dict[int, float] = {}
-        for part in outcome.parts:
-            mean = means.get((part.start, part.stop))
-            if mean is None:
-                continue
-            for at in torch.nonzero(mean.abs() > 1e-4).flatten().tolist():
-                there = [
-                    outcome.contributors[i.contributor] for i in part.included if i.elements > at
-                ]
-                whole = sum(contributor.weight for contributor in there)
-                own = [c.weight * c.scale for c in there if c.peer == whose.get(part.start + at)]
-                assert own, "a step of somebody who is not in it"
-                found[part.start + at] = mean[at].item() * whole / own[0]
-        self.merged[head] = outcome.previous, found
-
-    def counts(self, fragment: int, head: bytes, islands: Sequence[Working]) -> dict[int, float]:
-        """How often each step counts on the way to ``head``, or is yet to be sent.
-
-        ``islands`` stand there.
-        """
-        there = dict.fromkeys(self.order[fragment][: len(self.learnt[fragment])], 0.0)
-        while head != genesis(RUN):
-            head, found = self.merged[head]
-            for element, much in found.items():
-                there[element] += much
-        for island in islands:
-            own = (island.base - island.theta).tolist()
-            for element, who in zip(there, self.learnt[fragment], strict=True):
-                if who == island.me:
-                    there[element] += own[element]
-        return there
-
-    def check(self, fragment: int, head: bytes, islands: Sequence[Working]) -> None:
-        """Raise unless each step counts once; with the death of an island its own may be lost."""
-        there = self.counts(fragment, head, islands)
-        living = {island.me for island in islands}
-        for element, who in zip(there, self.learnt[fragment], strict=True):
-            much, least = there[element], float(who in living and who not in self.disturbed)
-            assert least - 0.01 < much < 1.01, f"{much} of a step of {who}"
 
 
 @dataclass
@@ -346,12 +278,7 @@ class WorkingSwarm(SimulatedSwarm):
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tally = Tally.of(self.fragments, self.random.randrange(2**31))
-
-    async def rest(self, members: Sequence[Member]) -> None:
-        """Nobody takes a step any more; returns when what had been taken is merged or waits."""
-        self.over = True
-        await asyncio.sleep(5.0)
+        self.tally = Tally.of(self.fragments, SIZE, self.random.randrange(2**31))
 
     def check(self, islands: Sequence[Member]) -> None:
         """Look at every step that was taken; ``islands`` stand at one place."""
