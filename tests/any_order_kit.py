@@ -81,8 +81,12 @@ class Mishaps:
                     self._begin(one, self._killed(one, dice.choice([0.05, 1, 3]), old))
 
     def _expendable(self, who: Member) -> bool:
-        """Whether in no fragment, on no side of a fork, it is the last of those who decide."""
-        others = self.members.keys() - {who.peer}
+        """Whether in no fragment, on no side of a fork, it is the last of those who decide.
+
+        Who would come back from a kill with nothing is none of them.
+        """
+        there = [one for one in self.members.values() if self.here.swarm.keeps(one)]
+        others = {one.peer for one in there} - {who.peer}
         replicas = [replica for member in self.members.values() for replica in member.replicas]
         return all(others.intersection(replica.roster) for replica in replicas)
 

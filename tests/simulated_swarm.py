@@ -190,6 +190,10 @@ class SimulatedSwarm:
         """What a member is there for."""
         return self.roles.get(peer, "island")
 
+    def keeps(self, member: Member) -> bool:
+        """Whether a member comes back from a kill with what it had."""
+        return True
+
     def fresh(self, peer: PeerId) -> tuple[ToyReplica, ...]:
         """What a member has that begins anew, by fragment."""
         return tuple(

@@ -320,11 +320,16 @@ class WorkingSwarm(SimulatedSwarm):
         replicas = self._live(member.peer, saved)
         return self.start(member.identity, replicas=replicas, status="joining", upload=upload)
 
+    def keeps(self, member: Member) -> bool:
+        """Islands, once they train."""
+        life: Any = member.replicas[0].life
+        return life.trainer is not None and (life.trainer.begun or bool(life.saved))
+
     def saved(self, member: Member) -> list[Any]:
-        """By fragment; nothing before an island trains, and nothing of servers."""
+        """By fragment; nothing of who has no checkpoint."""
         life = member.replicas[0].life
         if life.trainer is None or not life.trainer.begun:
-            return list(life.saved) if life.trainer else []
+            return list(life.saved) if self.keeps(member) else []
         pairs = zip(member.replicas, member.swarm.chains, strict=True)
         return [replica.saved(chain.lineage) for replica, chain in pairs]
 
