@@ -7,6 +7,7 @@ each part must match the digest they voted for.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,6 +24,7 @@ from protocols.messages import (
     Certificate,
     CertificateRequest,
     Certificates,
+    Outcome,
     PartResult,
 )
 
@@ -62,6 +64,7 @@ class CatchUp:
     replayed: Callable[[float], None]  # told how long a round took
     announced: Callable[[PeerId], float]  # what a peer's uplink carries, bytes a second; 0: unknown
     link: Callable[[], float]  # what our downlink does
+    decided: Outcome | None = None  # of the last round of which a certificate was shown
     _gathering: Gathering = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ class CatchUp:
         first = self.place()[0].round
         while True:
             if self.far(source):
-                return Ending.FAR
+                return await self._look(source)
             asked = self.place()[0].round
             found = await self.certificates(source, asked, AT_ONCE)
             if not found:
@@ -115,6 +118,7 @@ class CatchUp:
                 ending = self._judge(certificate, here, roster)
                 if ending is not None:
                     return ending
+                self.decided = certificate.outcome
                 if self.far(source):
                     return Ending.FAR
                 began = self.wiring.now()
@@ -126,6 +130,19 @@ class CatchUp:
                 self.replayed(self.wiring.now() - began)
             if self.place()[0].round == asked:
                 raise Malformed("certificates that lead nowhere")
+
+    async def _look(self, source: PeerId) -> Ending:
+        """It is too far to be replayed: what has become of the round that this node stands at?"""
+        here, roster = self.place()
+        with suppress(TransportError):
+            for certificate in await self.certificates(source, here.round, 1):
+                if certificate.outcome.round != here.round:
+                    raise Malformed("a certificate that was not asked for")
+                ending = self._judge(certificate, here, roster)
+                if ending is not None:
+                    return ending
+                self.decided = certificate.outcome
+        return Ending.FAR
 
     def _judge(
         self, certificate: Certificate, here: Place, roster: tuple[PeerId, ...]

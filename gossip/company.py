@@ -94,10 +94,12 @@ class Company:
         return tuple(self._able(now))
 
     def _able(self, now: float) -> Iterator[PeerId]:
-        reformed = self.agreement.promised[0] > 0
         for peer in self.agreement.office:
-            if (reformed or peer == self.me or self.active(peer)) and self.alive(peer, now):
+            if self._takes_part(peer) and self.alive(peer, now):
                 yield peer
+
+    def _takes_part(self, peer: PeerId) -> bool:
+        return self.agreement.promised[0] > 0 or peer == self.me or self.active(peer)
 
     def here(self, now: float) -> tuple[PeerId, ...]:
         """Those in office who are alive, whether they abstain or not."""
@@ -154,8 +156,11 @@ class Company:
         return ready, late
 
     def training(self, now: float) -> set[PeerId]:
-        """Live members in office whose work this round is to have: no servers, and none at rest."""
-        islands = [peer for peer in self.here(now) if self._role(peer) == "island"]
+        """Live members in office whose work this round is to have: no servers, and none at rest.
+
+        Nor who abstains: it goes by no plan, and would be waited for.
+        """
+        islands = [peer for peer in self._able(now) if self._role(peer) == "island"]
         return set(islands if self.clients is None else self.clients(self.place, islands))
 
     def waiting(self, now: float) -> set[PeerId]:
@@ -369,8 +374,7 @@ class Company:
 
         Whoever hears late of the others must not take itself for all there is.
         """
-        training = self.training(now)
-        return {peer for peer in self._able(now) if peer in training and peer not in self.gone}
+        return self.training(now) - self.gone
 
     def eta(self, announce: Announce, now: float) -> float:
         """Seconds until this member is ready."""

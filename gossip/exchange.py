@@ -45,6 +45,7 @@ class Exchange:
     shape: Shape
     source: Source
     listener: Listener
+    sent: bool = False  # a plan has asked for my contribution, and some of it may have come
     inbox: Inbox = field(init=False)
     outbox: Outbox = field(init=False)
     _transfers: Transfers = field(init=False)
@@ -131,6 +132,7 @@ class Exchange:
         self.inbox.plan, basis = plan, basis_of(plan.codec, plan.contributors)
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
+        self.sent = self.sent or contributes
         holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
         self.inbox.watches.stop()
         wanted: set[PartKey] = set()

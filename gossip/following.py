@@ -16,7 +16,7 @@ from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate
+from protocols.messages import Announce, Certificate, Outcome
 
 MOST_ASKED = 8  # peers at a time
 BETWEEN_S = 10.0  # from a download in vain to the next one: two calls that time out
@@ -119,6 +119,13 @@ class Following:
             return False
         tries = self.approach.downloading or self.wiring.now() < self._left_at + BETWEEN_S
         return tries and is_further(self.place()[0], *self._leaves_for)
+
+    @property
+    def decided(self) -> Outcome | None:
+        """What was decided in the round where this node stands, where somebody has shown it."""
+        found, (here, _) = self._replay.decided, self.place()
+        there = found is not None and (found.round, found.previous) == (here.round, here.previous)
+        return found if there else None
 
     def missing(self) -> int:
         """Rounds from here to the furthest of those who are ahead."""

@@ -80,6 +80,11 @@ class Opening:
             self.company.eta(late_one, now) <= left * 1.25 for late_one in late
         )
 
+    def wanted(self, now: float) -> bool:
+        """Whether there is anything to decide: somebody's work, or who is in office."""
+        ready, _ = self.company.ready_and_late(now)
+        return bool(ready) or self._roll_is_due(now, ready)
+
     def holds(self, now: float) -> bool:
         """Whether the ready wait for somebody who cannot catch up by itself."""
         asks, here = self.company.asking(self.holding.awaited, now)

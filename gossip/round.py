@@ -384,7 +384,7 @@ class Round:
             alive, enough = self.company.here(now), True  # most have restarted: all together
         if lost_for < (self._patience() if enough else self.rules.alone_after_s):
             return []
-        if self.agreement.plan is None and not self.company.ready_and_late(now)[0]:
+        if self.agreement.plan is None and not self.opening.wanted(now):
             return []  # nobody has anything to contribute yet
         # those who abstain have their turn as well: two must not go on alone at once
         order = self.agreement.order(self.agreement.office)

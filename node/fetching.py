@@ -221,14 +221,16 @@ class Fetcher:
                     headway(done, total, sources)
 
                 state = (await arrival.fetch(vectors, progress, fragment)).state
-                missed = state.place.round - before
-                late = missed > replica.manifest.rounds.max_staleness
-                # replaying keeps it however late, so what takes its place does
-                keep = "nothing" if late and ending is not Ending.FAR else "local"
-                if ending is Ending.FORKED:
-                    keep = "all"
+                most = replica.manifest.rounds.max_staleness
+                keep = kept_after(ending, state.place.round - before, most)
                 await chain.move(
-                    lambda: replica.jump(vectors, state, keep=keep),
+                    lambda: replica.jump(
+                        vectors,
+                        state,
+                        keep=keep,
+                        decided=chain.following.decided,
+                        sent=chain.exchange.sent,
+                    ),
                     state.place,
                     state.certificate,
                     state.lineage,
@@ -266,6 +268,16 @@ class Fetcher:
         await greet(
             transport, whereabouts, peer, software=__version__, run=run, invitation=invitation
         )
+
+
+def kept_after(ending: Ending, missed: int, most: int) -> str:
+    """What is kept of local work (:meth:`OuterReplica.jump`) over so many rounds.
+
+    Up to ``most`` of them; but replaying keeps it however late, so what takes its place does.
+    """
+    if ending is Ending.FORKED:
+        return "all"
+    return "nothing" if missed > most and ending is not Ending.FAR else "local"
 
 
 def _bytes(replica: OuterReplica) -> int:

@@ -244,26 +244,46 @@ class OuterReplica:
         if self.trainer is not None:
             await self.trainer.resume(contributed=bool(mine), reset=twice)
 
-    async def jump(self, vectors: Sequence[torch.Tensor], state: OuterState, *, keep: str) -> None:
+    async def jump(
+        self,
+        vectors: Sequence[torch.Tensor],
+        state: OuterState,
+        *,
+        keep: str,
+        decided: Outcome | None = None,
+        sent: bool = False,
+    ) -> None:
         """Move to a downloaded state; ``vectors`` are as in :attr:`state`.
 
         ``keep`` says what becomes of local work: ``"local"`` keeps what was learnt since the
         last merge on top of the new base, ``"all"`` keeps θ as it is (a fork that lost: its
         whole progress goes into the next contribution), ``"nothing"`` drops it. What a checkpoint
         held of local work is not kept ``"local"`` over rounds that it may have been merged in.
+        Nor is what was merged of the snapshot that is out, by what was ``decided`` in its round;
+        where that is not known, nothing of it if it was ``sent``.
         """
         if self.inherited and keep == "local" and state.place.round > self._place.round:
             keep = "nothing"
         self.inherited = self.inherited and state.place.round <= self._place.round
-        await self._hold()
+        passed = await self._hold() == self._place.round < state.place.round and keep == "local"
+        counted: list[tuple[int, int]] = []
+        if passed and decided is not None:
+            counted = self.merged_of_mine(decided)
+        elif passed and sent:
+            counted = [(0, self.size)]
 
         def move() -> None:
-            self._set_back([])
+            if self.residual is not None and counted and decided is not None:
+                codec = self.codec.named(decided.codec)
+                self.residual.settle(decided, self.me, codec, self._progress)
+            elif self.residual is not None and counted:
+                self.residual.settle_unseen()
+            self._set_back(counted)
             if keep == "all":
                 self.sent.copy_(vectors[0])
             for mine, theirs in zip(self.state, vectors, strict=True):
                 mine.copy_(theirs)
-            if self.turning is not None and keep == "nothing":
+            if self.turning is not None and (counted or keep == "nothing"):
                 self.turning.reset()
             if self.residual is not None and keep == "nothing":
                 self.residual.reset()
@@ -273,7 +293,7 @@ class OuterReplica:
         await self.offload(move)
         await self.settle(state)
         if self.trainer is not None:
-            await self.trainer.resume(contributed=False, reset=keep == "nothing")
+            await self.trainer.resume(contributed=bool(counted), reset=keep == "nothing")
 
     async def _hold(self) -> int | None:
         """Keep the trainer from the vectors; the round of a snapshot that is out, or None."""
@@ -343,11 +363,15 @@ class OuterReplica:
         )
 
     def _contributing(self, outcome: Outcome) -> int:
-        """How many members of this round's roster bring work: all but the servers."""
-        if self.manifest.rounds.owners == "members":
-            return len(self._roster)
+        """How many members of this round's roster bring work: all but the servers.
+
+        Where one who brings work merges as well there is no server.
+        """
         brought = {contributor.peer for contributor in outcome.contributors}
-        return len(set(self._roster) - ({part.owner for part in outcome.parts} - brought))
+        owners = {part.owner for part in outcome.parts}
+        if self.manifest.rounds.owners == "members" or owners & brought:
+            return len(self._roster)
+        return len(set(self._roster) - owners)
 
 
 def gaps(ranges: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:

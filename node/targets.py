@@ -53,7 +53,8 @@ class Targets:
         replica = self.replica
         if self._clients is None or swarm is None or self.me not in replica.roster:
             return True
-        alive = {a.peer for a in swarm.membership.islands_alive(swarm.now()) if a.role == "island"}
+        said = swarm.membership.islands_alive(swarm.now())
+        alive = {a.peer for a in said if (a.role, a.status) == ("island", "active")}
         there = [peer for peer in replica.roster if peer == self.me or peer in alive]
         return self.me in self._clients(replica.place, there)
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
 from bootstrap.state import StateServer, state_digest
+from gossip.catchup import Ending
+from gossip.chain import Chain
 from node.arrival import Arrival
 from node.replica import OuterState
 from protocols import virtual_time
@@ -49,8 +51,11 @@ class Stateful(ToyReplica):
         self.times.append(asyncio.get_running_loop().time())
         self.means.clear()  # of hundreds of rounds
 
-    async def jump(self, theta: torch.Tensor, state: OuterState) -> None:
-        self.theta, self.sent = theta, theta.clone()
+    async def take(
+        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending, chain: Chain
+    ) -> None:
+        """Move to a downloaded state; ``ending`` says why."""
+        self.theta, self.sent = vectors[0], vectors[0].clone()
         self._place, self._roster = replace(state.place, state=self.digest()), state.roster
         self.begins, self.history, self.certificate = state.place.round, [], state.certificate
 
@@ -67,8 +72,7 @@ class Scene:
 
     def serve(self, member: Member) -> None:
         def current(fragment: int) -> tuple[int, bytes, list[torch.Tensor]]:
-            replica = member.replicas[fragment]
-            assert isinstance(replica, Stateful)
+            replica: Any = member.replicas[fragment]
             return replica.place.round, replica.place.state, replica.state
 
         StateServer(
@@ -78,19 +82,13 @@ class Scene:
         )  # fmt: skip
 
     def join(self, identity: Identity, rate: float) -> Member:
-        replicas = [
-            Stateful(identity.peer_id, self.swarm.roster, SIZE, self.swarm.codec, fragment)
-            for fragment in range(self.swarm.fragments)
-        ]
-        member = self.swarm.start(
-            identity, upload=rate, replicas=replicas, status="joining", new_identity=True
-        )
+        member = self.swarm.start(identity, upload=rate, status="joining", new_identity=True)
         self.serve(member)
         return member
 
-    async def download(self, member: Member, fragment: int) -> None:
-        chain, replica = member.swarm.chains[fragment], member.replicas[fragment]
-        assert isinstance(replica, Stateful)
+    async def download(self, member: Member, fragment: int, ending: Ending) -> None:
+        chain = member.swarm.chains[fragment]
+        replica: Any = member.replicas[fragment]
         if chain.following.approach.downloading:
             return
 
@@ -111,7 +109,7 @@ class Scene:
             state = (await arrival.fetch(vectors, approach.progress, fragment)).state
             self.downloads += 1
             await chain.move(
-                partial(replica.jump, vectors[0], state),
+                lambda: replica.take(vectors, state, ending, chain),
                 state.place,
                 state.certificate,
                 state.lineage,
@@ -137,25 +135,32 @@ class Scene:
         )
 
 
+def at_one_place(members: Sequence[Member]) -> bool:
+    """Whether all stand at one place, in each fragment."""
+    places = zip(*([r.place.previous for r in m.replicas] for m in members), strict=True)
+    return all(len(set(found)) == 1 for found in places)
+
+
+def merging(islands: Sequence[Member]) -> Callable[[], bool]:
+    """Whether more of each is merged than by now, in each fragment."""
+    counted = [[replica.counted for replica in member.replicas] for member in islands]
+    return lambda: all(
+        replica.counted > before
+        for member, then in zip(islands, counted, strict=True)
+        for replica, before in zip(member.replicas, then, strict=True)
+    )
+
+
 def coming_together(members: Sequence[Member]) -> Callable[[], bool]:
     """Whether all stand at one place, in each fragment, and more of each is merged than by now."""
-    counted = [[replica.counted for replica in member.replicas] for member in members]
-
-    def together() -> bool:
-        places = zip(*([r.place.previous for r in m.replicas] for m in members), strict=True)
-        return all(len(set(found)) == 1 for found in places) and all(
-            replica.counted > before
-            for member, then in zip(members, counted, strict=True)
-            for replica, before in zip(member.replicas, then, strict=True)
-        )
-
-    return together
+    merged = merging(members)
+    return lambda: at_one_place(members) and merged()
 
 
 @asynccontextmanager
 async def scene(count: int = 1, **options: Any) -> AsyncIterator[Scene]:
-    options = {"think": (ROUND_S, ROUND_S)} | options
-    async with simulated_swarm(count, size=SIZE, kind=Stateful, **options) as swarm:
+    options = {"think": (ROUND_S, ROUND_S), "size": SIZE, "kind": Stateful} | options
+    async with simulated_swarm(count, **options) as swarm:
         made = Scene(swarm)
         for member in made.founders:
             made.serve(member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -84,8 +85,9 @@ class SimulatedSwarm:
     hurry: dict[PeerId, float] = field(default_factory=dict)  # thinks so many times as fast
     regions: dict[PeerId, str] = field(default_factory=dict)
     kind: type[ToyReplica] = ToyReplica
+    roles: dict[PeerId, str] = field(default_factory=dict)  # else an island
     # a member can do no more than download a fragment's state
-    on_behind: Callable[[Member, int], Coroutine[Any, Any, None]] | None = None
+    on_behind: Callable[[Member, int, Ending], Coroutine[Any, Any, None]] | None = None
 
     def start(
         self,
@@ -98,10 +100,7 @@ class SimulatedSwarm:
     ) -> Member:
         peer = identity.peer_id
         transport = self.network.join(peer, upload=upload, download=upload)
-        replicas = tuple(replicas) or tuple(
-            self.kind(peer, self.roster, self.size, self.codec, fragment)
-            for fragment in range(self.fragments)
-        )
+        replicas = tuple(replicas) or self.fresh(peer)
         self.incarnations[peer] = self.incarnations.get(peer, 0) + 1
         loop = asyncio.get_running_loop()
         group = asyncio.TaskGroup()
@@ -113,6 +112,7 @@ class SimulatedSwarm:
             peer,
             replicas[0].place,
             version="0",
+            role=self.role(peer),
             status=status,
             incarnation=self.incarnations[peer],
             region=self.regions.get(peer, ""),
@@ -136,12 +136,13 @@ class SimulatedSwarm:
         def on_behind(fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
             behind.append(ending.name)
             if self.on_behind is not None:
-                spawn(self.on_behind(self.members[peer], fragment))
+                spawn(self.on_behind(self.members[peer], fragment, ending))
 
         hooks = Hooks(
             applied=applied,
             rejected=lambda who, error: rejected.append((who, str(error))),
             behind=on_behind,
+            peer=lambda who, what, why: self.came_or_went(peer),
         )
         presence = Presence(
             wiring,
@@ -152,9 +153,9 @@ class SimulatedSwarm:
         )
         chains = [
             Chain(
-                wiring,
+                dataclasses.replace(wiring, codec=replica.codec),
                 replica,
-                self.rules,
+                self.rules_of(replica),
                 presence,
                 hooks,
                 keep_rounds=50,
@@ -172,18 +173,53 @@ class SimulatedSwarm:
 
         async def live() -> None:
             async with group:
+                for work in self.works(swarm, replicas, moved, spawn):
+                    group.create_task(work)
                 for other in self.living():
                     if other.peer != peer:
                         swarm.presence.learn(self.envelope(other))
                 group.create_task(swarm.run())
-                for chain, replica, event in zip(chains, replicas, moved, strict=True):
-                    group.create_task(self._train(chain, replica, event))
 
         task = self.group.create_task(live())
         member = Member(identity, replicas, swarm, task, rejected, behind, moved)
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
+
+    def role(self, peer: PeerId) -> str:
+        """What a member is there for."""
+        return self.roles.get(peer, "island")
+
+    def keeps(self, member: Member) -> bool:
+        """Whether a member comes back from a kill with what it had."""
+        return True
+
+    def fresh(self, peer: PeerId) -> tuple[ToyReplica, ...]:
+        """What a member has that begins anew, by fragment."""
+        return tuple(
+            self.kind(peer, self.roster, self.size, self.codec, fragment)
+            for fragment in range(self.fragments)
+        )
+
+    def rules_of(self, replica: ToyReplica) -> Rules:
+        """The rules by which a fragment's rounds go."""
+        return self.rules
+
+    def works(
+        self,
+        swarm: Swarm,
+        replicas: Sequence[ToyReplica],
+        moved: Sequence[asyncio.Event],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> list[Coroutine[Any, Any, None]]:
+        """What a member does beside its rounds."""
+        if swarm.presence.status.role != "island":
+            return []
+        together = zip(swarm.chains, replicas, moved, strict=True)
+        return [self._train(*one) for one in together]
+
+    def came_or_went(self, peer: PeerId) -> None:
+        """A member takes somebody for alive, silent or gone whom it did not before."""
 
     def record_of(self, peer: PeerId, fragment: int) -> Record | None:
         """What a member has promised, where records are kept; read anew, as after a start."""
@@ -298,8 +334,14 @@ async def simulated_swarm(
     records: Path | None = None,
     kind: type[ToyReplica] = ToyReplica,
     min_grace_s: float = Rules.min_grace_s,
+    made: type[SimulatedSwarm] = SimulatedSwarm,
+    roles: Sequence[str] = (),
+    **more: Any,
 ) -> AsyncIterator[SimulatedSwarm]:
-    """``count`` members that share a first roster; all are stopped at the end."""
+    """``count`` members that share a first roster; all are stopped at the end.
+
+    ``more`` is for whatever is ``made``.
+    """
     identities = [Identity.from_seed((i + 1).to_bytes(32, "big")) for i in range(count)]
     codecs = (codec,) if isinstance(codec, str) else codec
     range_codec = RangeCodec(codecs[0], dense=size - 1000)
@@ -314,7 +356,7 @@ async def simulated_swarm(
     )
     network = MemoryNetwork(seed, link=link or Link(latency=0.02), upload=12.5e6, download=12.5e6)
     async with asyncio.TaskGroup() as group:
-        swarm = SimulatedSwarm(
+        swarm = made(
             network,
             size,
             range_codec,
@@ -328,6 +370,8 @@ async def simulated_swarm(
             regions={i.peer_id: f"site-{n % sites}" for n, i in enumerate(identities)},
             records=records,
             kind=kind,
+            roles={i.peer_id: role for i, role in zip(identities, roles, strict=False)},
+            **more,
         )
         for index, identity in enumerate(identities):
             swarm.start(identity, upload=uploads[index] if uploads else None)

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gossip_kit import EVERYBODY, announce_of
+from gossip_kit import EVERYBODY, PLACE, announce_of
 
 from bootstrap.manifest import Manifest
 from node.choosing import Chooser
+from node.modes import clients_of
 from node.monitor.console import render
 from node.monitor.event_log import EventLog
 from node.monitor.events import KnobSet
@@ -256,3 +257,26 @@ def test_the_schedule_stands_where_most_others_do(said: tuple[int, ...], positio
     targets = Targets(chooser().manifest, me, replica, chooser(inner_steps=40))
     assert targets.position(swarm) == position
     assert targets.position(None) == 0
+
+
+def test_where_one_who_was_drawn_abstains_the_next_one_trains() -> None:
+    """As rounds see it: else nobody would train whom they count on."""
+    manifest = Manifest.model_validate({"mode": "fedavg"})
+    choose = clients_of(manifest)
+    assert choose is not None
+    peers = [identity.peer_id for identity in EVERYBODY[:4]]
+    drawn = choose(PLACE, peers)
+    out = next(peer for peer in peers if peer in drawn)
+    left = [peer for peer in peers if peer != out]
+    (following,) = set(choose(PLACE, left)) - set(drawn)
+
+    def trains(status: str) -> bool:
+        alive = [announce_of(peer, status=status if peer == out else "active") for peer in peers]
+        swarm: Any = SimpleNamespace(
+            membership=SimpleNamespace(islands_alive=lambda now: alive), now=lambda: 0.0
+        )
+        replica: Any = SimpleNamespace(place=PLACE, roster=peers)
+        return Targets(manifest, following, replica, chooser()).drawn(swarm)
+
+    assert not trains("active")
+    assert trains("joining")

@@ -10,6 +10,7 @@ import pytest
 from exchange_kit import until
 from simulated_swarm import Member, lengths, simulated_swarm
 
+from gossip.catchup import Ending
 from node.errors import OperatorError, operator_error
 from protocols import virtual_time
 from protocols.identity import PeerId
@@ -79,7 +80,7 @@ def test_a_side_that_cannot_be_left_goes_on() -> None:
                 swarm.tokens[member.peer] = 500
             failed: list[PeerId] = []
 
-            async def download(member: Member, fragment: int) -> None:
+            async def download(member: Member, fragment: int, ending: Ending) -> None:
                 following = member.swarm.chains[fragment].following
                 if following.approach.downloading:
                     return

@@ -131,6 +131,26 @@ def test_a_drawn_share_of_the_clients_contributes_and_the_draw_changes() -> None
     assert len(outcomes(world)) > before + 8  # a client that was drawn and died holds nobody up
 
 
+def test_no_plan_counts_on_who_abstains() -> None:
+    """It is there, and ready, but goes by no plan of a round in which it may have voted before."""
+    world, peers = lone(4, RULES)
+    world.run(10.0)
+    back = peers[1]
+    world.kill(back)
+    back.slower = 1e-6  # its checkpoint was of the last step
+    world.restart(back)
+    back.abstain_until = 0.0
+    back.forgotten = until = len(peers[0].chain) + 4
+    world.run(30.0)
+    chain = max((peer.chain for peer in peers), key=len)
+    assert len(chain) > until + 5
+    me = back.identity.peer_id
+    assert not any(
+        c.peer == me for o in chain[until - 3 : until + 1] for c in o.outcome.contributors
+    )
+    assert me in merged(chain[-1].outcome)
+
+
 def test_servers_merge_alone_and_members_do_where_none_is_left() -> None:
     world, peers = lone(5, dataclasses.replace(RULES, servers=True), servers=2)
     servers = {peer.identity.peer_id for peer in peers[:2]}
@@ -185,6 +205,15 @@ def test_who_restarts_before_the_only_merge_is_in_it() -> None:
 def test_islands_come_into_office_where_only_servers_are() -> None:
     world, _ = lone(3, dataclasses.replace(RULES, servers=True), servers=1, outside=2)
     world.run(20.0)
+    assert len(merged(outcomes(world)[-1])) == 2
+    assert len(outcomes(world)) > 5
+
+
+def test_islands_come_into_office_where_one_of_two_servers_has_died() -> None:
+    """The other one is no majority, and nobody in office has anything to merge."""
+    world, peers = lone(4, dataclasses.replace(RULES, servers=True), servers=2, outside=2)
+    world.kill(peers[0])
+    world.run(40.0)
     assert len(merged(outcomes(world)[-1])) == 2
     assert len(outcomes(world)) > 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def _shared_memory() -> Iterator[None]:
         vectors.close()
 
 
-def replica(name: str, **outer: Any) -> OuterReplica:
+def replica(name: str, *, owners: str = "members", **outer: Any) -> OuterReplica:
     codec = "top12" if name == "sparseloco" else "fp32"
     mode = "allreduce" if name in OF_GRADIENTS else "diloco"
-    rounds = {} if name in OF_GRADIENTS else {"codec": codec}
+    rounds = {} if name in OF_GRADIENTS else {"codec": codec, "owners": owners}
     manifest = Manifest.model_validate(
         {"mode": mode, "outer": {"optimizer": name, **outer}, "rounds": rounds}
     )
@@ -191,6 +192,20 @@ async def test_rounds_with_some_of_the_islands_are_parts_of_one_nesterov_step() 
     await commit(once, 2, contributors=2)
     assert torch.allclose(apart.vectors["v"], once.vectors["v"], rtol=1e-5, atol=1e-9)
     assert torch.allclose(apart.base, once.base, rtol=1e-5, atol=1e-8)
+
+
+def test_an_arrival_is_one_of_as_many_islands_with_and_without_a_server() -> None:
+    """Where the last server is gone late islands merge as well, and are islands still."""
+    one = replica("delayed-nesterov", owners="servers", warmup_rounds=0)
+    outcome = _outcome(one, 1)  # of OTHER's work
+    half = N // 2
+    part = outcome.parts[0]
+    for owners, share in (((ME, ME), 1.0), ((OTHER, ME), 0.5), ((OTHER, OTHER), 0.5)):
+        parts = (
+            replace(part, stop=half, owner=owners[0]),
+            replace(part, start=half, owner=owners[1]),
+        )
+        assert one._rates(replace(outcome, parts=parts)).share == share
 
 
 async def test_a_newcomer_that_is_alone_in_its_round_counts_for_less() -> None:

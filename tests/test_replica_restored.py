@@ -62,15 +62,19 @@ def replica() -> Iterator[OuterReplica]:
     vectors.close()
 
 
-async def commit(replica: OuterReplica, mine: int, mean: torch.Tensor) -> None:
-    """A round with the first ``mine`` elements of my contribution."""
-    place = replica.place
+def outcome_of(place: Place, mine: int) -> Outcome:
+    """Of a round with the first ``mine`` elements of my contribution."""
     counts = counts_of((Included(0, SIZE), *([Included(1, mine)] if mine else [])))
     part = PartResult(0, place.round, 0, SIZE, OTHER, "fp32", bytes(32), counts, bytes(32), b"")
     contributors = (Contributor(OTHER, 1.0, 1, True), Contributor(ME, 1.0, 1, True))
-    outcome = Outcome(
+    return Outcome(
         0, place.round, place.previous, bytes(32), "fp32", contributors, (part,), (ME, OTHER), 2
     )
+
+
+async def commit(replica: OuterReplica, mine: int, mean: torch.Tensor) -> None:
+    """A round with the first ``mine`` elements of my contribution."""
+    outcome = outcome_of(replica.place, mine)
     certificate = Certificate(bytes(32), 0, 0, (ME, OTHER), outcome, ())
     await replica.apply(certificate, {(0, SIZE): mean.clone().view(torch.uint8)})
 
@@ -138,3 +142,26 @@ async def test_a_download_keeps_local_work_unless_it_may_be_in_what_was_missed(
     assert torch.equal(replica.base, normal(20, SIZE))
     kept = torch.zeros(SIZE) if inherited and to else work
     torch.testing.assert_close(replica.base - trainer.theta, kept)
+
+
+@pytest.mark.parametrize(("known", "sent", "left"), [
+    (True, True, 1000), (False, True, SIZE), (False, False, 0),
+])  # fmt: skip
+async def test_a_download_over_the_round_of_a_snapshot_keeps_what_was_not_merged_of_it(
+    replica: OuterReplica, known: bool, sent: bool, left: int
+) -> None:
+    """This island stood still when the others decided the round that it had sent its work to."""
+    trainer = restored(replica)
+    replica.inherited = False
+    work = trainer.take_snapshot()
+    since = 0.1 * normal(10, SIZE)
+    trainer.theta -= since
+    state = OuterState(
+        Place(replica.place.run, 0, 3, bytes([3]) * 32, b"", 9),
+        (ME, OTHER), None, Lineage(replica.place.run, (ME,)),
+    )  # fmt: skip
+    decided = outcome_of(replica.place, left) if known else None
+    await replica.jump([normal(20, SIZE)], state, keep="local", decided=decided, sent=sent)
+    work[:left] = 0.0
+    torch.testing.assert_close(replica.base - trainer.theta, work + since)
+    assert trainer.told == [(left > 0, False)]

@@ -214,9 +214,11 @@ class Members:
             arrival = self._arrival(member.node)
             state = (await arrival.fetch(vectors, approach.progress, fragment)).state
             keep = "all" if ending is Ending.FORKED else "local"
-            jump = partial(replica.jump, vectors, state, keep=keep)
             await chain.move(
-                jump, state.place, state.certificate, state.lineage,
+                lambda: replica.jump(
+                    vectors, state, keep=keep,
+                    decided=chain.following.decided, sent=chain.exchange.sent,
+                ), state.place, state.certificate, state.lineage,
                 diverged=ending is Ending.DIVERGED,
             )  # fmt: skip
 

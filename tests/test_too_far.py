@@ -1,0 +1,75 @@
+"""Who is too far behind to replay what it missed still learns what was decided where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gossip_kit import EVERYBODY, PLACE, RUN, SHAPE, decided, roster_of
+
+from gossip.catchup import CatchUp, Ending
+from protocols.errors import TransportError
+from protocols.identity import PeerId
+from protocols.messages import Certificate
+
+MEMBERS = EVERYBODY[:3]
+
+
+def follows(shown: Certificate | None) -> tuple[Ending, CatchUp, list[PeerId]]:
+    """What comes of asking one who is far ahead; it shows that, or does not answer."""
+    rejected: list[PeerId] = []
+
+    class Asked(CatchUp):
+        async def certificates(
+            self, source: PeerId, round_: int, count: int
+        ) -> tuple[Certificate, ...]:
+            if shown is None:
+                raise TransportError("gone")
+            return (shown,)
+
+    unused: Any = None
+    made = Asked(
+        SimpleNamespace(run=RUN),  # type: ignore[arg-type]
+        SHAPE,
+        lambda: (PLACE, roster_of(MEMBERS)),
+        unused,
+        unused,
+        lambda peer, error: rejected.append(peer),
+        lambda source: True,
+        unused,
+        unused,
+        unused,
+    )
+    return asyncio.run(made.follow([MEMBERS[0].peer_id])), made, rejected
+
+
+def test_it_learns_what_was_decided_where_it_stands() -> None:
+    certificate = decided(MEMBERS)
+    ending, made, _ = follows(certificate)
+    assert ending is Ending.FAR
+    assert made.decided == certificate.outcome
+
+
+def test_on_another_side_of_a_fork_it_learns_that() -> None:
+    ending, made, _ = follows(decided(MEMBERS, replace(PLACE, previous=b"x" * 32)))
+    assert ending is Ending.FORKED
+    assert made.decided is None
+
+
+def test_where_nobody_answers_a_download_helps_all_the_same() -> None:
+    ending, made, _ = follows(None)
+    assert ending is Ending.FAR
+    assert made.decided is None
+
+
+@pytest.mark.parametrize(
+    "shown", [decided(MEMBERS, replace(PLACE, round=4)), replace(decided(MEMBERS), votes=())]
+)
+def test_what_was_not_asked_for_or_has_no_votes_is_not_believed(shown: Certificate) -> None:
+    ending, made, rejected = follows(shown)
+    assert ending is Ending.UNREACHABLE
+    assert made.decided is None
+    assert rejected == [MEMBERS[0].peer_id]
