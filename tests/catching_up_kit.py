@@ -60,7 +60,7 @@ class Scene:
 
     def __init__(self, swarm: SimulatedSwarm) -> None:
         self.swarm = swarm
-        swarm.rules = replace(swarm.rules, state_bytes=BYTES)
+        swarm.rules = replace(swarm.rules, state_bytes=8 * swarm.size)
         swarm.on_behind = self.download
         self.founders = list(swarm.members.values())
         self.downloads = 0
@@ -79,7 +79,9 @@ class Scene:
 
     def join(self, identity: Identity, rate: float) -> Member:
         replicas = [
-            Stateful(identity.peer_id, self.swarm.roster, SIZE, self.swarm.codec, fragment)
+            Stateful(
+                identity.peer_id, self.swarm.roster, self.swarm.size, self.swarm.codec, fragment
+            )
             for fragment in range(self.swarm.fragments)
         ]
         member = self.swarm.start(
@@ -153,9 +155,14 @@ def coming_together(members: Sequence[Member]) -> Callable[[], bool]:
 
 
 @asynccontextmanager
-async def scene(count: int = 1, **options: Any) -> AsyncIterator[Scene]:
-    options = {"think": (ROUND_S, ROUND_S)} | options
-    async with simulated_swarm(count, size=SIZE, kind=Stateful, **options) as swarm:
+async def scene(
+    count: int = 1,
+    *,
+    think: tuple[float, float] = (ROUND_S, ROUND_S),
+    size: int = SIZE,
+    **options: Any,
+) -> AsyncIterator[Scene]:
+    async with simulated_swarm(count, think=think, size=size, kind=Stateful, **options) as swarm:
         made = Scene(swarm)
         for member in made.founders:
             made.serve(member)
