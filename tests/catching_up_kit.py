@@ -155,14 +155,10 @@ def coming_together(members: Sequence[Member]) -> Callable[[], bool]:
 
 
 @asynccontextmanager
-async def scene(
-    count: int = 1,
-    *,
-    think: tuple[float, float] = (ROUND_S, ROUND_S),
-    size: int = SIZE,
-    **options: Any,
-) -> AsyncIterator[Scene]:
-    async with simulated_swarm(count, think=think, size=size, kind=Stateful, **options) as swarm:
+async def scene(count: int = 1, **options: Any) -> AsyncIterator[Scene]:
+    options.setdefault("think", (ROUND_S, ROUND_S))
+    options.setdefault("size", SIZE)
+    async with simulated_swarm(count, kind=Stateful, **options) as swarm:
         made = Scene(swarm)
         for member in made.founders:
             made.serve(member)
