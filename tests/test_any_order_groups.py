@@ -101,19 +101,19 @@ def among_many(dice: random.Random) -> Drawn:
     )
 
 
-@pytest.mark.parametrize("seed", [*FOUND_IN_GROUPS, *range(2)])
+@pytest.mark.parametrize("seed", [*FOUND_IN_GROUPS, 1, 9])
 def test_whatever_happens_in_groups_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, in_groups, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [13, 15])
 def test_whatever_happens_among_many_there_is_one_swarm(
     seed: int, tmp_path: Path, soon_many: None
 ) -> None:
     anything_happens(seed, among_many, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [2, 7])
 def test_whatever_happens_under_robust_rules_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, by_rule, tmp_path)
 
