@@ -33,6 +33,7 @@ class Approach:
     asking: bool = False  # for the others to wait
     _arrivals: int = 0  # since this node was last in office
     _replay_s: float = 0.0  # 0: not measured
+    _replaying_since: float | None = None
     _download_s: float = 0.0
     _began: float = 0.0
     _done: float = 0.0  # of the download that is under way,
@@ -52,6 +53,10 @@ class Approach:
             self._heard[peer] = (round_, now)
             if len(self._heard) > MAX_PEERS:
                 del self._heard[next(iter(self._heard))]
+
+    def replays(self, since: float | None) -> None:
+        """A round is being replayed since then, None: none is."""
+        self._replaying_since = since
 
     def replayed(self, seconds: float) -> None:
         """One round was replayed."""
@@ -131,11 +136,18 @@ class Approach:
 
     def _needs(self, missing: int, now: float) -> float:
         if not self.downloading:
-            return self._then(missing)
+            return self._then(missing, self._replayed_s(now))
         taken = now - self._began
         whole = taken / self._done if self._done > LITTLE else max(taken, self.download_s)
         return max(whole - taken, LITTLE * whole) + self._then(missing - self._missed)
 
-    def _then(self, missing: int) -> float:
+    def _replayed_s(self, now: float) -> float:
+        """Seconds less than usual that the round takes which is being replayed."""
+        taken = 0.0 if self._replaying_since is None else now - self._replaying_since
+        return min(taken, (1 - LITTLE) * self.replay_s)
+
+    def _then(self, missing: int, replayed_s: float = 0.0) -> float:
         """Seconds for so many rounds, by the quicker way."""
-        return self.download_s if self.is_far(missing) else max(0, missing) * self.replay_s
+        if self.is_far(missing):
+            return self.download_s
+        return max(0.0, missing * self.replay_s - replayed_s)

@@ -61,6 +61,7 @@ class CatchUp:
     advance: Advance
     rejected: Callable[[PeerId, RemoteProtocolError], None]
     far: Callable[[PeerId], bool]  # whether a download gets us nearer to where a peer stands
+    replays: Callable[[float | None], None]  # told since when a round is replayed, None: none is
     replayed: Callable[[float], None]  # told how long a round took
     announced: Callable[[PeerId], float]  # what a peer's uplink carries, bytes a second; 0: unknown
     link: Callable[[], float]  # what our downlink does
@@ -122,11 +123,14 @@ class CatchUp:
                 if self.far(source):
                     return Ending.FAR
                 began = self.wiring.now()
+                self.replays(began)
                 try:
                     parts = await self._gather(certificate, source)
+                    await self.advance(certificate, parts)
                 except NotKeptError:  # all have started again since, from what they had saved
                     return Ending.GONE
-                await self.advance(certificate, parts)
+                finally:
+                    self.replays(None)
                 self.replayed(self.wiring.now() - began)
             if self.place()[0].round == asked:
                 raise Malformed("certificates that lead nowhere")

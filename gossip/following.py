@@ -66,7 +66,7 @@ class Following:
         self.approach.link = self.link
         self._replay = CatchUp(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
-            self._is_far, self.approach.replayed, self._upload, self.link,
+            self._is_far, self.approach.replays, self.approach.replayed, self._upload, self.link,
         )  # fmt: skip
 
     def compare(self, announce: Announce) -> None:

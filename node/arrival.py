@@ -55,18 +55,20 @@ def targets(announces: Iterable[Announce]) -> list[Target]:
 
     Of two sides of a fork with equal work it is the one that the other side comes over to
     (:func:`gossip.certificate.heavier`), however many are on either.
-    Islands that are joining themselves count only where there are no others, as after a restart
-    of the whole swarm.
+    Those who are joining themselves count where nobody else holds the same: they may have been
+    restarted in the round that most had come to, and the others be behind. Where they have no round
+    they count only if there is nobody else, as after a restart of the whole swarm.
     """
-    holders: dict[tuple[int, int, bytes, bytes], list[PeerId]] = defaultdict(list)
+    holders: dict[tuple[int, int, bytes, bytes], list[Announce]] = defaultdict(list)
     known = [a for a in announces if a.state]
-    for a in [a for a in known if a.status == "active"] or known:
+    for a in [a for a in known if a.status == "active" or a.round > 0] or known:
         if a.status != "leaving":
-            holders[a.work, a.round, a.head, a.state].append(a.peer)
-    order = sorted(holders, key=lambda key: (*key[:3], len(holders[key])))
+            holders[a.work, a.round, a.head, a.state].append(a)
+    active = {key: [a for a in those if a.status == "active"] for key, those in holders.items()}
+    order = sorted(holders, key=lambda key: (*key[:3], len(active[key]), len(holders[key])))
     return [
-        Target(round_, head, state, work, tuple(sorted(holders[work, round_, head, state])))
-        for work, round_, head, state in reversed(order)
+        Target(*key[1:], key[0], tuple(sorted(a.peer for a in active[key] or holders[key])))
+        for key in reversed(order)
     ]
 
 

@@ -25,8 +25,8 @@ from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate
 
 SIZE = 70_000
-ROUND_S = 0.12  # of a lone member's rounds
 BYTES = 8 * SIZE  # of the state: parameters and what the outer optimizer keeps
+ROUND_S = 0.12  # of a lone member's rounds
 NEWCOMERS = [Identity.from_seed(bytes([i]) * 32) for i in b"nopqrs"]
 
 
@@ -65,7 +65,7 @@ class Scene:
 
     def __init__(self, swarm: SimulatedSwarm) -> None:
         self.swarm = swarm
-        swarm.rules = replace(swarm.rules, state_bytes=BYTES)
+        swarm.rules = replace(swarm.rules, state_bytes=8 * swarm.size)
         swarm.on_behind = self.download
         self.founders = list(swarm.members.values())
         self.downloads = 0

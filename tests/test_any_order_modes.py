@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from any_order_kit import HEALED_S, befallen
 from catching_up_kit import at_one_place, merging, played, scene
 from exchange_kit import until
+from trouble_kit import HEALED_S, befallen
 from working_kit import SIZE, WorkingSwarm
 
 from bootstrap.manifest import Manifest

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 import torch
 from ledger_kit import Counted, Ledger
 from roamer_kit import Islander, Islands, ToyState, islands
+from trouble_kit import Troubles
 
 from protocols.identity import PeerId
 from protocols.memory import Link
@@ -71,18 +70,17 @@ def drawn(dice: random.Random) -> Drawn:
 
 
 @dataclass
-class Mishaps:
+class Mishaps(Troubles):
     """Islands, and what befalls them."""
 
-    swarm: Islands
-    it: Drawn
-    dice: random.Random
-    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    swarm: Islands = field(kw_only=True)
+    it: Drawn = field(kw_only=True)
     ledger: Ledger = field(default_factory=lambda: Ledger(SIZE))
     saved: dict[int, Saved] = field(default_factory=dict)  # some time ago
-    busy: set[int] = field(default_factory=set)  # something befalls them already
-    cut: bool = False
     born: int = 0
+
+    def peers(self) -> list[PeerId]:
+        return [one.peer for one in self.swarm.living()]
 
     def start(self, number: int, saved: Saved, *, newcomer: bool = False) -> None:
         states: list[ToyState] = []
@@ -121,29 +119,31 @@ class Mishaps:
     async def befall(self) -> None:
         """One thing, to somebody to whom nothing is happening yet."""
         swarm, dice = self.swarm, self.dice
-        free = [n for n in swarm.members if n not in self.busy and n not in swarm.gone]
+        busy = [n for n, one in swarm.members.items() if one.peer in self.busy]
+        free = [n for n in swarm.members if n not in busy and n not in swarm.gone]
         for number in free:
             if dice.random() < 0.3:
                 self.saved[number] = self.save(number)
         if not free:
             return
         who, kind = dice.choice(free), dice.choice(KINDS)
+        peer = swarm.members[who].peer
         if not self.it.deaths and kind in ("kill", "kill_old", "swap", "all"):
             kind = "freeze"
         match kind:
             case "kill":
-                self._begin(who, self._killed(who, dice.choice([0.05, 1, 5, 20]), self.save(who)))
+                self.begin(peer, self._killed(who, dice.choice([0.05, 1, 5, 20]), self.save(who)))
             case "kill_old":
                 saved = self.saved.get(who) or self.save(who)
-                self._begin(who, self._killed(who, dice.choice([0.05, 1, 5, 20]), saved))
+                self.begin(peer, self._killed(who, dice.choice([0.05, 1, 5, 20]), saved))
             case "freeze":
-                self._begin(who, self._frozen(who, dice.choice([0.5, 3, 15])))
+                self.begin(peer, self.frozen(peer, dice.choice([0.5, 3, 15])))
             case "slow":
-                self._begin(who, self._slowed(who, dice.choice([2, 10])))
+                self.begin(peer, self.slowed(peer, dice.choice([2, 10])))
             case "narrow":
-                self._begin(who, self._narrowed(who, dice.choice([5, 40])))
-            case "cut" if not self.cut and len(swarm.living()) > 1:
-                self.spawn(self._cut_off(dice.choice([0.3, 3, 12, 30])))
+                self.begin(peer, self.narrowed(peer, dice.choice([5, 40]), 300.0))
+            case "cut" if not self.parted and len(swarm.living()) > 1:
+                self.spawn(self.cut_off(dice.choice([0.3, 3, 12, 30])))
             case "swap" if len(swarm.living()) > 1:
                 if dice.random() < 0.5:
                     swarm.members[who].roamer.update(status="leaving")
@@ -155,13 +155,8 @@ class Mishaps:
             case "all" if dice.random() < 0.3:
                 for one in free:
                     old = self.saved.get(one) if dice.random() < 0.3 else None
-                    self._begin(
-                        one, self._killed(one, dice.choice([0.05, 1, 3]), old or self.save(one))
-                    )
-
-    def _begin(self, who: int, what: Coroutine[Any, Any, None]) -> None:
-        self.busy.add(who)
-        self.spawn(what)
+                    again = self._killed(one, dice.choice([0.05, 1, 3]), old or self.save(one))
+                    self.begin(swarm.members[one].peer, again)
 
     async def _gone(self, who: int) -> None:
         one = self.swarm.members[who]
@@ -172,46 +167,7 @@ class Mishaps:
         await self._gone(who)
         await asyncio.sleep(seconds)
         self.start(who, saved)
-        self.busy.discard(who)
-
-    async def _frozen(self, who: int, seconds: float) -> None:
-        peer = self.swarm.members[who].peer
-        self.swarm.network.freeze(peer)
-        await asyncio.sleep(seconds)
-        self.swarm.network.thaw(peer)
-        self.busy.discard(who)
-
-    async def _slowed(self, who: int, seconds: float) -> None:
-        peer = self.swarm.members[who].peer
-
-        def links(latency: Callable[[], float]) -> None:
-            for other in self.swarm.living():
-                if other.peer != peer:
-                    link = Link(latency=latency(), drop=self.it.drop)
-                    self.swarm.network.set_link(peer, other.peer, link)
-
-        links(lambda: self.dice.uniform(0.1, 1.0))
-        await asyncio.sleep(seconds)
-        links(lambda: 0.02)
-        self.busy.discard(who)
-
-    async def _narrowed(self, who: int, seconds: float) -> None:
-        self.swarm.shape(300.0, who)
-        await asyncio.sleep(seconds)
-        self.swarm.shape(self.it.upload, who)
-        node = self.swarm.network.node(self.swarm.members[who].peer)
-        assert node is not None
-        node.up_free = node.down_free = 0.0  # what has queued up meanwhile
-        self.busy.discard(who)
-
-    async def _cut_off(self, seconds: float) -> None:
-        peers, self.cut = [one.peer for one in self.swarm.living()], True
-        self.dice.shuffle(peers)
-        first = self.dice.randrange(1, len(peers))
-        self.swarm.network.partition(set(peers[:first]), set(peers[first:]))
-        await asyncio.sleep(seconds)
-        self.swarm.network.heal()
-        self.cut = False
+        self.busy.discard(self.swarm.members[who].peer)
 
 
 def met(one: Islander, fragment: int, since: float) -> set[PeerId]:
@@ -256,7 +212,9 @@ async def anything_happens(seed: int) -> None:
         seconds=think,
     ) as swarm:
         async with asyncio.TaskGroup() as group:
-            mishaps = Mishaps(swarm, it, dice, group.create_task)
+            mishaps = Mishaps(
+                swarm.network, dice, group.create_task, it.upload, it.drop, swarm=swarm, it=it
+            )
             for _ in range(it.islands):
                 mishaps.found()
             now = asyncio.get_running_loop().time

@@ -118,6 +118,17 @@ def test_what_is_left_of_a_download_and_of_the_rounds_meanwhile() -> None:
     assert one.asks(0, 106.0) == 0.0
 
 
+def test_what_is_left_gets_less_while_a_round_is_replayed() -> None:
+    one = approach()
+    one.replayed(4.0)
+    assert one.asks(2, 20.0) == 8.0
+    one.replays(20.0)
+    assert (one.asks(2, 21.0), one.asks(2, 23.0)) == (7.0, 5.0)
+    assert one.asks(2, 60.0) == 4.5  # it is not there yet
+    one.replays(None)
+    assert one.asks(1, 60.0) == 4.0
+
+
 def test_who_got_nothing_by_a_download_replays_more() -> None:
     one = approach()
     one.downloaded(2.0)

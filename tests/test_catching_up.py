@@ -64,6 +64,20 @@ def test_two_newcomers() -> None:
     played(story)
 
 
+def test_three_newcomers_at_once_by_the_link_of_a_lone_member() -> None:
+    """They share it, so each is there late, and the next round is replayed as slowly."""
+
+    async def story() -> None:
+        async with scene(
+            codec="fp32", size=40_000, think=(1.1, 1.1), uploads=[1e5], min_grace_s=1.0
+        ) as swarm:
+            await asyncio.sleep(70.0)
+            newcomers = [swarm.join(one, 1e5) for one in NEWCOMERS[:3]]
+            await until(lambda: swarm.are_members(*newcomers), 60.0)
+
+    played(story)
+
+
 def test_in_fragments() -> None:
     async def story() -> None:
         async with scene(codec="int4", fragments=2) as swarm:
