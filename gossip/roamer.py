@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from gossip.bodies import Wiring
@@ -23,27 +22,18 @@ from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
 from gossip.meeting import Drop, Finish, Habits, Instruction, Key, Met, Post, Take, Taken
 from gossip.membership import Membership
+from gossip.postman import Postman
 from gossip.presence import Presence
 from gossip.rounded import Acquaintance, Exchanged, Rounded
 from gossip.standing import changed, seen_from
 from gossip.validity import Place
 from gossip.wandering import Wandering
 from protocols.codecs import Encoded
-from protocols.errors import (
-    RemoteProtocolError,
-    RemoteRefused,
-    TransportError,
-    Unreachable,
-    Why,
-)
+from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
-STALL_S = 5.0  # without progress, before round trips were measured
-LAST_PAUSE_S = 8.0  # between two tries of a share that may have come
 SPARE = 6  # letters that have room beside those of one round's exchanges
-# refusals of a letter of which an earlier try may have come, or may yet come
-UNSURE = ("again", "busy", "late", "stalled", "unreachable")
 RAMP = (0.25, 0.5, 0.75, 1.0)  # what a newcomer's work counts for at first
 
 
@@ -116,6 +106,7 @@ class Roamer(Wired):
     membership: Membership = field(init=False)  # who else is there, seen from this fragment
     core: Wandering = field(init=False)
     letters: Letters = field(init=False)
+    postman: Postman = field(init=False)
     times: LetterTimes = field(init=False)
     round_s: float = 0.0  # usual seconds of a round
     _own: Own | None = None  # of the exchange under way
@@ -156,6 +147,15 @@ class Roamer(Wired):
             fragment=self.fragment,
             codecs=self.terms.codecs,
             longest=lambda: self.core.longest_s,
+        )
+        self.postman = Postman(
+            self.wiring,
+            self.presence,
+            self.membership,
+            self.core,
+            self.letters,
+            self.replica.take_back,
+            self._carry_soon,
         )
         size_as, size = self.wiring.codec.size_as, self.size
         self.times = LetterTimes(self.terms, lambda name: size_as(name, 0, size))
@@ -297,74 +297,11 @@ class Roamer(Wired):
     async def _send_all(self, posts: Sequence[Post], own: Own) -> None:
         """Send one letter to all of them at once; what that took says what the next may take."""
         began = self.now()
-        async with asyncio.TaskGroup() as group:
-            sent = [group.create_task(self._send(post, own.body, own.weight)) for post in posts]
-        if all(one.result() for one in sent):
+        if await self.postman.send_all(posts, own.body, own.weight * self._standing):
             took = self.now() - began
             self.times.note(own.choice, took, [post.to for post in posts], own.budget)
             if not any(post.awaited for post in posts):
                 self._timed.append(took)
-
-    async def _send(self, post: Post, body: Encoded, weight: float) -> bool:
-        """Whether a letter has arrived; the exchange goes on, if it waited for that."""
-        name = self.letters.name()
-        error = await self._push(post, body, weight, name)
-        arrived = error is None
-        if isinstance(error, Unreachable):
-            self.presence.unreachable(post.to)
-        if error is not None and self.habits.one_way:
-            if _sure(error):
-                await self.replica.take_back(body, weight)
-            else:
-                self.core.owed.add(post.to)
-                self.wiring.spawn(self._settle(post, body, weight, name))
-        if post.awaited:
-            tell = self.core.on_posted if arrived else self.core.on_failed
-            self._carry_soon(tell(post.to, self.now()))
-        return arrived
-
-    async def _push(
-        self, post: Post, body: Encoded, weight: float, name: bytes, *, again: bool = False
-    ) -> Exception | None:
-        """Send a letter; returns why it may not have arrived."""
-        stall, longest = self.membership.stillness_s([post.to], STALL_S), self.core.longest_s
-        try:
-            async with asyncio.timeout(None if longest == inf else longest):
-                await self.letters.send(
-                    post.to,
-                    post.round,
-                    post.exchange,
-                    body,
-                    answers=post.answers,
-                    timeout=stall,
-                    weight=weight * self._standing,
-                    name=name,
-                    again=again,
-                )
-        except (TransportError, RemoteProtocolError, TimeoutError) as error:
-            return error
-        self.presence.contact(post.to)
-        return None
-
-    async def _settle(self, post: Post, body: Encoded, weight: float, name: bytes) -> None:
-        """Send a share again of which nobody knows whether it came, until that is known.
-
-        It would count twice where it came and was taken back, and never where it was only given up.
-        One to who is gone, or refuses it, is mixed in here.
-        """
-        pause = self.membership.patience.heartbeat_s
-        while True:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE_S)
-            known, error = self.membership.islands.get(post.to), None
-            gone = known is None or known.expelled or known.announce.status == "leaving"
-            if not gone:
-                error = await self._push(post, body, weight, name, again=True)
-            if gone or error is None or _sure(error):
-                break
-        self.core.owed.discard(post.to)
-        if gone or error is not None:
-            self.letters.keep(post.round, body, weight)
 
     async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
         letters = [
@@ -440,12 +377,3 @@ class Roamer(Wired):
 
     def _arrived(self, letter: Letter) -> None:
         self._carry_soon(self.core.on_letter(letter.stamp, self.now()))
-
-
-def _sure(error: Exception) -> bool:
-    """Whether a letter that failed so has not come and will not: nobody is there, or it says so."""
-    if isinstance(error, Unreachable):
-        return error.why is Why.REFUSED
-    if isinstance(error, RemoteRefused):
-        return error.code not in UNSURE
-    return isinstance(error, RemoteProtocolError)

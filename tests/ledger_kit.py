@@ -70,8 +70,9 @@ class Ledger:
 
             return noted
 
-        roamer._send = watched(roamer._send)  # type: ignore[method-assign]
-        roamer._settle = watched(roamer._settle)  # type: ignore[method-assign]
+        postman = roamer.postman
+        postman._send = watched(postman._send)  # type: ignore[method-assign]
+        postman._settle = watched(postman._settle)  # type: ignore[method-assign]
 
     def check(self, living: Sequence[Islander]) -> None:
         """Is all of it there, once nothing is under way?"""
