@@ -258,7 +258,7 @@ class Participation:
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:
             for envelope in greeting.welcome.announces:
-                self.lookout.learn(envelope)
+                self.lookout.learn(envelope, greeting.peer)
         self.node.welcome_others(run)
         self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.reporter.round
