@@ -26,6 +26,7 @@ from protocols.errors import (
     OperatorError,
     ProtocolError,
     RemoteProtocolError,
+    RemoteRefused,
     Stale,
     TransportError,
 )
@@ -36,6 +37,7 @@ from protocols.transport import Transport
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
+TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
 
 
@@ -94,7 +96,9 @@ class Arrival:
     untrue: Callable[[PeerId, RemoteProtocolError], None]
     offload: Offload
     fragments: int = 1  # of the run
+    broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
     _greeted: set[PeerId] = field(default_factory=set)
+    _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
 
     async def fetch(
         self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
@@ -106,7 +110,7 @@ class Arrival:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE_S
-        reason = "no island has announced a state"
+        reason, told = "no island has announced a state", ""
         untrue = 0  # in a row: looks that brought lies alone
         for pause in backoff(random.Random(), first=0.2, last=5.0):
             wrong = ""
@@ -130,6 +134,7 @@ class Arrival:
                     wrong = str(error)  # the next best may be true
                 except TransportError as error:
                     reason, wrong = str(error), ""
+                    self._greeted.difference_update(target.sources)  # one may have started anew
                     break  # it may be had in a moment
                 else:
                     served = {peer: one.bytes for peer, one in download.sources.items()}
@@ -139,17 +144,26 @@ class Arrival:
                 raise operator_error("E206", why=wrong)
             if loop.time() + pause > end:
                 break
+            if pause > TELL_S and reason != told:
+                self.broken(told := reason)
             await asyncio.sleep(pause)
         raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
 
     async def look(self) -> list[Announce]:
-        """Who stands where, freshly asked: the swarm may move on every second."""
+        """Who stands where, freshly asked: the swarm may move on every second.
+
+        Where those to ask are gone it is asked of whom they have named.
+        """
         found: dict[PeerId, Announce] = {}
-        for peer in self.ask():
+        for peer in dict.fromkeys([*self.ask(), *self._named]):
             try:
                 reply = await ask(
                     self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
                 )
+            except RemoteRefused:  # a stranger to it, as where it has started anew
+                self._greeted.discard(peer)
+                await self._introduce([peer])
+                continue
             except (TransportError, ProtocolError):
                 continue
             for envelope in reply.announces:
@@ -160,6 +174,7 @@ class Arrival:
                     known = found.get(announce.peer)
                     if known is None or progress(announce) >= progress(known):
                         found[announce.peer] = announce
+                        self._named[announce.peer] = None
                         self.learned(announce)
             if len(found) > 1:
                 break

@@ -20,7 +20,7 @@ from gossip.validity import Place
 from node.arrival import PATIENCE_S, Arrival, Arrived, targets
 from protocols import virtual_time
 from protocols.envelope import seal
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryNetwork
 from protocols.messages import (
@@ -53,6 +53,9 @@ class Scene:
         self.base, self.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
         self.states: list[torch.Tensor] = []  # of those who stand somewhere
         self.untrue: list[PeerId] = []
+        self.strangers: set[PeerId] = set()  # those who give nothing before they are greeted
+        self.broken: list[str] = []
+        self.learned = asyncio.Event()
 
     async def _known(self, peer: PeerId, body: bytes) -> bytes:
         return Known(tuple(self.announces)).encode()
@@ -71,7 +74,14 @@ class Scene:
         transport = self.network.join(who.peer_id)
         lineage = chain.lineage() if kept is None else kept
 
+        async def known(peer: PeerId, body: bytes) -> bytes:
+            if who.peer_id in self.strangers:
+                raise RemoteRefused("stranger")
+            return await self._known(peer, body)
+
         async def certificates(peer: PeerId, body: bytes) -> bytes:
+            if who.peer_id in self.strangers:
+                raise RemoteRefused("stranger")
             asked = CertificateRequest.decode(body).round
             return Certificates(tuple(chain.certificates[asked:][:1])).encode()
 
@@ -81,6 +91,7 @@ class Scene:
 
         transport.on_call("certificates", certificates)
         transport.on_call("handovers", handovers)
+        transport.on_call("known", known)
 
         @asynccontextmanager
         async def still() -> Any:
@@ -95,7 +106,7 @@ class Scene:
 
     async def arrive(self, *, seed_known_at: float = 0.0) -> Arrived:
         async def greet(peer: PeerId) -> None:
-            return None
+            self.strangers.discard(peer)
 
         now = asyncio.get_running_loop().time
         arrival = Arrival(
@@ -104,10 +115,11 @@ class Scene:
             (CREATOR.peer_id,),
             lambda: [self.seed.peer_id] if now() >= seed_known_at else [LIAR.peer_id],
             lambda: WALL,
-            lambda announce: None,
+            lambda announce: self.learned.set(),
             greet,
             lambda peer, error: self.untrue.append(peer),
             offload,
+            broken=self.broken.append,
         )
         return await arrival.fetch([self.base, self.momentum], lambda *_: None)
 
@@ -155,6 +167,27 @@ def test_who_became_known_meanwhile_is_asked_where_the_others_are_gone() -> None
         scene.stand(CREATOR, swarm(), 5.0)
         await scene.arrive(seed_known_at=10.0)
         assert 10 <= asyncio.get_running_loop().time() < 20
+
+    played(story)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_where_those_at_the_entry_are_gone_those_whom_they_named_are_asked(restarted: bool) -> None:
+    """``restarted``: who has the state lets in no strangers, and has forgotten the newcomer."""
+
+    async def story(scene: Scene) -> None:
+        source = scene.stand(CREATOR, swarm(), 5.0).peer
+        async with asyncio.TaskGroup() as group:
+            arriving = group.create_task(scene.arrive())
+            await scene.learned.wait()
+            scene.network.freeze(scene.seed.peer_id)
+            scene.network.freeze(source)
+            await asyncio.sleep(40)
+            assert scene.broken  # the operator is told that nothing comes
+            scene.network.thaw(source)
+            scene.strangers |= {source} if restarted else set()
+            await arriving
+        assert scene.base.unique().tolist() == [5.0]
 
     played(story)
 
