@@ -20,7 +20,7 @@ from gossip.driver import Swarm
 from gossip.lineage import Lineage
 from gossip.standing import seen_from
 from node import __version__, clock
-from node.arrival import PATIENCE_S, Arrival, OwnArrival, targets
+from node.arrival import PATIENCE_S, Arrival, OwnArrival, beyond, targets
 from node.donors import FAILURES, Taking
 from node.entrance import Run
 from node.errors import operator_error
@@ -217,6 +217,7 @@ class Fetcher:
         vectors = [torch.empty_like(vector) for vector in replica.state]
         before = replica.place.round
         arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()))
+        arrival.wanted = beyond(lambda: replica.place, fragment)
         headway = self._headway()
         try:
             with chain.following.downloading() as approach:

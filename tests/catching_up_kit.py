@@ -15,7 +15,7 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
 from bootstrap.state import StateServer, state_digest
-from node.arrival import Arrival
+from node.arrival import Arrival, beyond
 from node.replica import OuterState
 from protocols import virtual_time
 from protocols.errors import OperatorError
@@ -105,6 +105,7 @@ class Scene:
             lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,
             self.swarm.fragments,
         )  # fmt: skip
+        arrival.wanted = beyond(lambda: replica.place, fragment)
         vectors = [torch.empty_like(vector) for vector in replica.state]
         # whoever was ahead may be gone; the next one who is asks again
         with suppress(OperatorError), chain.following.downloading() as approach:
