@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bootstrap.dht import CLOCK_LIMIT
+from protocols.envelope import open_envelope
 from protocols.errors import (
     Malformed,
     OperatorError,
@@ -29,7 +30,7 @@ from protocols.errors import (
     TransportError,
 )
 from protocols.identity import PeerId
-from protocols.messages import PROTOCOL_VERSION, Hello, Welcome
+from protocols.messages import PROTOCOL_VERSION, Announce, Hello, Welcome
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
 
@@ -198,8 +199,8 @@ async def greet(
 ) -> Greeting:
     """Greet ``peer``; ``run`` empty: whichever it has.
 
-    Raises :class:`OperatorError` E201 (another run), E202 (protocol version) and E203 (invitation),
-    and what :meth:`Transport.call` raises.
+    Raises :class:`OperatorError` E201 (another run), E202 (protocol version) and E203 (invitation:
+    not the run's, or the run has none), and what :meth:`Transport.call` raises.
     """
     own = whereabouts.own
     sent = clock()
@@ -226,6 +227,14 @@ async def greet(
         raise _versions(peer, software, _version(welcome.protocol, _clean(welcome.software)))
     if run and welcome.run and welcome.run != run:
         raise _other_run(peer, run, welcome.run.hex())
+    if invitation and _uninvited(welcome, invitation):
+        raise OperatorError(
+            "E203",
+            "an invitation is given, and the run has none",
+            f"all whom {peer} knows take part without one, so this node would listen to nobody",
+            "leave out --invitation (ATOLL_INVITATION, the line in node.toml), or have all start "
+            "with it",
+        )
     if welcome.record:
         try:
             whereabouts.learn(welcome.record, expected=peer)
@@ -279,6 +288,24 @@ class Clocks:
             f"at most {self._limit:g} s is allowed",
             SET_CLOCK,
         )
+
+
+def _uninvited(welcome: Welcome, invitation: str) -> bool:
+    """Whether others are there, none of whom proves that it knows the invitation."""
+    found = False
+    for envelope in welcome.announces:
+        try:
+            announce = open_envelope(
+                envelope, Announce, purpose="announce", run=welcome.run, now=None
+            ).message
+        except RemoteProtocolError:
+            continue  # who takes part looks at it again, and tells of it
+        if hmac.compare_digest(
+            announce.admission, admission(invitation, welcome.run, announce.peer)
+        ):
+            return False
+        found = True
+    return found
 
 
 def _refusal(peer: PeerId, run: bytes, software: str, error: RemoteRefused) -> Exception:

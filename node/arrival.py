@@ -15,6 +15,7 @@ from bootstrap.seeds import backoff
 from bootstrap.state import Progress, download_state
 from gossip.agreement import Place
 from gossip.certificate import genesis
+from gossip.following import is_further
 from gossip.lineage import Lineage, Offload, prove
 from gossip.presence import open_announce
 from gossip.standing import fragments, progress, seen_from
@@ -26,6 +27,7 @@ from protocols.errors import (
     OperatorError,
     ProtocolError,
     RemoteProtocolError,
+    RemoteRefused,
     Stale,
     TransportError,
 )
@@ -36,7 +38,10 @@ from protocols.transport import Transport
 CALL_TIMEOUT_S = 5.0
 PATIENCE_S = 120.0  # of tries, since the swarm moves on while we ask
 OFFER_TIMEOUT_S = 30.0  # a source copies and hashes its state before it answers
+TELL_S = 1.0  # a pause between two tries that is worth a line
 MAX_UNTRUE = 3
+MAX_UNWANTED = 3
+MAX_NAMED = 64  # peers: names cost nothing, and each is asked in its turn
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,21 @@ def targets(announces: Iterable[Announce]) -> list[Target]:
     ]
 
 
+def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], bool]:
+    """What a member wants that cannot replay: not what it has, or has left behind.
+
+    Those who have just started again are joining, and may be the only ones who are further.
+    """
+
+    def wanted(announce: Announce) -> bool:
+        place, said = here(), seen_from(announce, fragment)
+        if said.head == place.previous:
+            return said.state != place.state
+        return is_further(place, said.round, said.head, said.work)
+
+    return wanted
+
+
 @dataclass(frozen=True)
 class Arrived:
     """What a download came to."""
@@ -96,23 +116,28 @@ class Arrival:
     untrue: Callable[[PeerId, RemoteProtocolError], None]
     offload: Offload
     fragments: int = 1  # of the run
+    broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
+    wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     _greeted: set[PeerId] = field(default_factory=set)
+    _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
 
     async def fetch(
         self, vectors: Sequence[torch.Tensor], progress: Progress, fragment: int = 0
     ) -> Arrived:
         """Fill ``vectors`` (fp32, base first) with the swarm's state of a fragment.
 
-        The heaviest state whose history verifies is taken. Raises OperatorError E502 when none
-        could be had in time, E206 when nobody shows a history that holds.
+        The heaviest of those ``wanted`` whose history verifies is taken. Raises OperatorError E502
+        when none could be had in time, or nobody has such a one any more, and E206 when nobody
+        shows a history that holds.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE_S
-        reason = "no island has announced a state"
-        untrue = 0  # in a row: looks that brought lies alone
+        reason, told = "no island has announced a state", ""
+        untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
         for pause in backoff(random.Random(), first=0.2, last=5.0):
-            wrong = ""
-            for target in targets(seen_from(a, fragment) for a in await self.look()):
+            wrong, found = "", await self.look()
+            said = [one for one in found if self.wanted(one)]
+            for target in targets(seen_from(one, fragment) for one in said):
                 await self._introduce(target.sources)
                 try:
                     state = await self._standing(target, fragment)
@@ -132,6 +157,7 @@ class Arrival:
                     wrong = str(error)  # the next best may be true
                 except TransportError as error:
                     reason, wrong = str(error), ""
+                    self._greeted.difference_update(target.sources)  # one may have started anew
                     break  # it may be had in a moment
                 else:
                     served = {peer: one.bytes for peer, one in download.sources.items()}
@@ -139,19 +165,32 @@ class Arrival:
             untrue = untrue + 1 if wrong else 0
             if untrue >= MAX_UNTRUE:
                 raise operator_error("E206", why=wrong)
+            unwanted = unwanted + 1 if found and not said else 0
+            if unwanted >= MAX_UNWANTED:
+                reason = "nobody is further than this node any more"
+                break
             if loop.time() + pause > end:
                 break
+            if pause > TELL_S and reason != told:
+                self.broken(told := reason)
             await asyncio.sleep(pause)
         raise operator_error("E502", "the swarm's state could not be fetched", why=reason)
 
     async def look(self) -> list[Announce]:
-        """Who stands where, freshly asked: the swarm may move on every second."""
+        """Who stands where, freshly asked: the swarm may move on every second.
+
+        Where those to ask are gone it is asked of whom they have named.
+        """
         found: dict[PeerId, Announce] = {}
-        for peer in self.ask():
+        for peer in dict.fromkeys([*self.ask(), *self._named]):
             try:
                 reply = await ask(
                     self.transport, peer, "known", KnownRequest(), Known, timeout=CALL_TIMEOUT_S
                 )
+            except RemoteRefused:  # a stranger to it, as where it has started anew
+                self._greeted.discard(peer)
+                await self._introduce([peer])
+                continue
             except (TransportError, ProtocolError):
                 continue
             for envelope in reply.announces:
@@ -162,8 +201,10 @@ class Arrival:
                     known = found.get(announce.peer)
                     if known is None or progress(announce) >= progress(known):
                         found[announce.peer] = announce
+                        if len(self._named) < MAX_NAMED:
+                            self._named[announce.peer] = None
                         self.learned(announce)
-            if len(found) > 1:
+            if len(found) > 1 and any(map(self.wanted, found.values())):
                 break
         return list(found.values())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from bootstrap.handshake import Clocks, Greeting, greet, unreachable
 from bootstrap.manifest import Manifest, difference
-from bootstrap.seeds import PeerCache, Reached, backoff, dial_all, explain, find_peers
+from bootstrap.seeds import Missed, PeerCache, Reached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import fetch_blob, fetch_manifest
 from node import __version__, clock
@@ -29,7 +29,12 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import JoinProgress, Problem
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
-from protocols.errors import OperatorError, RemoteProtocolError, TransportError
+from protocols.errors import (
+    IdentityMismatch,
+    OperatorError,
+    RemoteProtocolError,
+    TransportError,
+)
 from protocols.identity import PeerId
 from protocols.transport import Transport
 from protocols.whereabouts import Whereabouts
@@ -83,6 +88,7 @@ class Entrance:
     events: EventLog
     outbound: Outbound
     _greeted: Callable[[], Awaitable[None]] | None = None  # what is still to be checked with them
+    _told: set[tuple[PeerAddress, type[TransportError]]] = field(default_factory=set)
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt for ``config.wait_s`` seconds while it may go otherwise next time."""
@@ -109,6 +115,7 @@ class Entrance:
         """
         seeds = parse_peers(self.config.peers)
         dialled = await find_peers(self.transport, seeds, self.cache)
+        self._tell(one for one in dialled.missed if one.address in seeds)
         self._progress(1, "dial", _dial_text(dialled.reached))
         greetings = []
         failure: OperatorError | None = None
@@ -246,6 +253,7 @@ class Entrance:
         """
         greetings = []
         dialled = await dial_all(self.transport, parse_peers(self.config.peers))
+        self._tell(one for one in dialled.missed if isinstance(one.error, IdentityMismatch))
         for reached in dialled.reached:
             if not known(reached.peer):
                 try:
@@ -253,6 +261,13 @@ class Entrance:
                 except OperatorError as error:
                     logger.info("seed %s: %s", reached.address, error)
         return greetings
+
+    def _tell(self, missed: Iterable[Missed]) -> None:
+        """Warn once of each address given that leads to nobody, or to another identity."""
+        for one in missed:
+            if (told := (one.address, type(one.error))) not in self._told:
+                self._told.add(told)
+                self.events.emit(Problem.of(explain(one.address.hostport, one.error)))
 
     async def _greet(self, where: str, peer: PeerId, run: bytes) -> Greeting:
         try:

@@ -101,8 +101,10 @@ _ROWS = (
     Kind(
         "E203",
         "the invitation is missing or not valid",
-        "the run admits only those who know its invitation, a secret that all its nodes share",
-        "ask somebody in the run for it and give it with --invitation",
+        "the run admits only those who know its invitation, a secret that all its nodes share; "
+        "or it has none, and one is given",
+        "ask somebody in the run for it and give it with --invitation; leave it out where the run "
+        "has none",
     ),
     Kind(
         "E204",

@@ -20,7 +20,7 @@ from gossip.driver import Swarm
 from gossip.lineage import Lineage
 from gossip.standing import seen_from
 from node import __version__, clock
-from node.arrival import Arrival, OwnArrival, targets
+from node.arrival import PATIENCE_S, Arrival, OwnArrival, beyond, targets
 from node.donors import FAILURES, Taking
 from node.entrance import Run
 from node.errors import operator_error
@@ -128,6 +128,7 @@ class Fetcher:
     async def _join(self) -> None:
         self.joined_under_way = self.downloaded = True
         arrival = self._arrival(lambda: self.run.peers)
+        arrival.broken = self._tell_broken
         found = await arrival.look()
         self.events.emit(JoinProgress(step=4, name="discover", text=counted(len(found), "island")))
         started = time.monotonic()
@@ -159,6 +160,10 @@ class Fetcher:
                 sources=served,
             )
         )
+
+    def _tell_broken(self, why: str) -> None:
+        text = f"nothing comes, tries for {PATIENCE_S:.0f} s: {why}"
+        self.events.emit(JoinProgress(step=5, name="sync", text=text))
 
     def refresher(self, swarm: AnySwarm) -> Callable[[], Awaitable[None]] | None:
         """Brings what was downloaded up to date, once the trainer is up; None: nothing to do.
@@ -212,6 +217,7 @@ class Fetcher:
         vectors = [torch.empty_like(vector) for vector in replica.state]
         before = replica.place.round
         arrival = self._arrival(lambda: swarm.membership.alive(swarm.now()))
+        arrival.wanted = beyond(lambda: replica.place, fragment)
         headway = self._headway()
         try:
             with chain.following.downloading() as approach:

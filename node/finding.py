@@ -155,7 +155,9 @@ class Finder:
             except OperatorError as error:
                 if error.code not in PASSING:
                     raise
-                self.node.events.emit(Notice(text=f"no peer answers ({error.why}); going on alone"))
+                why = "; ".join(line.strip() for line in error.why.splitlines())
+                text = f"no peer can be joined ({why}); going on alone"
+                self.node.events.emit(Notice(text=text))
         home = self.node.home.root
         run = _read(home, signed, greetings)
         if not (lost := _lost(run)):

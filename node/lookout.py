@@ -54,14 +54,14 @@ class Lookout:
         text = "servers merge the parts" if served else "no server is there: all members merge"
         self.node.events.emit(Notice(text=text))
 
-    def learn(self, envelope: bytes) -> None:
-        """Take an announcement that somebody passes on."""
+    def learn(self, envelope: bytes, teller: PeerId) -> None:
+        """Take an announcement that ``teller`` passes on."""
         try:
             self.swarm.presence.learn(envelope)
         except (Stale, Crowded):
             return  # it travelled too long, or is one of too many from one place
         except RemoteProtocolError as error:
-            self.rejected(self.node.identity.peer_id, error)
+            self.rejected(teller, error)
 
     async def run(self, dht: Dht) -> None:
         """Look for islands that nobody we know has told us about, and after the seeds."""
@@ -80,7 +80,7 @@ class Lookout:
             run, lambda peer: membership.liveness(peer, now) is Liveness.ALIVE
         ):
             for envelope in greeting.welcome.announces:
-                self.learn(envelope)
+                self.learn(envelope, greeting.peer)
         book = self.node.transport.book
         self.node.cache.remember(
             place for peer in membership.alive(now) if (place := book.dialled_at(peer)) is not None

@@ -259,7 +259,7 @@ class Participation:
     async def _start(self, stack: AsyncExitStack, run: Run) -> None:
         for greeting in run.greetings:
             for envelope in greeting.welcome.announces:
-                self.lookout.learn(envelope)
+                self.lookout.learn(envelope, greeting.peer)
         self.node.welcome_others(run)
         self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.reporter.round
@@ -271,7 +271,8 @@ class Participation:
             if self.conductor.expects_moments:
                 spawn(self._take_moments(self.conductor))
         self.node.say_started(run.manifest.label, device_kind(self.config))
-        if self.fetcher.joined_under_way:
+        self._check_end()  # who goes on, or comes late, may find it over
+        if self.fetcher.joined_under_way and not self.finishing:
             name, verb = ("train", "joins") if self.island is not None else ("follow", "follows")
             self.events.emit(
                 JoinProgress(step=6, name=name, text=f"{verb} at round {self.reporter.round + 1}")

@@ -19,21 +19,31 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}(?<!-)")
 
 def host_port(text: str) -> tuple[str, int]:
     """``HOST:PORT`` or ``[IPV6]:PORT`` as a pair; raises ``ValueError`` naming the faulty part."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon:
+    text = text.strip()
+    host, colon, port = text.rpartition(":")
+    if ":" in host and "[" not in text:
+        if _is_ipv6(text) and not _is_ipv6(host):  # all of it is the host
+            host, port = text, str(DEFAULT_PORT)
+        raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
+    if not colon or port.endswith("]"):
         raise ValueError(f"{text!r} has no port; write HOST:PORT, as in 0.0.0.0:{DEFAULT_PORT}")
     if not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise ValueError(f"port {port!r} must be a number from 0 to 65535")
     if host.startswith("[") and host.endswith("]"):
-        try:
-            return str(ipaddress.IPv6Address(host[1:-1])), int(port)
-        except ValueError:
-            raise ValueError(f"host {host!r} is no IPv6 address") from None
-    if ":" in host:
-        raise ValueError(f"an IPv6 host stands in brackets: [{host}]:{port}")
+        if not _is_ipv6(host[1:-1]):
+            raise ValueError(f"host {host!r} is no IPv6 address")
+        return str(ipaddress.IPv6Address(host[1:-1])), int(port)
     if not _HOST_NAME.fullmatch(host):
         raise ValueError(f"host {host!r} is neither a name nor an address")
     return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def no_address() -> OperatorError:

@@ -155,11 +155,19 @@ class StateDir:
 
     def publish_api(self, address: str, key: str = "") -> None:
         """Let ``node status`` find this process; readable by this user alone."""
-        text = json.dumps(asdict(ApiFile(address, os.getpid(), key)))
-        descriptor, draft = tempfile.mkstemp(dir=self.root, prefix=".api-")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(draft, self.api_file)
+        self._replace(self.api_file, json.dumps(asdict(ApiFile(address, os.getpid(), key))))
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Write a file of this directory whole or not at all, and leave no draft behind."""
+        descriptor, draft = tempfile.mkstemp(dir=self.root, prefix=f".{path.stem}-")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.replace(draft, path)
+        except OSError as error:
+            os.unlink(draft)
+            error.filename = error.filename or str(path)  # a write names no file
+            raise
 
     def dashboard_key(self) -> str:
         """The key of the dashboard's own listener, made when it is first asked for."""
@@ -185,10 +193,7 @@ class StateDir:
             before = int(text) if len(text) <= _MAX_DIGITS else 0
         number = max(int(now * 1000), before + 1)
         with contextlib.suppress(OSError):  # a full disk: the clock alone has to do
-            descriptor, draft = tempfile.mkstemp(dir=self.root, prefix=".incarnation-")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(f"{number}\n")
-            os.replace(draft, path)
+            self._replace(path, f"{number}\n")
         return number
 
     def withdraw_api(self) -> None:

@@ -17,7 +17,7 @@ from toy_replica import RUN, ToyReplica
 from bootstrap.state import StateServer, state_digest
 from gossip.catchup import Ending
 from gossip.chain import Chain
-from node.arrival import Arrival
+from node.arrival import Arrival, beyond
 from node.replica import OuterState
 from protocols import virtual_time
 from protocols.errors import OperatorError
@@ -103,6 +103,7 @@ class Scene:
             lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,
             self.swarm.fragments,
         )  # fmt: skip
+        arrival.wanted = beyond(lambda: replica.place, fragment)
         vectors = [torch.empty_like(vector) for vector in replica.state]
         # whoever was ahead may be gone; the next one who is asks again
         with suppress(OperatorError), chain.following.downloading() as approach:

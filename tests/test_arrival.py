@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from exchange_kit import until
 from gossip_kit import RUN, announce_of
 from lineage_kit import CREATOR, OTHERS, Chain, changing
 
@@ -17,10 +18,10 @@ from gossip import lineage
 from gossip.certificate import genesis, heavier
 from gossip.lineage import Lineage
 from gossip.validity import Place
-from node.arrival import PATIENCE_S, Arrival, Arrived, targets
+from node.arrival import PATIENCE_S, Arrival, Arrived, beyond, targets
 from protocols import virtual_time
 from protocols.envelope import seal
-from protocols.errors import OperatorError
+from protocols.errors import OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import MemoryNetwork
 from protocols.messages import (
@@ -53,25 +54,40 @@ class Scene:
         self.base, self.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
         self.states: list[torch.Tensor] = []  # of those who stand somewhere
         self.untrue: list[PeerId] = []
+        self.strangers: set[PeerId] = set()  # those who give nothing before they are greeted
+        self.broken: list[str] = []
+        self.learned = asyncio.Event()
 
     async def _known(self, peer: PeerId, body: bytes) -> bytes:
         return Known(tuple(self.announces)).encode()
 
     def stand(
-        self, who: Identity, chain: Chain, value: float, kept: Lineage | None = None
+        self,
+        who: Identity,
+        chain: Chain,
+        value: float,
+        kept: Lineage | None = None,
+        status: str = "active",
     ) -> Announce:
         """``who`` announces the end of ``chain`` with a state of this value, and serves it."""
         state = torch.full((SIZE,), value)
         round_, head, work = chain.claim
         place = Place(RUN, 0, round_, head, state_digest([state, state])[0], work)
-        announce = announce_of(who.peer_id, place)
+        announce = announce_of(who.peer_id, place, status=status)
         self.announces.append(
             seal(who, announce, purpose="announce", run=RUN, expires=WALL + 60, sequence=1)
         )
         transport = self.network.join(who.peer_id)
         lineage = chain.lineage() if kept is None else kept
 
+        async def known(peer: PeerId, body: bytes) -> bytes:
+            if who.peer_id in self.strangers:
+                raise RemoteRefused("stranger")
+            return await self._known(peer, body)
+
         async def certificates(peer: PeerId, body: bytes) -> bytes:
+            if who.peer_id in self.strangers:
+                raise RemoteRefused("stranger")
             asked = CertificateRequest.decode(body).round
             return Certificates(tuple(chain.certificates[asked:][:1])).encode()
 
@@ -81,6 +97,7 @@ class Scene:
 
         transport.on_call("certificates", certificates)
         transport.on_call("handovers", handovers)
+        transport.on_call("known", known)
 
         @asynccontextmanager
         async def still() -> Any:
@@ -93,9 +110,14 @@ class Scene:
         self.states.append(state)
         return announce
 
-    async def arrive(self, *, seed_known_at: float = 0.0) -> Arrived:
+    async def arrive(
+        self,
+        *,
+        seed_known_at: float = 0.0,
+        wanted: Callable[[Announce], bool] = lambda announce: True,
+    ) -> Arrived:
         async def greet(peer: PeerId) -> None:
-            return None
+            self.strangers.discard(peer)
 
         now = asyncio.get_running_loop().time
         arrival = Arrival(
@@ -104,10 +126,12 @@ class Scene:
             (CREATOR.peer_id,),
             lambda: [self.seed.peer_id] if now() >= seed_known_at else [LIAR.peer_id],
             lambda: WALL,
-            lambda announce: None,
+            lambda announce: self.learned.set(),
             greet,
             lambda peer, error: self.untrue.append(peer),
             offload,
+            broken=self.broken.append,
+            wanted=wanted,
         )
         return await arrival.fetch([self.base, self.momentum], lambda *_: None)
 
@@ -155,6 +179,59 @@ def test_who_became_known_meanwhile_is_asked_where_the_others_are_gone() -> None
         scene.stand(CREATOR, swarm(), 5.0)
         await scene.arrive(seed_known_at=10.0)
         assert 10 <= asyncio.get_running_loop().time() < 20
+
+    played(story)
+
+
+def place_of(announce: Announce) -> Place:
+    return Place(RUN, 0, announce.round, announce.head, announce.state, announce.work)
+
+
+def test_who_is_behind_takes_no_state_that_it_has_or_has_left_behind() -> None:
+    """Those who have just started again are joining, and the only ones who are further."""
+
+    async def story(scene: Scene) -> None:
+        chain = swarm()
+        scene.stand(CREATOR, chain, 3.0)
+        chain = swarm()
+        chain.add()
+        mine = place_of(scene.stand(OTHERS[0], chain, 5.0))
+        chain = swarm()
+        chain.add()
+        chain.add()
+        scene.stand(OTHERS[1], chain, 7.0, status="joining")
+        await scene.arrive(wanted=beyond(lambda: mine, 0))
+        assert scene.base.unique().tolist() == [7.0]
+
+    played(story)
+
+
+def test_who_was_ahead_is_not_waited_for_once_nobody_is() -> None:
+    async def story(scene: Scene) -> None:
+        mine = place_of(scene.stand(CREATOR, swarm(), 5.0))
+        with pytest.raises(OperatorError, match="nobody is further"):
+            await scene.arrive(wanted=beyond(lambda: mine, 0))
+        assert asyncio.get_running_loop().time() < 10
+
+    played(story)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_where_those_at_the_entry_are_gone_those_whom_they_named_are_asked(restarted: bool) -> None:
+    """``restarted``: who has the state lets in no strangers, and has forgotten the newcomer."""
+
+    async def story(scene: Scene) -> None:
+        source = scene.stand(CREATOR, swarm(), 5.0).peer
+        async with asyncio.TaskGroup() as group:
+            arriving = group.create_task(scene.arrive())
+            await scene.learned.wait()
+            scene.network.freeze(scene.seed.peer_id)
+            scene.network.freeze(source)
+            await until(lambda: scene.broken, 100.0)  # the operator is told that nothing comes
+            scene.network.thaw(source)
+            scene.strangers |= {source} if restarted else set()
+            await arriving
+        assert scene.base.unique().tolist() == [5.0]
 
     played(story)
 

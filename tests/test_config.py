@@ -100,6 +100,8 @@ def test_bad_peers_are_e102(env):
         ({}, {"ATOLL_NPROC": "x"}, "nproc = 'x': must be a valid integer"),
         ({"device": "gpu"}, {}, "device = 'gpu': must be 'auto', 'cpu' or 'cuda'"),
         ({"listen": "1.2.3.4"}, {}, "has no port"),
+        ({"listen": "[::1]"}, {}, "has no port"),
+        ({"listen": "::1"}, {}, "in brackets: [::1]:4390"),
         ({"listen": "::1:80"}, {}, "[::1]:80"),
         ({"listen": "a:70000"}, {}, "from 0 to 65535"),
         ({"listen": ""}, {}, "listen"),

@@ -10,11 +10,14 @@ import pytest
 from identity_kit import identity
 
 from bootstrap.manifest import Manifest
+from bootstrap.seeds import Dialled, Missed, Reached
 from bootstrap.signed_manifest import SignedManifest
 from node.config import resolve
 from node.entrance import Entrance
+from node.errors import operator_error
 from node.monitor.event_log import EventLog
-from protocols.errors import OperatorError
+from protocols.addresses import PeerAddress
+from protocols.errors import IdentityMismatch, OperatorError, Unreachable, Why
 
 SCRIPT = {"layout": "ab" * 32, "parameters": 8}
 
@@ -55,3 +58,37 @@ async def test_what_gave_a_node_another_run_is_what_is_to_be_left_out(
         await entrance(config).take([greeting], own)
     assert caught.value.code == "E201"
     assert caught.value.fix.startswith(named)
+
+
+async def test_what_was_given_and_leads_to_nobody_or_somebody_else_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another one answers; else nobody would learn that a seed is there with another key."""
+    mine, other = identity(2).peer_id, identity(3).peer_id
+    gone, rekeyed = (PeerAddress("192.0.2.1", port, mine) for port in (1, 2))
+    cached = PeerAddress("192.0.2.1", 3, mine)
+    missed = [
+        Missed(gone, Unreachable("", Why.REFUSED)),
+        Missed(rekeyed, IdentityMismatch("", mine, other)),
+    ]
+
+    async def dialled(*_: Any) -> Dialled:
+        return Dialled([Reached(cached, mine, 0.1)], missed)
+
+    async def greeted(*_: Any, **__: Any) -> None:
+        raise operator_error("E202")
+
+    monkeypatch.setattr("node.entrance.find_peers", dialled)
+    monkeypatch.setattr("node.entrance.dial_all", dialled)
+    monkeypatch.setattr("node.entrance.greet", greeted)
+    entering = entrance(resolve({"dir": str(tmp_path), "peers": [str(gone), str(rekeyed)]}, {}))
+    told: list[Any] = []
+    entering.events.subscribe(
+        lambda record: told.append(record.event) if record.event.kind == "problem" else None
+    )
+    await entering.visit_seeds(b"", lambda peer: True)
+    assert [one.code for one in told] == ["E103"]  # a seed that is down may come back
+    with pytest.raises(OperatorError, match="protocol versions differ"):
+        await entering.greet_seeds(b"")
+    assert [one.code for one in told] == ["E103", "E101"]
+    assert gone.hostport in told[1].what

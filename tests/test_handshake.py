@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gossip_kit import PLACE
 from identity_kit import identity
 
 from bootstrap.handshake import (
@@ -16,6 +17,8 @@ from bootstrap.handshake import (
     shared_token,
     unreachable,
 )
+from gossip.standing import first_announcement
+from protocols.envelope import seal
 from protocols.errors import OperatorError, RemoteRefused
 from protocols.http import HttpTransport
 from protocols.identity import Identity
@@ -159,6 +162,27 @@ async def test_missing_and_wrong_invitations_read_the_same(hosts: tuple[Host, Ho
     assert not gate.admitted(newcomer.peer)
     await newcomer.greet(seed, invitation="s3cret-ü")
     assert gate.admitted(newcomer.peer)
+
+
+def announcement(host: Host, invitation: str = "") -> bytes:
+    proof = admission(invitation, RUN, host.peer)
+    said = first_announcement(host.peer, PLACE, version="0.1.0", admission=proof)
+    return seal(host.identity, said, purpose="announce", run=RUN, expires=60.0, sequence=1)
+
+
+async def test_an_invitation_to_a_run_without_one_is_told_of(hosts: tuple[Host, Host]) -> None:
+    """Its members prove nothing, so this node would train beside them and hear none of them."""
+    newcomer, seed = hosts
+    told = [b"no announcement", announcement(seed)]
+    seed.gate(announces=lambda: told)
+    error = await refused("E203", newcomer, seed, invitation="s3cret")
+    assert "the run has none" in error.what
+    assert "leave out --invitation" in error.fix
+    await newcomer.greet(seed)
+    told.append(announcement(newcomer, "s3cret"))  # one who knows it: the seed alone was given none
+    await newcomer.greet(seed, invitation="s3cret")
+    told.clear()  # nothing is known of anybody yet
+    await newcomer.greet(seed, invitation="s3cret")
 
 
 async def test_somebody_elses_record_is_refused(hosts: tuple[Host, Host]) -> None:

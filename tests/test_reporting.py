@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from node import monitor
+from node.lookout import Lookout
 from node.monitor.machine import KEPT_S, Machine
 from node.peer_reports import PeerReports, kind_of, link_of
 from node.reporting import _phases
@@ -111,6 +113,22 @@ def test_a_node_whose_promises_its_disk_refuses_says_so_once() -> None:
         PeerReports.on_rejected(reports, me, RemoteProtocolError("cannot be kept: Is a directory"))
     problems = [(one.code, one.why) for one in told if one.kind == "problem"]
     assert problems == [("E105", "cannot be kept: Is a directory")]
+
+
+def test_what_a_peer_passes_on_is_not_taken_for_a_fault_of_this_node_s_disk() -> None:
+    told: list[Any] = []
+    events, me, seed = SimpleNamespace(emit=told.append), PeerId("12D3KooX"), PeerId("12D3KooY")
+    swarm = SimpleNamespace(me=me, presence=SimpleNamespace(learn=refuse))
+    reports: Any = SimpleNamespace(events=events, swarm=swarm, mute=False)
+    rejected = partial(PeerReports.on_rejected, reports)
+    node: Any = SimpleNamespace(identity=SimpleNamespace(peer_id=me))
+    unused: Any = None
+    Lookout(node, unused, reports.swarm, unused, rejected).learn(b"an announcement", seed)
+    assert [(one.kind, one.peer) for one in told] == [("rejected", seed)]
+
+
+def refuse(envelope: bytes) -> None:
+    raise BadSignature("not signed by its peer")
 
 
 def test_every_class_of_error_has_a_reason_of_its_own_and_every_reason_a_class() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,18 @@ def test_a_directory_that_went_away_is_told_of(tmp_path: Path, put_back: bool) -
         home.check_there()
     assert caught.value.code == "E105"
     home.unlock()
+
+
+def test_a_full_disk_leaves_no_drafts_and_is_told_with_the_file(tmp_path, monkeypatch) -> None:
+    home = StateDir(tmp_path)
+    home.publish_api("127.0.0.1:1")
+
+    def full(descriptor: int, mode: str) -> Any:
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(OSError, match=r"api\.json"):
+        home.publish_api("127.0.0.1:2")
+    assert home.incarnation(5.0) == 5000
+    assert [path.name for path in tmp_path.iterdir()] == ["api.json"]

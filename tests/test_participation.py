@@ -1,0 +1,31 @@
+"""A node's part in a run: what it finds when it comes."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from bootstrap.manifest import Manifest
+from node.participation import Participation
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_who_comes_when_the_run_is_over_leaves_again(
+    monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    """Its trainer has no round to take, so nothing else would end it."""
+    monkeypatch.setattr("node.participation.device_kind", lambda config: "cpu")
+    manifest = Manifest()
+    part: Any = MagicMock(manifest=manifest, island=None, conductor=None, finishing=False)
+    part.config.rounds = 0
+    part.reporter.round = manifest.rounds.total_rounds - (not over)
+    part._check_end = partial(Participation._check_end, part)
+    async with AsyncExitStack() as stack:
+        await Participation._start(part, stack, MagicMock(greetings=[], peers=[]))
+    assert part.finishing is over
+    assert part.node.daemon.stop.called is over
+    assert part.events.emit.called is not over  # that it joins at a round which never comes
