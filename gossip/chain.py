@@ -166,6 +166,10 @@ class Chain(Reports):
         self._kick.set()
         self.presence.tell()
 
+    def wait_for_all(self) -> None:
+        """Begin no round before those who ask for it are there: this member is about to leave."""
+        self._holding.spend_all()
+
     def kick(self) -> None:
         """Something has changed: look what is due."""
         self._kick.set()

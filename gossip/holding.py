@@ -70,6 +70,14 @@ class Holding:
                 self._until[peer] = now + min(left, SLACK * seconds + MARGIN_S)
         return bool(self._until)
 
+    def spend_all(self) -> None:
+        """Wait for whoever asks, as long as that may be: this member will not need a credit again.
+
+        Also for who was waited for in vain: there is nobody else to wait for it.
+        """
+        self.credit = MOST_S
+        self._vain.clear()
+
     def over(self, now: float) -> None:
         """The round has begun, or is over: nobody is waited for."""
         self._count(now)

@@ -1,4 +1,8 @@
-"""How a node leaves: with a checkpoint of all it has to itself, and nothing owed to others."""
+"""How a node leaves: with a checkpoint of all it has to itself, and nothing owed to others.
+
+Who is the only one that decides stays until a newcomer who is on its way decides as well: else it
+would have come in vain.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,18 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
+from gossip.chain import Chain
 from gossip.membership import MEMBERS
 from gossip.presence import THERE
 from node.modes import is_over
+from node.monitor.events import Notice
+from protocols.messages import Announce
 
 if TYPE_CHECKING:
     from node.participation import Participation
 
+HANDOVER_S = 600.0  # for a newcomer's download, and the round that takes it in
+LOOK_S = 1.0
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
 
@@ -25,6 +34,7 @@ async def leave(part: Participation, stack: AsyncExitStack) -> None:
     stands still, is unwound when nothing of the node runs any more.
     """
     if not part.finishing:
+        await _hand_over(part)
         await _farewell(part)
     if part.config.checkpoint_every and part.island is not None:
         # who is at the end of the run may owe others their last rounds of other fragments
@@ -37,18 +47,47 @@ async def leave(part: Participation, stack: AsyncExitStack) -> None:
         await _farewell(part)
 
 
+async def _hand_over(part: Participation) -> None:
+    """Wait for those who are on their way in, where nobody but this node could let them in."""
+    if part.node.daemon.script is not None or not _on_the_way(part):  # scripts train no more
+        return
+    text = "a newcomer is on its way, and only this node could let it in: it leaves after that"
+    part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once)"))
+    if part.config.checkpoint_every and part.island is not None:
+        await part.keeper.save(wait=True, last=None)
+    for chain in part.swarm.chains:
+        if isinstance(chain, Chain):  # in pairs nobody has to be caught up with
+            chain.wait_for_all()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HANDOVER_S):
+            while _on_the_way(part):
+                part.news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await part.news.wait()
+
+
+def _on_the_way(part: Participation) -> bool:
+    """Whether somebody downloads the state or waits for a round, and nobody else decides rounds."""
+    others, mine = _others(part), part.swarm.presence.status
+    if mine.status != "active" or any(announce.status == "active" for announce in others):
+        return False
+    return part.states.read or any(announce.status == "joining" for announce in others)
+
+
 async def _farewell(part: Participation) -> None:
     with suppress(TimeoutError):  # they will notice
         async with asyncio.timeout(FAREWELL_S):
             await part.swarm.presence.leave()
 
 
-def _others(part: Participation) -> bool:
+def _others(part: Participation) -> list[Announce]:
     membership, now = part.swarm.membership, part.swarm.now()
-    return any(
-        island.announce.role in MEMBERS and membership.liveness(peer, now) in THERE
+    return [
+        island.announce
         for peer, island in membership.islands.items()
-    )
+        if island.announce.role in MEMBERS and membership.liveness(peer, now) in THERE
+    ]
 
 
 async def _linger(part: Participation) -> None:

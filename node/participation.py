@@ -72,6 +72,7 @@ class Participation:
         self._layout: Outline  # of the run that was found
         self.swarm: AnySwarm
         self.replicas: tuple[OuterReplica, ...]  # by fragment
+        self.states: StateServer
         self.fetcher: Fetcher
         self.keeper: Keeper
         self.reporter: PeerReports
@@ -224,7 +225,7 @@ class Participation:
 
     def _serve(self, stack: AsyncExitStack, run: Run) -> None:
         """Let newcomers have the state and an optimizer's moments, and hear who is there."""
-        states = StateServer(
+        self.states = StateServer(
             self.node.transport,
             run.signed.run_id,
             lambda fragment: self.replicas[fragment].standing,
@@ -232,7 +233,7 @@ class Participation:
             offload=self.node.offload,
             fragments=len(self.replicas),
         )
-        stack.push_async_callback(states.aclose)
+        stack.push_async_callback(self.states.aclose)
         root, offload = self.node.home.root, self.node.offload
         clean(root)
         if self.conductor is not None:

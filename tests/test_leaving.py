@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,23 @@ from node.leaving import leave
 class Leaver:
     """Notes what it does, in order."""
 
-    def __init__(self, *others: Liveness, finishing: bool = False) -> None:
+    def __init__(self, *others: Liveness, finishing: bool = False, script: Any = None) -> None:
         self.did: list[str] = []
         self.finishing = finishing
+        self.news = asyncio.Event()
+        self.node = SimpleNamespace(daemon=SimpleNamespace(script=script))
+        self.states = SimpleNamespace(read=False)  # whether somebody downloads from it
+        self.events = SimpleNamespace(emit=lambda event: self.did.append("says so"))
         self.config = SimpleNamespace(checkpoint_every=10)
         self.island = SimpleNamespace(stop=self._stop)
         self.keeper = SimpleNamespace(save=self._save)
-        announce = SimpleNamespace(role="island")
+        self.other = announce = SimpleNamespace(role="island", status="active")
         membership = SimpleNamespace(
             islands={n: SimpleNamespace(announce=announce) for n in range(len(others))},
             liveness=lambda peer, now: others[peer],
         )
-        presence = SimpleNamespace(leave=self._farewell)
+        self.mine = SimpleNamespace(status="active")
+        presence = SimpleNamespace(leave=self._farewell, status=self.mine)
         self.swarm = SimpleNamespace(
             membership=membership, now=lambda: 0.0, presence=presence, chains=()
         )
@@ -56,3 +62,45 @@ async def test_at_the_end_of_the_run_it_stays_for_those_who_are_not_there_yet() 
     alone: Any = Leaver(Liveness.LEFT, finishing=True)
     await leave(alone, AsyncExitStack())
     assert alone.did == ["save, still from now on", "stop", "farewell"]
+
+
+async def test_the_only_one_in_office_stays_until_a_newcomer_is_in_it() -> None:
+    leaver: Any = Leaver()
+    leaver.states.read = True
+    leaving = asyncio.ensure_future(leave(leaver, AsyncExitStack()))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert leaver.did == ["says so", "save"]  # who cannot wait ends it now, with nothing lost
+    leaver.states.read, leaver.other.status = False, "joining"
+    leaver.swarm.membership.islands[0] = SimpleNamespace(announce=leaver.other)
+    leaver.swarm.membership.liveness = lambda peer, now: Liveness.ALIVE
+    leaver.news.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert leaver.did == ["says so", "save"]
+    leaver.other.status = "active"
+    leaver.news.set()
+    await asyncio.wait_for(leaving, 5)
+    assert leaver.did[2:] == ["farewell", "save, still from now on", "stop"]
+
+
+@pytest.mark.parametrize("why", ["another decides", "not in office itself", "script", "nobody"])
+async def test_else_it_leaves_at_once(why: str) -> None:
+    there = [Liveness.ALIVE] if why == "another decides" else []
+    leaver: Any = Leaver(*there, script=object() if why == "script" else None)
+    leaver.states.read = why != "nobody"
+    if why == "not in office itself":
+        leaver.mine.status = "joining"
+    await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
+    assert leaver.did == ["farewell", "save, still from now on", "stop"]
+
+
+async def test_a_newcomer_that_never_comes_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.leaving.HANDOVER_S", 0.05)
+    monkeypatch.setattr("node.leaving.LOOK_S", 0.01)
+    leaver: Any = Leaver()
+    leaver.states.read = True
+    await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
+    assert leaver.did[-2:] == ["save, still from now on", "stop"]

@@ -79,6 +79,12 @@ class StateServer:
         """Rounds of which a copy is held."""
         return sorted(round_ for _, round_ in self._pins)
 
+    @property
+    def read(self) -> bool:
+        """Whether somebody has asked for some of a copy in the last ``evict_s`` seconds."""
+        now = asyncio.get_running_loop().time()
+        return any(now - pin.used < self._evict_s for pin in self._pins.values())
+
     async def aclose(self) -> None:
         """Give all copies up, also one that is being made."""
         await self._maker.aclose()
