@@ -237,6 +237,7 @@ class Chain(Reports):
             now = self.now()
             self._say_how_far()
             self.carry_out(self.round, self.round.tick(now))
+            self._say_epoch()
             awaited = frozenset(self._holding.awaited)
             for peer in awaited - told:
                 self.hooks.peer(peer, "awaited", "it cannot catch up by itself")
@@ -260,6 +261,13 @@ class Chain(Reports):
         if asks != before:
             self.note(behind_s=asks)
         if (asks > 0) != (before > 0):
+            self.presence.tell()
+
+    def _say_epoch(self) -> None:
+        """Tell all at once, not a candidate alone, which of them this node decides with."""
+        epoch, place = self.round.agreement.promised[0], self.round.place
+        if epoch != self.status.epoch and not self.promises.needed(place.round):
+            self.note(epoch=epoch)
             self.presence.tell()
 
     # --- instructions ----------------------------------------------------------------------------
@@ -368,6 +376,7 @@ class Chain(Reports):
         if (forgot or put_out) and self.status.status == "active":
             self.note(status="joining")  # nobody shall wait for our vote
         self.timing.stand(self.codec)
+        self.note(epoch=0)
         self.round = Round(
             self.wiring.identity,
             place,
@@ -399,6 +408,7 @@ class Chain(Reports):
         if self._forgetting.listening(self.now()) and seen.peer in self.replica.roster:
             self._forgetting.heard(seen.round)
         self._take_office_again(seen)
+        self.round.on_news(seen)
         if not self.round.awaits(seen.head, self.now()):
             self.following.compare(seen)
         self._kick.set()

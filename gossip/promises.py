@@ -100,7 +100,7 @@ class Promises:
         None: nothing was promised. Where it cannot be written that is tried again while the round
         lasts: who is alone has nobody else who would go on with it.
         """
-        if not self._held and (round_ is None or not self._needed(round_)):
+        if not self._held and (round_ is None or not self.needed(round_)):
             say()
             return
         if len(self._held) >= MOST_HELD:
@@ -124,10 +124,11 @@ class Promises:
     async def _kept(self, round_: int) -> None:
         """Return when it is on disk that a round's promise was made. Raises OSError."""
         async with self._writing:
-            if (record := self.record) is not None and self._needed(round_):
+            if (record := self.record) is not None and self.needed(round_):
                 await self._wiring.offload(lambda: record.write(round_))
 
-    def _needed(self, round_: int) -> bool:
+    def needed(self, round_: int) -> bool:
+        """Whether it is not on disk yet that a round's promise was made."""
         if self.record is None:
             return False
         return self.record.last is None or self.record.last < round_

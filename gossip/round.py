@@ -127,6 +127,11 @@ class Round:
 
     # --- events ----------------------------------------------------------------------------------
 
+    def on_news(self, announce: Announce) -> None:
+        """A peer says of itself where it stands."""
+        if (announce.round, announce.head) == (self.place.round, self.place.previous):
+            self.agreement.heard(announce.peer, announce.epoch)
+
     def on_message(
         self,
         sender: PeerId,

@@ -74,6 +74,7 @@ class Standing(Struct):
     eta: float = UNKNOWN_ETA_S
     norm: float = 0.0
     behind_s: float = 0.0
+    epoch: int = 0
 
 
 class Announce(Message, kind=3):
@@ -121,6 +122,7 @@ class Announce(Message, kind=3):
     # it cannot catch up by itself: in so many seconds it would be there if the others waited
     behind_s: float = 0.0
     position: int = 0  # its inner steps in the learning rate's schedule; 0: it has none yet
+    epoch: int = 0  # of that round, promised: no vote of it counts in an earlier one any more
 
 
 class Hello(Message, kind=4):

@@ -168,6 +168,7 @@ class World:
             incarnation=peer.incarnation,
             ready=peer.ready,
             eta=0.2,
+            epoch=0 if peer.round is None else peer.round.agreement.promised[0],
         )
 
     def open(self, peer: Peer) -> None:
@@ -232,6 +233,7 @@ class World:
         if announce.round > len(peer.chain):
             self.catch_up(peer, (announce.peer,))
         elif peer.round is not None:
+            peer.round.on_news(announce)
             self.do(peer, peer.round.tick(self.now))
 
     def catch_up(self, peer: Peer, sources: tuple[PeerId, ...]) -> None:
