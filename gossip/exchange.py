@@ -174,7 +174,10 @@ class Exchange:
         if route.via not in (None, via):  # it relays no more
             self.outbox.detach(route)
         with_sum = self.inbox.relaying.collects(route.key)
-        if contributes and not with_sum and route.sending is None:
+        running = route.sending
+        # what came for a draft its owner may have let go of since, or merged by another plan
+        idle = running is None or (plan.draft and running.done())
+        if contributes and not with_sum and idle:
             self.outbox.send(route, via, ask=again)
         if not plan.draft:  # else its owner has nothing to give yet
             self.inbox.watches.watch(route, plan, None if relay == self.me else relay)

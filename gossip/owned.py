@@ -21,6 +21,7 @@ class OwnedPart:
     plan: Plan
     merge: PartMerge
     paths: Paths = STRAIGHT
+    judging: bool = False  # for a draft: nothing of it is merged before its plan is there
     asked: set[PeerId] = field(default_factory=set)  # who wants it from me and from no relay
     overseers: list[asyncio.Task[None]] = field(default_factory=list)
     gram: Gram | None = None  # of a draft's part, once all slices are in

@@ -76,9 +76,9 @@ class Owning:
     def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
         """Merge this part by the plan, or go on with it; it may expect fewer contributors now."""
         expected = {c.peer for c in plan.contributors if c.active}
-        part = self._parts.get(key)
         if not plan.draft and self.mix.weigh is not None:
-            part = self._weighed_part(key, header, plan) or part
+            self._deal(key, header, plan)
+        part = self._parts.get(key)
         if part is None:
             if key not in self._ended:
                 self._parts[key] = self._begin(key, header, plan, expected, paths)
@@ -99,21 +99,25 @@ class Owning:
         return 0 if part is None else part.merge.copies
 
     def drop(self, key: PartKey) -> None:
-        """Merge this part no more, nor give it to anybody."""
-        if self._end(key):
+        """Merge this part no more, nor give it to anybody.
+
+        One that is only looked at for a draft may be asked for again: nothing of it is merged.
+        """
+        part = self._end(key)
+        if part is not None and not part.judging:
             self._ended.add(key)
 
-    def _end(self, key: PartKey) -> bool:
-        """Let go of a part; returns whether there was one."""
+    def _end(self, key: PartKey) -> OwnedPart | None:
+        """Let go of a part; returns it, if there was one."""
         part = self._parts.pop(key, None)
         if part is None:
-            return False
+            return None
         for task in part.sending.values():
             task.cancel()
         self._abandon(part)
         part.sending.clear()
         part.overseers.clear()  # a cancelled task keeps its frame, and that the part
-        return True
+        return part
 
     def stop(self) -> None:
         """Merge no more; what is merged already is still sent to whoever is receiving it."""
@@ -160,26 +164,28 @@ class Owning:
             raise Malformed("a slice that begins behind what is here")
         return part
 
-    def _weighed_part(self, key: PartKey, header: Transfer, plan: Plan) -> OwnedPart | None:
-        """A part whose slices were collected for the draft of this plan: merge it, if all are here.
+    def _deal(self, key: PartKey, header: Transfer, plan: Plan) -> None:
+        """Merge what was collected for the draft of this plan, if all is here, and only once.
 
         Somebody else may have stood for it in between, who got slices that I have not.
         """
         before = (*key[:3], draft_basis(plan.codec, plan.contributors))
         part = self._parts.get(before)
-        if part is None or not isinstance(part.merge, WeighedMerge) or part.merge.dealt:
-            return None
-        del self._parts[before]
+        if part is None or not part.judging or key in self._ended:
+            return
+        if self._parts.get(key, part) is not part:  # merged for an earlier plan of these scales
+            return
         merge, counted = part.merge, shares(plan.contributors)
+        assert isinstance(merge, WeighedMerge)
+        del self._parts[before]
         if part.gram is None or not set(counted) <= set(merge.present):
             self._abandon(part)
-            return None
-        part.key, part.header, part.plan = key, header, plan
+            return
+        part.key, part.header, part.judging = key, header, False
         self._parts[key] = part
         scales = {c.peer: c.scale for c in plan.contributors}
         coefficients = {peer: share * scales[peer] for peer, share in counted.items()}
         self.wiring.transport.post(lambda: merge.deal(coefficients))
-        return part
 
     def _abandon(self, part: OwnedPart) -> None:
         for overseer in part.overseers:
@@ -212,7 +218,7 @@ class Owning:
             begun=lambda: _tell(loop, lambda: self._spread(part)),
             finished=lambda: self._seal(part, loop),
         )
-        part = OwnedPart(key, header, plan, merge, paths)
+        part = OwnedPart(key, header, plan, merge, paths, plan.draft)
         self.transfers.start(self._contribute(part, self.me in expected))
         part.overseers.append(self.transfers.start(self._oversee(part, merge.waits_for())))
         if isinstance(merge, JointMerge):

@@ -184,12 +184,15 @@ class Products:
     def add(self, sender: PeerId, gram: Gram) -> Plan | None:
         """Take an owner's products; the plan proper once all are there.
 
-        Raises RemoteProtocolError for what is not the part's owner's.
+        Those of who has owned the part by an earlier draft come to nothing. Raises
+        RemoteProtocolError for what is of no part, or not the sender's.
         """
         parts = {(part.start, part.stop): part for part in self.draft.parts}
         part = parts.get((gram.start, gram.stop))
-        if part is None or not sender == gram.owner == part.owner:
+        if part is None or sender != gram.owner:
             raise Malformed("inner products that were not asked for")
+        if sender != part.owner:
+            return None
         check_gram(gram, self.run, self.draft, part, self.mix, self.draft.roster)
         self._grams[gram.start, gram.stop] = gram
         if len(self._grams) < len(parts):

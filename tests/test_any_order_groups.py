@@ -24,8 +24,10 @@ pytestmark = [
 ]
 
 FOUND_IN_GROUPS = (6,)  # most restarted in a round that others had yet to come to
+FOUND_BY_RULE = (5001,)  # owners were asked for a draft whose slices they had no more
 GRID = Grouping("grid", 4)
 MORE = (*KINDS, "narrow", "sever", "sever")
+LINKS = ("kill", "freeze", "slow", "narrow", "narrow", "sever", "sever", "sever", "cut")
 
 
 @pytest.fixture
@@ -82,6 +84,11 @@ def by_rule(dice: random.Random) -> Drawn:
     )
 
 
+def by_rule_and_links(dice: random.Random) -> Drawn:
+    """More of what befalls links, and less of what befalls members."""
+    return replace(by_rule(dice), kinds=LINKS)
+
+
 def among_many(dice: random.Random) -> Drawn:
     """More than tell everybody everything, with groups or without."""
     grouping, sites = dice.choice([(UNGROUPED, 1), (Grouping("region"), 3), (GRID, 1)])
@@ -118,8 +125,13 @@ def test_whatever_happens_under_robust_rules_there_is_one_swarm(seed: int, tmp_p
     anything_happens(seed, by_rule, tmp_path)
 
 
+@pytest.mark.parametrize("seed", FOUND_BY_RULE)
+def test_whatever_links_do_under_robust_rules_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
+    anything_happens(seed, by_rule_and_links, tmp_path)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [in_groups, by_rule])
+@pytest.mark.parametrize("draw", [in_groups, by_rule, by_rule_and_links])
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_whatever_happens_there_is_one_swarm_many_times(
     draw: Callable[[random.Random], Drawn], seed: int, tmp_path: Path

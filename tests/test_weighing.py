@@ -173,6 +173,18 @@ def test_a_gathering_knows_who_is_silent() -> None:
     assert products.silent() == {p.owner for p in draft.parts} - {draft.parts[1].owner}
 
 
+def test_products_of_who_owned_the_part_before_come_to_nothing() -> None:
+    """They were on their way when the part went to another: nobody is to be named for that."""
+    inputs = vectors()
+    draft = draft_of(inputs)
+    late = gram_of(draft, 0, inputs)
+    renewed = dataclasses.replace(draft.parts[0], owner=draft.parts[1].owner)
+    later = dataclasses.replace(draft, ballot=1, parts=(renewed, *draft.parts[1:]))
+    products = Products(later, RUN, MIX)
+    assert products.add(late.owner, late) is None
+    assert products.silent() == {part.owner for part in later.parts}
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
