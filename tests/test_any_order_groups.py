@@ -25,6 +25,9 @@ pytestmark = [
 
 FOUND_IN_GROUPS = (6,)  # most restarted in a round that others had yet to come to
 FOUND_BY_RULE = (5001,)  # owners were asked for a draft whose slices they had no more
+# At the timings of then: four of twelve in a later epoch, which the others found out one by one
+# (test_round_epochs.py has it at any timing).
+FOUND_BY_LINKS = (4004,)
 GRID = Grouping("grid", 4)
 MORE = (*KINDS, "narrow", "sever", "sever")
 LINKS = ("kill", "freeze", "slow", "narrow", "narrow", "sever", "sever", "sever", "cut")
@@ -108,6 +111,11 @@ def among_many(dice: random.Random) -> Drawn:
     )
 
 
+def by_links(draw: Callable[[random.Random], Drawn]) -> Callable[[random.Random], Drawn]:
+    """The same, where it is mostly links that fail."""
+    return lambda dice: replace(draw(dice), kinds=LINKS)
+
+
 @pytest.mark.parametrize("seed", [*FOUND_IN_GROUPS, 1, 9])
 def test_whatever_happens_in_groups_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, in_groups, tmp_path)
@@ -118,6 +126,18 @@ def test_whatever_happens_among_many_there_is_one_swarm(
     seed: int, tmp_path: Path, soon_many: None
 ) -> None:
     anything_happens(seed, among_many, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [4036])
+def test_whatever_happens_to_links_in_groups_there_is_one_swarm(seed: int, tmp_path: Path) -> None:
+    anything_happens(seed, by_links(in_groups), tmp_path)
+
+
+@pytest.mark.parametrize("seed", [*FOUND_BY_LINKS, 4035])
+def test_whatever_happens_to_links_among_many_there_is_one_swarm(
+    seed: int, tmp_path: Path, soon_many: None
+) -> None:
+    anything_happens(seed, by_links(among_many), tmp_path)
 
 
 @pytest.mark.parametrize("seed", [2, 7])
@@ -145,6 +165,22 @@ def test_whatever_happens_among_many_there_is_one_swarm_many_times(
     seed: int, tmp_path: Path, soon_many: None
 ) -> None:
     anything_happens(seed, among_many, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4020, 4084))
+def test_whatever_happens_to_links_in_groups_there_is_one_swarm_many_times(
+    seed: int, tmp_path: Path
+) -> None:
+    anything_happens(seed, by_links(in_groups), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4020, 4084))
+def test_whatever_happens_to_links_among_many_there_is_one_swarm_many_times(
+    seed: int, tmp_path: Path, soon_many: None
+) -> None:
+    anything_happens(seed, by_links(among_many), tmp_path)
 
 
 @pytest.mark.slow
