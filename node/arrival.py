@@ -96,6 +96,7 @@ class Arrival:
     untrue: Callable[[PeerId, RemoteProtocolError], None]
     offload: Offload
     fragments: int = 1  # of the run
+    dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
     _greeted: set[PeerId] = field(default_factory=set)
 
     async def fetch(
@@ -110,7 +111,7 @@ class Arrival:
         end = loop.time() + PATIENCE_S
         reason = "no island has announced a state"
         untrue = 0  # in a row: looks that brought lies alone
-        for pause in backoff(random.Random(), first=0.2, last=5.0):
+        for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong = ""
             for target in targets(seen_from(a, fragment) for a in await self.look()):
                 await self._introduce(target.sources)
