@@ -18,6 +18,7 @@ from protocols.identity import PeerId
 GAINS = 0.8  # of the others' pace: who needs more for a replay hardly comes nearer, or not at all
 WORTH = 1.5  # a download has to be quicker by so much
 WEIGHT = 0.3  # of the newest replay
+STALE = 0.1  # of it, in what a download is taken for that was slower once
 KEPT_OUT = 3  # times it was where the others are, and still not in office: always a bit too late
 LITTLE = 1 / 8  # of a download: says little about how long it takes, and may be left at any time
 
@@ -59,8 +60,15 @@ class Approach:
         self._replaying_since = since
 
     def replayed(self, seconds: float) -> None:
-        """One round was replayed."""
+        """One round was replayed.
+
+        A download was measured before, maybe while hardly anybody could be reached: it is tried
+        again after some replays, for who only replays would never measure another one.
+        """
         self._replay_s += (WEIGHT if self._replay_s else 1.0) * (seconds - self._replay_s)
+        if self._download_s and self.round_bytes:
+            by_size = seconds * self.state_bytes / self.round_bytes
+            self._download_s += STALE * min(0.0, by_size - self._download_s)
 
     def in_office(self) -> None:
         """This node is one of those who decide."""

@@ -116,6 +116,7 @@ class Arrival:
     untrue: Callable[[PeerId, RemoteProtocolError], None]
     offload: Offload
     fragments: int = 1  # of the run
+    dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
     broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     _greeted: set[PeerId] = field(default_factory=set)
@@ -134,7 +135,7 @@ class Arrival:
         end = loop.time() + PATIENCE_S
         reason, told = "no island has announced a state", ""
         untrue = unwanted = 0  # in a row: looks that brought lies alone, or nothing of use
-        for pause in backoff(random.Random(), first=0.2, last=5.0):
+        for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong, found = "", await self.look()
             said = [one for one in found if self.wanted(one)]
             for target in targets(seen_from(one, fragment) for one in said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
 from bootstrap.state import StateServer, state_digest
@@ -102,6 +103,7 @@ class Scene:
             lambda: 1_000_000.0 + asyncio.get_running_loop().time(), lambda announce: None, greet,
             lambda peer, error: member.rejected.append((peer, str(error))), wiring.offload,
             self.swarm.fragments,
+            random.Random(seed_of(member.peer, fragment, replica.place.round)),
         )  # fmt: skip
         arrival.wanted = beyond(lambda: replica.place, fragment)
         vectors = [torch.empty_like(vector) for vector in replica.state]

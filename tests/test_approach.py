@@ -54,6 +54,23 @@ def test_a_replay_that_took_long_once_is_tried_again_after_some_downloads() -> N
     assert one.replay_s < 4.0, "a slow download says nothing of replays"
 
 
+def test_a_download_that_took_long_once_is_tried_again_after_some_replays() -> None:
+    """As when hardly anybody could be reached. It may be what brings the node nearer at all."""
+    one = approach()
+    one.replayed(1.0)
+    one.downloaded(25.0)
+    replays = 0
+    while not one.is_far(20):
+        one.replayed(1.0)
+        replays += 1
+        assert replays < 20
+    assert replays > 5
+    one.downloaded(25.0)
+    assert not one.is_far(20)
+    one.replayed(100.0)
+    assert one.download_s == 25.0, "a slow replay says nothing of downloads"
+
+
 def test_a_download_over_a_link_that_carried_more_says_little_about_one_now() -> None:
     one = approach()
     one.downloaded(0.25)  # as the node came: 1,600 bytes a second
