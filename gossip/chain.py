@@ -394,7 +394,10 @@ class Chain(Reports):
             lambda: self.following.leaving,
             self.missed.unreliable(place.round),
         )
-        self.exchange = Exchange(self.wiring, place, self.rules.shape, self.replica, self)
+        # a plan may count on what this member had before it was started again
+        self.exchange = Exchange(
+            self.wiring, place, self.rules.shape, self.replica, self, withheld=True
+        )
         self.signed_plan = None  # one of a fork's other side would have the same number
 
     def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:

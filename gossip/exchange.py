@@ -45,6 +45,7 @@ class Exchange:
     shape: Shape
     source: Source
     listener: Listener
+    withheld: bool = False  # nothing of mine is given before it is said to be ready
     sent: bool = False  # a plan has asked for my contribution, and some of it may have come
     inbox: Inbox = field(init=False)
     outbox: Outbox = field(init=False)
@@ -59,7 +60,11 @@ class Exchange:
         self._planned = planned = Planned(moved)
         listener, me = self.listener, self.me  # not self: no parts are to wait for the collector
         self._own = own = OwnContribution(
-            self.wiring, self.shape, self.source, lambda error: listener.refused(me, error)
+            self.wiring,
+            self.shape,
+            self.source,
+            lambda error: listener.refused(me, error),
+            self.withheld,
         )
         shunned: set[PeerId] = set()  # relays that took no slice
         self.inbox = Inbox(
@@ -116,6 +121,7 @@ class Exchange:
 
         ``norm`` is its L2 norm, where that is known.
         """
+        self._own.withheld = False
         self._own.known(norm)
         self._transfers.start(self._prepare())
 
@@ -132,7 +138,7 @@ class Exchange:
         self.inbox.plan, basis = plan, basis_of(plan.codec, plan.contributors)
         active = any(c.peer == self.me and c.active for c in plan.contributors)
         contributes = active and self.me in shares(plan.contributors)
-        self.sent = self.sent or contributes
+        self.sent = self.sent or (contributes and not self._own.withheld)
         holders = {(gram.start, gram.stop, gram.owner) for gram in plan.grams}  # of all slices
         self.inbox.watches.stop()
         wanted: set[PartKey] = set()

@@ -116,6 +116,7 @@ class OwnContribution:
     shape: Shape
     source: Source
     refused: Callable[[NonFinite], None]
+    withheld: bool = False  # there is none yet: what lies there is of another place
     _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
     _sound: bool | None = None
 
@@ -130,6 +131,8 @@ class OwnContribution:
 
     async def is_sound(self) -> bool:
         """Whether all of my pseudo-gradient can be merged: parts of a diverged one help nobody."""
+        if self.withheld:
+            return False
         async with self._judging:
             if self._sound is None:
                 why: str = await self.wiring.offload(self._flaw)

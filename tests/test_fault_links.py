@@ -26,7 +26,7 @@ def test_who_loses_the_others_one_by_one_is_not_half_of_them_in_the_end() -> Non
             await until(lambda: min(lengths(members)) >= 4, 30.0)
             darken(swarm, lost, others)
             chain = lost.swarm.chains[0]
-            await until(lambda: chain.round.agreement.promised[0] > 0, 20.0)
+            await until(lambda: chain.round.agreement.promised[0] > 0, 60.0)
             darken(swarm, lost, [last])
             before = len(lost.replica.history)
             await asyncio.sleep(15.0)

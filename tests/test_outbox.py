@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from exchange_kit import (
     PLAN,
@@ -77,6 +78,30 @@ def test_an_island_whose_pseudo_gradient_is_not_finite_declines() -> None:
             for peer in here.peers:
                 assert peer.faults == []
                 assert peer is sick or peer.refusals == []
+
+    run(scene)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_what_lies_there_is_given_once_it_is_said_to_be_ready(ready: bool) -> None:
+    """A plan may count on one that has been started again since, from an older state."""
+
+    async def scene() -> None:
+        async with world() as here:
+            again = here.peers[1]
+            again.exchange._own.withheld = True
+            if ready:
+                again.exchange.prepare()
+            here.work()
+            when = await until(here.whole)
+            assert when < 1.0  # nobody waited for it
+            assert same_bytes(here.peers)
+            for part in PLAN.parts:
+                counted = {i.contributor for i in result_of(here.peers[0], part).included}
+                assert counted == ({0, 1, 2, 3} if ready else {0, 2, 3})
+            assert again.exchange.sent is ready
+            for peer in here.peers:
+                assert (peer.faults, peer.refusals) == ([], [])
 
     run(scene)
 

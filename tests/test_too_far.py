@@ -42,6 +42,7 @@ def follows(shown: Certificate | None) -> tuple[Ending, CatchUp, list[PeerId]]:
         unused,
         unused,
         unused,
+        unused,
     )
     return asyncio.run(made.follow([MEMBERS[0].peer_id])), made, rejected
 
