@@ -15,6 +15,7 @@ from exchange_kit import (
     SHAPE,
     SIZE,
     Peer,
+    World,
     result_of,
     run,
     same_bytes,
@@ -58,6 +59,12 @@ def test_a_slice_that_does_not_come_is_left_out_after_twice_the_plans_patience()
     run(scene)
 
 
+def counted(here: World) -> list[set[int]]:
+    """Whose work is in each part, by their places among the contributors."""
+    results = [result_of(here.peers[0], part) for part in PLAN.parts]
+    return [{included.contributor for included in result.included} for result in results]
+
+
 def poisoned(peer: Peer) -> None:
     peer.values[SIZE - 1] = math.nan  # in the last part only: none of it is to be merged
 
@@ -71,9 +78,7 @@ def test_an_island_whose_pseudo_gradient_is_not_finite_declines() -> None:
             when = await until(here.whole)
             assert when < 1.0  # nobody waited for it
             assert same_bytes(here.peers)
-            for part in PLAN.parts:
-                counted = {i.contributor for i in result_of(here.peers[0], part).included}
-                assert counted == {0, 2, 3}
+            assert counted(here) == [{0, 2, 3}] * len(PLAN.parts)
             assert sick.refusals == [(sick.me, "own pseudo-gradient is not finite")]
             for peer in here.peers:
                 assert peer.faults == []
@@ -96,9 +101,7 @@ def test_what_lies_there_is_given_once_it_is_said_to_be_ready(ready: bool) -> No
             when = await until(here.whole)
             assert when < 1.0  # nobody waited for it
             assert same_bytes(here.peers)
-            for part in PLAN.parts:
-                counted = {i.contributor for i in result_of(here.peers[0], part).included}
-                assert counted == ({0, 1, 2, 3} if ready else {0, 2, 3})
+            assert counted(here) == [{0, 1, 2, 3} if ready else {0, 2, 3}] * len(PLAN.parts)
             assert again.exchange.sent is ready
             for peer in here.peers:
                 assert (peer.faults, peer.refusals) == ([], [])
