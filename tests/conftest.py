@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 from contract_kit import NETWORKS, SOON, Net
 from hypothesis import HealthCheck, settings
 
+from node.bench.memory import resident_bytes
 from protocols.identity import Identity, verify
 from protocols.transport import Transport
 
@@ -42,6 +44,19 @@ def _one_torch_thread() -> None:
     """Tests run beside each other and compare bits: torch gets one thread, once it is loaded."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+MUCH_BYTES = 500_000_000
+_resident = [0]  # bytes, after garbage was collected last
+
+
+@pytest.fixture(autouse=True)
+def _garbage_does_not_pile_up() -> Iterator[None]:
+    """Simulated swarms are cycles of hundreds of megabytes, and few objects for the collector."""
+    yield
+    if resident_bytes() > _resident[0] + MUCH_BYTES:
+        gc.collect()
+        _resident[0] = resident_bytes()
 
 
 @pytest.fixture(scope="module")
