@@ -13,7 +13,7 @@ part is not to be had any more, the slices of a draft are weighed (:mod:`gossip.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
 import torch
@@ -45,7 +45,7 @@ class Exchange:
     shape: Shape
     source: Source
     listener: Listener
-    withheld: bool = False  # nothing of mine is given before it is said to be ready
+    withheld: InitVar[bool] = False  # nothing of mine is given before it is said to be ready
     sent: bool = False  # a plan has asked for my contribution, and some of it may have come
     inbox: Inbox = field(init=False)
     outbox: Outbox = field(init=False)
@@ -54,7 +54,7 @@ class Exchange:
     _own: OwnContribution = field(init=False)
     _retention: Retention = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, withheld: bool) -> None:
         self._retention = Retention(self.shape.size)
         self._transfers = moved = Transfers(self.wiring)
         self._planned = planned = Planned(moved)
@@ -64,7 +64,7 @@ class Exchange:
             self.shape,
             self.source,
             lambda error: listener.refused(me, error),
-            self.withheld,
+            withheld,
         )
         shunned: set[PeerId] = set()  # relays that took no slice
         self.inbox = Inbox(
