@@ -200,6 +200,8 @@ class Company:
                     asks[peer] = eta
             elif announce.behind_s > 0 and announce.round <= self.place.round:
                 asks[peer] = eta + self.membership.left(peer, announce.behind_s, now)
+            elif peer in awaited and announce.round < self.place.round:
+                asks[peer] = 0.0  # it stands where it knew the others to be; its next word follows
         return asks, here
 
     def doubt(self, peer: PeerId, now: float) -> None:

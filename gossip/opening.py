@@ -20,6 +20,7 @@ from gossip.rumours import PAUSE_S
 from gossip.spreading import SMALL
 from gossip.trips import MOST_S
 from gossip.validity import PartKey, Place, key_of
+from protocols.bounds import MAX_PEERS
 from protocols.counts import runs_of
 from protocols.identity import Identity, PeerId
 from protocols.messages import Announce, PartResult, Plan, Promise
@@ -86,9 +87,34 @@ class Opening:
         return bool(ready) or self._roll_is_due(now, ready)
 
     def holds(self, now: float) -> bool:
-        """Whether the ready wait for somebody who cannot catch up by itself."""
+        """Whether the ready wait for who cannot catch up, or be in time, by itself."""
         asks, here = self.company.asking(self.holding.awaited, now)
+        asks = self._overlooked(now) | asks
         return self.holding.holds(asks, here, len(self.agreement.roster), now)
+
+    def _overlooked(self, now: float) -> dict[PeerId, float]:
+        """Who has work for a round and is in none, since results reach it last: seconds it needs.
+
+        Where one who is ready is enough in any swarm, and links are slower than inner steps, the
+        first to have a result would begin the next round each time.
+        """
+        working = self.company.working(now)
+        if self.rules.staleness != NO_BOUND or self.rules.quorum * MAX_PEERS > 1:
+            return {}
+        ready, _ = self.company.ready_and_late(now)
+        asks = {}
+        for peer in working - {announce.peer for announce in ready}:
+            announce = self.company.membership.announcement(peer)
+            if announce is None or self.missed.get(peer, 0) < len(working):
+                continue
+            if self.company.behind(peer):
+                waits = announce.ready
+            else:  # it has the result by now, and gets ready once more
+                eta = self.company.eta(announce, now)
+                waits = peer in self.holding.awaited and eta <= self.round_s
+            if waits:
+                asks[peer] = self.round_s
+        return asks
 
     def shown(self, peer: PeerId, promise: Promise) -> None:
         """Which merged parts a member has, by what it tells a new leader."""

@@ -29,6 +29,7 @@ pytestmark = [
 FOUND = (
     23,  # two servers began the run, and one died before an island was in office
     417,  # a plan counted on what an island had before it was started again from an older state
+    206,  # whom results reached last was in no round
     147,  # of those drawn only one was ready, and it went by no plan since it had started again
 )
 STEPS = 4  # from one contribution to the next
@@ -74,15 +75,13 @@ def drawn(dice: random.Random) -> Drawn:
     if "island" not in (*roles[:count], *joiners):
         joiners.append("island")
     manifest = Manifest.model_validate(tables)
-    # where nobody is waited for, whom results reach last is in no round if links are what is slow
-    unbounded = manifest.rounds.at_will and manifest.rounds.staleness < 0
     return Drawn(
         manifest=manifest,
         founders=tuple(roles[:count]),
         joiners=tuple(joiners),
         step=dice.choice([(0.25, 0.3), (0.2, 0.8), (0.12, 0.12)]),
         wait_s=dice.choice([0.0, 0.0, 2.0]),
-        upload=max(dice.choice([2e5, 1e6, 1e7]), 1e6 if unbounded else 0.0),
+        upload=dice.choice([2e5, 1e6, 1e7]),
         records=dice.random() < 0.6,
     )
 
@@ -124,6 +123,6 @@ def test_whatever_happens_every_step_counts_once(seed: int, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(165, 205))
+@pytest.mark.parametrize("seed", [31, 312, 335, *range(165, 205)])
 def test_whatever_happens_every_step_counts_once_many_times(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, tmp_path)

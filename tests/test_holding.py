@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from round_kit import World
 
 from gossip.holding import (
     ENOUGH,
@@ -106,3 +109,28 @@ def test_any_number_of_liars_cost_no_more_than_the_share(step: float) -> None:
         now += step
         held += step * waits
     assert held <= FIRST_S + SHARE * 1000.0 + 2 * step
+
+
+def test_who_has_come_to_where_it_knew_them_to_be_is_not_given_up_on() -> None:
+    """It says that it need not be waited for, a moment before it hears of the next round."""
+    world = World(3, 1, outside=1)
+    world.run(20.0)
+    *members, newcomer = world.peers.values()
+    assert members[0].round is not None
+    company, peer = members[0].round.company, newcomer.identity.peer_id
+    said = company.membership.announcement(peer)
+    assert said is not None
+
+    def says(behind_s: float, rounds: int) -> tuple[dict[PeerId, float], set[PeerId]]:
+        newcomer.sequence += 1
+        at = company.place.round - rounds
+        word = dataclasses.replace(
+            said, status="joining", round=at, head=b"h" * 32, behind_s=behind_s
+        )
+        company.membership.on_announce(word, b"", newcomer.sequence, world.now)
+        return company.asking({peer}, world.now)
+
+    assert says(0.5, 2) == ({peer: 0.5}, set())
+    assert says(0.0, 1) == ({peer: 0.0}, set())
+    assert says(0.6, 1) == ({peer: 0.6}, set())
+    assert says(0.0, 0) == ({}, set()), "it stands in another place, and is not behind"
