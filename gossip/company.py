@@ -14,6 +14,7 @@ from gossip.agreed import Ballot
 from gossip.agreement import Agreement
 from gossip.blame import Failure, Failures
 from gossip.certificate import majority
+from gossip.holding import NO_MORE
 from gossip.membership import Liveness, Membership
 from gossip.validity import Place
 from protocols.identity import PeerId
@@ -201,7 +202,7 @@ class Company:
             elif announce.behind_s > 0 and announce.round <= self.place.round:
                 asks[peer] = eta + self.membership.left(peer, announce.behind_s, now)
             elif peer in awaited and announce.round < self.place.round:
-                asks[peer] = 0.0  # it stands where it knew the others to be; its next word follows
+                asks[peer] = NO_MORE  # it stands where it knew the others to be
         return asks, here
 
     def doubt(self, peer: PeerId, now: float) -> None:

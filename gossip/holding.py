@@ -29,6 +29,7 @@ ENOUGH = 1.5  # what there is no credit for, with so much slack at least, is not
 QUIET_S = 10.0  # after it was waited for in vain once, four times as long after the next time
 QUIETER = 4.0
 MOST_VAIN = 8  # times that are counted
+NO_MORE = -1.0  # asked for by who stands where it asked to be waited for, and the others do not
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Holding:
             del self._until[peer]
             if peer in here:
                 self._vain.pop(peer, None)
-            else:
+            elif asks.get(peer) != NO_MORE:  # it may ask for more in a moment
                 self._in_vain(peer, now)
         for peer, seconds in modest.items():
             known = peer in self._until or peer in here

@@ -75,13 +75,16 @@ def drawn(dice: random.Random) -> Drawn:
     if "island" not in (*roles[:count], *joiners):
         joiners.append("island")
     manifest = Manifest.model_validate(tables)
+    # many who come by a lone member's narrow link, and need not be waited for, take minutes
+    unbounded = manifest.rounds.at_will and manifest.rounds.staleness < 0
+    crowded = unbounded and count + len(joiners) > 4
     return Drawn(
         manifest=manifest,
         founders=tuple(roles[:count]),
         joiners=tuple(joiners),
         step=dice.choice([(0.25, 0.3), (0.2, 0.8), (0.12, 0.12)]),
         wait_s=dice.choice([0.0, 0.0, 2.0]),
-        upload=dice.choice([2e5, 1e6, 1e7]),
+        upload=max(dice.choice([2e5, 1e6, 1e7]), 1e6 if crowded else 0.0),
         records=dice.random() < 0.6,
     )
 

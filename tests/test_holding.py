@@ -12,6 +12,7 @@ from gossip.holding import (
     FIRST_S,
     MARGIN_S,
     MOST_S,
+    NO_MORE,
     QUIET_S,
     QUIETER,
     SHARE,
@@ -31,6 +32,13 @@ def test_who_arrives_was_worth_it_and_is_waited_for_again() -> None:
     assert not holding.holds({}, {A}, 1, 2.0)
     assert holding.credit == pytest.approx(FIRST_S - 2.0)
     assert holding.holds({A: 1.0}, NOBODY, 1, 2.1)
+
+
+def test_who_asks_no_more_may_do_so_again() -> None:
+    holding = Holding()
+    assert holding.holds({A: 2.0}, NOBODY, 1, 0.0)
+    assert not holding.holds({A: NO_MORE}, NOBODY, 1, 1.5)
+    assert holding.holds({A: 1.0}, NOBODY, 1, 1.6)  # it was not waited for in vain
 
 
 def test_who_has_come_may_need_a_moment_more_to_get_ready() -> None:
@@ -131,6 +139,6 @@ def test_who_has_come_to_where_it_knew_them_to_be_is_not_given_up_on() -> None:
         return company.asking({peer}, world.now)
 
     assert says(0.5, 2) == ({peer: 0.5}, set())
-    assert says(0.0, 1) == ({peer: 0.0}, set())
+    assert says(0.0, 1) == ({peer: NO_MORE}, set())
     assert says(0.6, 1) == ({peer: 0.6}, set())
     assert says(0.0, 0) == ({}, set()), "it stands in another place, and is not behind"
