@@ -12,7 +12,7 @@ from gossip.agreed import Remains
 from gossip.agreement import NONE, Agreement
 from gossip.company import Company
 from gossip.estimating import bounded, prolonged
-from gossip.holding import Holding
+from gossip.holding import NO_MORE, Holding
 from gossip.ladder import Ladder
 from gossip.planning import fresh_plan, owners_among, renewed_plan, repeated_plan, roll_call
 from gossip.rules import NO_BOUND, Rules
@@ -89,7 +89,9 @@ class Opening:
     def holds(self, now: float) -> bool:
         """Whether the ready wait for who cannot catch up, or be in time, by itself."""
         asks, here = self.company.asking(self.holding.awaited, now)
-        asks = self._overlooked(now) | asks
+        for peer, seconds in self._overlooked(now).items():
+            if asks.get(peer, NO_MORE) == NO_MORE:
+                asks[peer] = seconds
         return self.holding.holds(asks, here, len(self.agreement.roster), now)
 
     def _overlooked(self, now: float) -> dict[PeerId, float]:
