@@ -155,6 +155,16 @@ async def test_bad_requests_are_refused_before_any_handler(data: bytes, code: st
         assert await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5) == b"ok"
 
 
+async def test_names_that_nothing_answers_to_are_not_kept() -> None:
+    async with two(STRICT) as (a, _):
+        async with lane(a) as (reader, writer):
+            for number in range(100):
+                writer.write(push(f"made-up-{number}", 0))
+                assert (await reply(reader)).code == "unknown"
+        stats = a.stats
+        assert len(stats.in_by_name) + len(stats.out_by_name) + len(stats.requests_by_name) <= 2
+
+
 async def test_a_huge_header_is_not_waited_for() -> None:
     async with two(STRICT) as (a, _):
         async with lane(a) as (reader, writer):
