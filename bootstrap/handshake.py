@@ -28,6 +28,7 @@ from protocols.errors import (
     RemoteProtocolError,
     RemoteRefused,
     TransportError,
+    printable,
 )
 from protocols.identity import PeerId
 from protocols.messages import PROTOCOL_VERSION, Announce, Hello, Welcome
@@ -361,8 +362,8 @@ def _version(protocol: int, software: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """A stranger's words made fit for a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text[:MAX_SHOWN])
+    """A stranger's words, bounded and made fit for a terminal."""
+    return printable(text[:MAX_SHOWN])
 
 
 def _that_fit(announces: Iterable[bytes]) -> tuple[bytes, ...]:

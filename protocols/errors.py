@@ -27,6 +27,11 @@ from enum import StrEnum
 from typing import ClassVar
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Text in which others may have had a say, fit for a terminal and a log."""
+    return "".join(c if c.isprintable() or c in kept else "?" for c in text)
+
+
 class AtollError(Exception):
     """Base of everything Atoll raises on purpose."""
 
@@ -38,6 +43,7 @@ class OperatorError(AtollError):
     """
 
     def __init__(self, code: str, what: str, why: str, fix: str, *, exit_code: int = 1) -> None:
+        what, why, fix = (printable(text, kept="\n") for text in (what, why, fix))
         super().__init__(f"{what}: {why}")
         self.code = code
         self.what = what
@@ -97,6 +103,7 @@ class RemoteRefused(TransportError):
     """The peer's handler refused the request; ``code`` is a short machine-readable word."""
 
     def __init__(self, code: str, detail: str = "") -> None:
+        code, detail = printable(code), printable(detail)
         super().__init__(f"{code}{f': {detail}' if detail else ''}")
         self.code = code
         self.detail = detail
