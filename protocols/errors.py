@@ -15,7 +15,7 @@
             ├── Malformed        does not decode, or exceeds a bound
             ├── BadSignature     signature, signer or certificate does not verify
             ├── Contradiction    signed two things of which one excludes the other
-            ├── Disagreement     several peers say what only one of them can be right in
+            │   └── Disagreement several peers say what only one of them can be right in
             ├── Stale            expired, replayed, or of another run, round or recipient
             ├── Late             what is due does not come, or not in time
             ├── Crowded          too many identities from one place
@@ -161,7 +161,7 @@ class Contradiction(RemoteProtocolError):
     reason = Reason.CONTRADICTION
 
 
-class Disagreement(RemoteProtocolError):
+class Disagreement(Contradiction):
     """Peers, each under a signature that holds, say what only one of them can be right in."""
 
 
