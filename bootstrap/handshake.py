@@ -28,6 +28,7 @@ from protocols.errors import (
     RemoteProtocolError,
     RemoteRefused,
     TransportError,
+    printable,
 )
 from protocols.identity import PeerId
 from protocols.messages import PROTOCOL_VERSION, Announce, Hello, Welcome
@@ -46,18 +47,30 @@ MAX_SHOWN = 200  # characters of a stranger's text in an error
 
 SET_CLOCK = "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)"
 
-Admits = Callable[[PeerId, str], bool]
+Admits = Callable[[PeerId, PeerId, str], bool]  # the caller, whom it greets, what it shows
 
 
-def anyone(peer: PeerId, invitation: str) -> bool:
+def anyone(caller: PeerId, greeted: PeerId, shown: str) -> bool:
     """The rule of an open run."""
     return True
 
 
 def shared_token(token: str) -> Admits:
     """The rule of a run whose members share one secret; compared in constant time."""
-    expected = token.encode()
-    return lambda peer, invitation: hmac.compare_digest(invitation.encode(), expected)
+    return lambda caller, greeted, shown: hmac.compare_digest(
+        shown.encode(), _shown(token, caller, greeted).encode()
+    )
+
+
+def _shown(token: str, caller: PeerId, greeted: PeerId) -> str:
+    """What a greeting carries to prove that the caller knows the run's token; empty without one.
+
+    It holds between these two alone: who answers at an address given without an id may be anybody.
+    """
+    if not token:
+        return ""
+    between = f"atoll greeting\x00{caller}\x00{greeted}"
+    return hmac.digest(token.encode(), between.encode(), "sha256").hex()
 
 
 def admission(token: str, run: bytes, peer: PeerId) -> bytes:
@@ -132,7 +145,7 @@ class Gate:
             self._refused(peer, "E202")
             raise RemoteRefused("version", _version(PROTOCOL_VERSION, self._software))
         # before the run is told, and in the same words whether it is missing or wrong
-        if not self._admits(peer, hello.invitation):
+        if not self._admits(peer, self._transport.peer_id, hello.invitation):
             self._refused(peer, "E203")
             raise RemoteRefused("invitation", "the invitation is missing or not valid")
         run = self._run()
@@ -209,7 +222,7 @@ async def greet(
         software=software,
         run=run,
         time=sent,
-        invitation=invitation,
+        invitation=_shown(invitation, transport.peer_id, peer),
         record=own.data if own else b"",
     )
     try:
@@ -349,8 +362,8 @@ def _version(protocol: int, software: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """A stranger's words made fit for a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text[:MAX_SHOWN])
+    """A stranger's words, bounded and made fit for a terminal."""
+    return printable(text[:MAX_SHOWN])
 
 
 def _that_fit(announces: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -71,13 +71,13 @@ class Following:
 
     def compare(self, announce: Announce) -> None:
         """Notice that somebody is ahead, on a heavier chain, or at our place with another state."""
-        here, _ = self.place()
+        here, roster = self.place()
         if announce.role in MEMBERS and announce.status == "active":
             self.approach.heard(announce.peer, announce.round, self.wiring.now())
         if self.is_ahead(announce):
             self.begin((announce.peer,))
         elif announce.head == here.previous and announce.state != here.state:
-            self._vote_on_state(here)
+            self._vote_on_state(here, roster)
 
     def begin(self, peers: tuple[PeerId, ...]) -> None:
         """Catch up with ``peers`` and whoever else is ahead, unless that is being done."""
@@ -227,12 +227,16 @@ class Following:
             return False
         return is_further(here, announce.round, announce.head, announce.work)
 
-    def _vote_on_state(self, here: Place) -> None:
-        """Report it when most of those who stand where we stand have another state than ours."""
+    def _vote_on_state(self, here: Place, roster: tuple[PeerId, ...]) -> None:
+        """Report it when most in office who stand where we stand have another state than ours.
+
+        Identities cost nothing: what anybody else says of a state counts as nothing.
+        """
         states = [
             announce.state
             for announce in self.membership.islands_alive(self.wiring.now())
             if announce.head == here.previous and announce.status == "active"
+            if announce.peer in roster
         ]
         others = [state for state in states if state != here.state]
         most = max(map(others.count, others), default=0)

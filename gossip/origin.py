@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from protocols.addresses import RELAY
-
-IPV6_PREFIX = 56  # bits: what one household or office is usually given
+from protocols.limits import IPV6_PREFIX
 
 
 @lru_cache(maxsize=4096)

@@ -138,10 +138,12 @@ class Arrival:
         for pause in backoff(self.dice, first=0.2, last=5.0):
             wrong, found = "", await self.look()
             said = [one for one in found if self.wanted(one)]
-            for target in targets(seen_from(one, fragment) for one in said):
+            options = targets(seen_from(one, fragment) for one in said)
+            for target in options:
                 await self._introduce(target.sources)
                 try:
                     state = await self._standing(target, fragment)
+                    self._check_held(target, state, options)
                     target, state = await self._kept(target, state, fragment)
                     download = await download_state(
                         self.transport,
@@ -232,7 +234,7 @@ class Arrival:
         """
         failure: TransportError | RemoteProtocolError | None = None
         request = StateRequest(self.run, target.round, fragment, or_newer=True)
-        for peer in target.sources:
+        for peer in sorted(target.sources, key=lambda peer: peer not in state.roster):
             try:
                 reply = await self.transport.call(
                     peer,
@@ -253,6 +255,19 @@ class Arrival:
                 others = [source for source in target.sources if source != peer]
                 return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
+
+    def _check_held(self, target: Target, state: OuterState, options: Sequence[Target]) -> None:
+        """Raise Stale where more of those in office hold another state of the same place.
+
+        Which one it is nobody has signed yet, and identities cost nothing.
+        """
+
+        def held(one: Target) -> int:
+            return len(set(one.sources) & set(state.roster))
+
+        place = (target.round, target.head)
+        if any(held(one) > held(target) for one in options if (one.round, one.head) == place):
+            raise Stale("more of those in office hold another state")
 
     async def _standing(self, target: Target, fragment: int) -> OuterState:
         """The place in the chain, verified from the founders on.
@@ -295,6 +310,9 @@ class OwnArrival(Arrival):
     It is checked against what its island has announced under its signature, and nothing else
     vouches for it.
     """
+
+    def _check_held(self, target: Target, state: OuterState, options: Sequence[Target]) -> None:
+        """Each holds another one."""
 
     async def look(self) -> list[Announce]:
         """Islands, since seeds have no state here."""

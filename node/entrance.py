@@ -30,6 +30,7 @@ from node.monitor.events import JoinProgress, Problem
 from node.outbound import Outbound, none_found
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import (
+    Disagreement,
     IdentityMismatch,
     OperatorError,
     RemoteProtocolError,
@@ -342,6 +343,14 @@ class Entrance:
         """``wrong``: the code of the error where what came does not verify."""
         try:
             return await fetching
+        except Disagreement as error:
+            raise operator_error(
+                "E502",
+                "the peers do not agree whose run it is",
+                why=str(error),
+                fix="give only peers that you trust with --peers; where several islands have just "
+                "begun the same run, this node tries again by itself",
+            ) from error
         except RemoteProtocolError as error:
             raise operator_error(wrong, why=str(error)) from error
         except TransportError as error:

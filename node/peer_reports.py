@@ -25,6 +25,7 @@ from protocols.addresses import is_relayed
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
+from protocols.p2p import RateLimit
 
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
@@ -37,6 +38,10 @@ KINDS = {  # of traffic, by the name of the verb that carried it
     "blob": "state",
     "relay": "relay",  # carried between two others
 }
+
+
+REFUSALS_A_S, REFUSALS_AT_ONCE = 2.0, 512.0  # that are written down; all are counted
+ANYBODY = PeerId("")  # identities cost nothing: the bound is for all of them together
 
 
 @dataclass
@@ -52,6 +57,9 @@ class PeerReports(ABC):
     now: Callable[[], float] = time.monotonic
     rounds_committed: int = 0
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
+    written: RateLimit = field(
+        default_factory=lambda: RateLimit(REFUSALS_A_S, REFUSALS_AT_ONCE), repr=False
+    )
     mute: bool = False  # its disk keeps nothing that it promises
 
     def __post_init__(self) -> None:
@@ -117,7 +125,10 @@ class PeerReports(ABC):
         Then it has no part in rounds, and those who train alone none at all: that is told, once
         until it has a part again.
         """
-        self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
+        if self.written.take(ANYBODY):
+            self.events.emit(Rejected(peer=peer, reason=error.reason, detail=str(error)))
+        else:  # whoever floods this node must not flood its log, where older events make room
+            self.state.rejected[error.reason] += 1
         if peer == self.swarm.me and not self.mute:
             self.mute = True
             mute = operator_error(

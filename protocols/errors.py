@@ -15,6 +15,7 @@
             ├── Malformed        does not decode, or exceeds a bound
             ├── BadSignature     signature, signer or certificate does not verify
             ├── Contradiction    signed two things of which one excludes the other
+            │   └── Disagreement several peers say what only one of them can be right in
             ├── Stale            expired, replayed, or of another run, round or recipient
             ├── Late             what is due does not come, or not in time
             ├── Crowded          too many identities from one place
@@ -25,6 +26,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import ClassVar
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Text in which others may have had a say, fit for a terminal and a log."""
+    return "".join(c if c.isprintable() or c in kept else "?" for c in text)
 
 
 class AtollError(Exception):
@@ -38,6 +44,7 @@ class OperatorError(AtollError):
     """
 
     def __init__(self, code: str, what: str, why: str, fix: str, *, exit_code: int = 1) -> None:
+        what, why, fix = (printable(text, kept="\n") for text in (what, why, fix))
         super().__init__(f"{what}: {why}")
         self.code = code
         self.what = what
@@ -97,6 +104,7 @@ class RemoteRefused(TransportError):
     """The peer's handler refused the request; ``code`` is a short machine-readable word."""
 
     def __init__(self, code: str, detail: str = "") -> None:
+        code, detail = printable(code), printable(detail)
         super().__init__(f"{code}{f': {detail}' if detail else ''}")
         self.code = code
         self.detail = detail
@@ -151,6 +159,10 @@ class Contradiction(RemoteProtocolError):
     """Two things under one signature of which one excludes the other."""
 
     reason = Reason.CONTRADICTION
+
+
+class Disagreement(Contradiction):
+    """Peers, each under a signature that holds, say what only one of them can be right in."""
 
 
 class Stale(RemoteProtocolError):

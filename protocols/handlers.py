@@ -50,6 +50,10 @@ class Handlers:
             raise _unknown()
         return self.pulls[name]
 
+    def known(self, name: str) -> str:
+        """The name; empty where nothing answers to it: strangers make up as many as they like."""
+        return name if name in self.calls or name in self.pushes or name in self.pulls else ""
+
     def _admit(self, peer: PeerId, name: str) -> None:
         if not self.admits(peer, name):
             raise RemoteRefused("stranger", "this node does not know you: greet it first")

@@ -26,7 +26,7 @@ from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.lane_server import LaneServer
 from protocols.lane_wire import MARK
-from protocols.limits import Limits
+from protocols.limits import IPV6_PREFIX, Limits
 from protocols.relay_wire import MARK as CALL_MARK
 from protocols.relay_wire import introduced
 from protocols.seen import MARK as SEEN_MARK
@@ -139,7 +139,7 @@ class Listener:
                 logger.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            self._take(group, sock, _source(address[0]), server)
+            self._take(group, sock, source_of(address[0]), server)
             await asyncio.sleep(0)  # a flood of connections must not hold the loop
 
     def adopt(self, sock: socket.socket, caller: str) -> None:
@@ -261,14 +261,14 @@ async def _first_byte(sock: socket.socket) -> bytes:
             loop.remove_reader(sock)
 
 
-def _source(ip: str) -> str:
-    """What connections are counted by: an IPv4 address, or the /64 of an IPv6 address."""
+def source_of(ip: str) -> str:
+    """What connections are counted by: an IPv4 address, or what a household has of IPv6."""
     address = ipaddress.ip_address(ip.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return ip
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
 
 
 def proven_peer(transport: asyncio.BaseTransport) -> PeerId | None:

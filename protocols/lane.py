@@ -41,6 +41,7 @@ from protocols.reactor import Reactor
 from protocols.sealing import MAX_FRAME_BYTES
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
+_LOOK_BYTES = 1 << 16  # a look that finds more than it takes counts for so many at least
 _PLAIN_PIECE = 1 << 20
 _BLIND_S = 0.25  # how often a lane that is not read is asked whether the other end has left
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -350,7 +351,7 @@ class Lane:
                 return
             filled = fill(self._sock, room[: receiving.left], secure=self._secure)
             if filled.came or filled.put:
-                budget -= filled.put
+                budget -= filled.put if filled.dry else max(filled.put, _LOOK_BYTES)
                 self._reactor.took(self, filled.came)
                 self._progress.at = time.monotonic()
                 receiving.waited(self._progress.at, filled.came, self.who)

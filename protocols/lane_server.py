@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 import time
+from dataclasses import replace
 from functools import partial
 
 from protocols.errors import (
@@ -88,6 +89,7 @@ class LaneServer:
         try:
             message = await link.message(request_frame(), stall=self._limits.idle_server)
             request = Request.decode(message)
+            request = replace(request, name=self._handlers.known(request.name))
         except TransportError:
             return False
         except Malformed as error:

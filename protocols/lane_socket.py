@@ -21,6 +21,8 @@ from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
+FRAMES = 8  # at one look: whoever sends a byte in each must not hold up the other lanes
+
 _CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
@@ -79,16 +81,17 @@ class Filled(NamedTuple):
 
 
 def fill(sock: socket.socket, room: memoryview, *, secure: bool) -> Filled:
-    """Read as much of ``room`` as there is.
+    """Read as much of ``room`` as there is, of sealed frames no more than :data:`FRAMES`.
 
     Bytes that came before the other end closed or broke are handed over first; then, and if there
     are none, raises :class:`SocketError`.
     """
     if not room:
         raise LocalProtocolError("a drain gave room of no bytes")
-    at, heard = 0, _heard(sock)
+    at, heard, frames = 0, _heard(sock), FRAMES
     try:
-        while at < len(room):
+        while at < len(room) and frames:
+            frames -= 1
             count = sock.recv_into(room[at:] if at else room)
             if count == 0:
                 if at:

@@ -3,9 +3,9 @@
 A lane is a TCP connection to a node's one port that carries long bodies::
 
     client: PREAMBLE, 8 bytes, told from TLS and HTTP by the first one
-    both:   a TLS 1.3 handshake and, each before its first word, the key of its sealed frames
-            (protocols.tls); without TLS instead each its claimed peer id, behind one byte of
-            its length
+    both:   a TLS 1.3 handshake and, each before its first word, that it means a lane and the key
+            of its sealed frames (protocols.tls); without TLS instead each its claimed peer id,
+            behind one byte of its length
     then, again and again:
     client: request   verb u8 | length of name u8 | of header u32 | of body u64 | name | header
     client: the body of a push; for a pull the length of body is the most that is wanted

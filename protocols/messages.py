@@ -132,7 +132,7 @@ class Hello(Message, kind=4):
     software: Name
     run: Digest
     time: float  # the caller's wall clock
-    invitation: Annotated[str, Max(256)]  # the run's token, empty where none is needed
+    invitation: Annotated[str, Max(256)]  # proof that I know it, empty where none is needed
     record: Annotated[bytes, Max(4096)]  # my PeerRecord in its envelope
 
 

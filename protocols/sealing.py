@@ -83,6 +83,7 @@ class Opener:
         self._buffer = memoryview(bytearray(_FIRST_BYTES))
         self._at = self._end = 0  # what came and was not opened lies between
         self._left = memoryview(b"")  # opened, and not taken yet
+        self._broken = False
 
     def room(self) -> memoryview:
         """Where the next bytes belong; never empty once :meth:`open` has said that it needs more.
@@ -109,9 +110,11 @@ class Opener:
     def open(self, into: memoryview) -> int:
         """Put what is inside the next frame into ``into``, as far as there is room.
 
-        Returns the number of bytes; 0: the frame is not whole yet. Raises :class:`Broken`; then
-        nothing of ``into`` may be used.
+        Returns the number of bytes; 0: the frame is not whole yet. Raises :class:`Broken`, then
+        and ever after; nothing of ``into`` may be used.
         """
+        if self._broken:
+            raise Broken("a frame before did not open")
         if self._left:
             return self._hand_over(into)
         size = self._frame()
@@ -126,6 +129,7 @@ class Opener:
         try:
             self._numbered.cipher.decrypt_into(nonce, rest, head, target)
         except InvalidTag as error:
+            self._broken = True  # the next number may be that of a later frame
             raise Broken("a frame that the other end did not seal") from error
         self._at += size
         if direct:

@@ -34,8 +34,9 @@ from cryptography.x509.oid import NameOID
 
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, peer_id_of, public_key
-from protocols.sealing import KEY_BYTES, Opener, Sealer
+from protocols.sealing import KEY_BYTES, Broken, Opener, Sealer
 
+LANE = b"\xa7lane"  # in front of a key; no request and no answer of HTTP begins so
 ANYONE = "anyone.peer"  # server name for a dial that learns who answers
 _REFUSALS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR", "HANDSHAKE_FAILURE")
 
@@ -73,17 +74,19 @@ class PeerSSLObject(ssl.SSLObject):
 class PeerSSLSocket(ssl.SSLSocket):
     """The same on a socket of one's own, for lanes: TLS, and behind it sealed frames.
 
-    The first that either end says, by TLS, is the key of what it says from then on, which passes
-    TLS by (:mod:`protocols.sealing`). So whoever reads the frames was in the handshake.
+    The first that either end says, by TLS, is :data:`LANE` and the key of what it says from then
+    on, which passes TLS by (:mod:`protocols.sealing`). So whoever reads the frames was in the
+    handshake. The word is what makes it a key: who is on the way can change the preamble, so that
+    one end takes for a lane what the other one means as a call, whose beginning is no secret.
     """
 
     peer_id: PeerId
     heard = 0  # bytes of frames that have come
 
-    _own_key = b""
+    _own_first = b""
     _sealer: Sealer | None = None
     _frame = memoryview(b"")  # what the socket has not taken yet of the piece under way
-    _their_key = b""
+    _their_first = b""
     _opener: Opener | None = None
 
     def do_handshake(self, block: bool = False) -> None:
@@ -97,9 +100,9 @@ class PeerSSLSocket(ssl.SSLSocket):
         After an error that says to wait the same ``data`` has to be given again, as with OpenSSL.
         """
         if self._sealer is None:
-            self._own_key = self._own_key or os.urandom(KEY_BYTES)
-            super().send(self._own_key, flags)  # all or nothing
-            self._sealer = Sealer(self._own_key)
+            self._own_first = self._own_first or LANE + os.urandom(KEY_BYTES)
+            super().send(self._own_first, flags)  # all or nothing
+            self._sealer = Sealer(self._own_first[len(LANE) :])
         piece = memoryview(data)
         self._frame = self._frame or self._sealer.seal(piece)
         while self._frame:
@@ -109,12 +112,14 @@ class PeerSSLSocket(ssl.SSLSocket):
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """Fill ``buffer`` from at most one frame. Raises as sockets do; 0 is the end."""
         if self._opener is None:
-            while len(self._their_key) < KEY_BYTES:
-                more = super().recv(KEY_BYTES - len(self._their_key), flags)
+            while left := len(LANE) + KEY_BYTES - len(self._their_first):
+                more = super().recv(left, flags)
                 if not more:
                     return 0
-                self._their_key += more
-            self._opener = Opener(self._their_key)
+                self._their_first += more
+            if not self._their_first.startswith(LANE):
+                raise Broken("the other end does not mean a lane")
+            self._opener = Opener(self._their_first[len(LANE) :])
         view = memoryview(buffer)
         while not (count := self._opener.open(view)):
             came = socket.socket.recv_into(self, self._opener.room(), 0, flags)

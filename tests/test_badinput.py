@@ -147,6 +147,21 @@ def test_no_valid_invitation(refused, given):
     assert "guessed" not in text
 
 
+def test_a_peer_cannot_write_into_the_terminal(refused):
+    def prepare(transport: HttpTransport, whereabouts: Whereabouts) -> None:
+        async def refuse(peer: str, header: bytes) -> Any:
+            refusal = RemoteRefused("gone")
+            refusal.detail = "\x1b]0;mine\x07\nerror E999: \x1b[31mforged"
+            raise refusal
+
+        Gate(transport, whereabouts, software="0.1.0", run=lambda: RUN.run_id)
+        transport.on_pull("manifest", refuse)
+
+    with peer(prepare) as address:
+        text, _ = refused("E502", *START, "--peers", address)
+    assert "gone: ?]0;mine??error E999: ?[31mforged" in text
+
+
 def test_a_wrong_clock(refused):
     _, prepare = island(RUN, clock=lambda: time.time() + 60)
     with peer(prepare) as address:

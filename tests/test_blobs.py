@@ -18,6 +18,7 @@ from bootstrap.state import (
 from protocols import virtual_time
 from protocols.errors import (
     BadSignature,
+    Disagreement,
     RemoteRefused,
     TransportError,
     Unreachable,
@@ -57,6 +58,26 @@ def test_blobs_and_the_manifest_arrive(identities: Identities) -> None:
         with pytest.raises(Unreachable):
             await fetch_blob(mine, [], signed.run_id, digest, max_bytes=1000)
         assert len(ManifestRequest(signed.run_id).encode()) < 64
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_peer_cannot_pass_itself_off_as_the_creator(identities: Identities, first: bool) -> None:
+    """The run's id is the hash of its manifest: whoever signs that anew has a valid one."""
+    *_, impostor = identities(4)
+
+    async def main() -> None:
+        network, mine, peers, signed = blob_bench(identities)
+        forged = SignedManifest.create(signed.manifest, impostor)
+        assert forged.run_id == signed.run_id
+        transport = network.join(impostor.peer_id)
+        BlobServer(transport, forged.run_id, manifest=forged.data, blobs=[])
+        asked = [impostor.peer_id, *peers] if first else [*peers, impostor.peer_id]
+        with pytest.raises(Disagreement, match=f"{impostor.peer_id} names {impostor.peer_id}"):
+            await fetch_manifest(mine, asked, signed.run_id)
+        network.kill(impostor.peer_id)
+        assert (await fetch_manifest(mine, asked, signed.run_id)).creator == signed.creator
 
     virtual_time.run(main())
 

@@ -164,6 +164,27 @@ async def test_missing_and_wrong_invitations_read_the_same(hosts: tuple[Host, Ho
     assert gate.admitted(newcomer.peer)
 
 
+async def test_whoever_is_greeted_cannot_greet_with_the_invitation(
+    hosts: tuple[Host, Host],
+) -> None:
+    """An address may lead to anybody: what a newcomer shows there is of no use elsewhere."""
+    newcomer, seed = hosts
+    impostor = Host(newcomer.transport.network, 3)
+    heard: list[bytes] = []
+
+    async def listen(peer: str, body: bytes) -> bytes:
+        heard.append(body)
+        raise RemoteRefused("invitation", "not valid")
+
+    impostor.transport.on_call("hello", listen)
+    await refused("E203", newcomer, impostor, invitation="s3cret")
+    assert b"s3cret" not in heard[0]
+    gate = seed.gate(admits=shared_token("s3cret"))
+    with pytest.raises(RemoteRefused, match="invitation"):
+        await impostor.transport.call(seed.peer, "hello", heard[0], timeout=5)
+    assert not gate.admitted(impostor.peer)
+
+
 def announcement(host: Host, invitation: str = "") -> bytes:
     proof = admission(invitation, RUN, host.peer)
     said = first_announcement(host.peer, PLACE, version="0.1.0", admission=proof)

@@ -31,6 +31,7 @@ from http_kit import (
 from protocols import tls
 from protocols.errors import IdentityMismatch, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.http import HttpTransport
+from protocols.http_listener import source_of
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.tasks import beside
@@ -148,6 +149,13 @@ async def test_connections_of_one_address_are_bounded_before_tls() -> None:
                 break
         else:
             pytest.fail("the places were never given back")
+
+
+def test_one_household_is_one_source() -> None:
+    """It has a /56 of IPv6, that is 256 networks; an IPv4 address counts alone, however written."""
+    assert source_of("2001:db8:7:ab00::1") == source_of("2001:db8:7:abff:1::2%eth0")
+    assert source_of("2001:db8:7:ab00::1") != source_of("2001:db8:7:ac00::1")
+    assert source_of("::ffff:192.0.2.1") == source_of("192.0.2.1") != source_of("192.0.2.2")
 
 
 async def test_a_claimed_identity_counts_only_without_tls() -> None:

@@ -16,6 +16,7 @@ from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused, TransferStalled, Unreachable
 from protocols.http import HttpTransport
 from protocols.identity import PeerId
+from protocols.lane import Lane
 from protocols.lane_socket import Filled, fill
 from protocols.lane_wire import PREAMBLE, PULL, PUSH, Request, claim
 from protocols.limits import Limits
@@ -155,6 +156,16 @@ async def test_bad_requests_are_refused_before_any_handler(data: bytes, code: st
         assert await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5) == b"ok"
 
 
+async def test_names_that_nothing_answers_to_are_not_kept() -> None:
+    async with two(STRICT) as (a, _):
+        async with lane(a) as (reader, writer):
+            for number in range(100):
+                writer.write(push(f"made-up-{number}", 0))
+                assert (await reply(reader)).code == "unknown"
+        stats = a.stats
+        assert len(stats.in_by_name) + len(stats.out_by_name) + len(stats.requests_by_name) <= 2
+
+
 async def test_a_huge_header_is_not_waited_for() -> None:
     async with two(STRICT) as (a, _):
         async with lane(a) as (reader, writer):
@@ -188,6 +199,32 @@ async def test_a_slow_or_silent_sender_is_cut(pause: float, name: str) -> None:
         assert [type(error) for error in takes.errors] == [TransferStalled]
         assert a.stats.stalled_bodies == 1
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_frames_of_a_byte_do_not_hold_up_the_other_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each costs as much as a long one, so their number counts in a turn."""
+    turns: list[int] = []
+    receive = Lane._receive_some
+
+    def counted(self: Lane) -> None:
+        receiving = self._receiving
+        assert receiving is not None
+        before = receiving.moved
+        receive(self)
+        turns.append(receiving.moved - before)
+
+    async with two(STRICT) as (a, _):
+        takes = Takes(a)
+        async with lane(a) as (reader, writer):
+            writer.write(push("whole", 3000))
+            await wait_for(lambda: takes.runs == 1)
+            monkeypatch.setattr(Lane, "_receive_some", counted)
+            writer.write_frames_of_a_byte(bytes(3000))
+            assert (await reply(reader)).detail == b"ok"
+        assert sum(turns) >= 3000
+        assert max(turns) < 500
 
 
 async def test_a_refusal_reaches_who_is_still_sending() -> None:

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from bootstrap.handshake import Gate, admission, shared_token
+from bootstrap.handshake import Gate, admission, anyone, shared_token
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
 from bootstrap.state import BlobServer
@@ -48,7 +48,7 @@ class Swarm:
             Whereabouts(self.transport, self.identity, self.transport.book),
             software="0.1.0",
             run=lambda: self.run,
-            admits=shared_token(invitation) if invitation else lambda peer, given: True,
+            admits=shared_token(invitation) if invitation else anyone,
             announces=lambda: list(self.said.values()),
         )
         self.transport.on_call("known", self._known)

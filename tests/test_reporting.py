@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from protocols.errors import (
     TransferStalled,
 )
 from protocols.identity import PeerId
+from protocols.p2p import RateLimit
 
 
 def phases(ready: dict[str, float], snapshot: float, now: float, **moments: float) -> Any:
@@ -98,17 +100,38 @@ def test_a_rejection_is_counted_by_the_class_of_the_error_and_not_by_its_words(
 ) -> None:
     told: list[Any] = []
     events, swarm = SimpleNamespace(emit=told.append), SimpleNamespace(me=PeerId("12D3KooX"))
-    reports: Any = SimpleNamespace(events=events, swarm=swarm)
+    reports: Any = SimpleNamespace(events=events, swarm=swarm, written=RateLimit())
     words = "signature, stale, late, finite: one of too many identities"
     PeerReports.on_rejected(reports, PeerId("12D3KooW"), kind(words))
     assert [(one.reason, one.detail) for one in told] == [(reason, words)]
+
+
+def test_a_flood_of_what_is_refused_is_counted_and_not_written_down() -> None:
+    """Under however many names: older events would make room for it."""
+    told: list[Any] = []
+    now = [0.0]
+    reports: Any = SimpleNamespace(
+        events=SimpleNamespace(emit=told.append),
+        state=SimpleNamespace(rejected=Counter()),
+        swarm=SimpleNamespace(me=PeerId("12D3KooX")),
+        written=RateLimit(2.0, 10.0, clock=lambda: now[0]),
+    )
+    for number in range(1000):
+        PeerReports.on_rejected(reports, PeerId(f"12D3Koo{number}"), Malformed("garbage"))
+    assert len(told) == 10
+    assert reports.state.rejected == {Reason.MALFORMED: 990}  # the events count themselves
+    now[0] = 1.0
+    PeerReports.on_rejected(reports, PeerId("12D3KooY"), Stale("late"))
+    assert len(told) == 11
 
 
 def test_a_node_whose_promises_its_disk_refuses_says_so_once() -> None:
     """It has no part in rounds, and a lone one ends none: nobody else would tell its operator."""
     told: list[Any] = []
     events, me = SimpleNamespace(emit=told.append), PeerId("12D3KooX")
-    reports: Any = SimpleNamespace(events=events, swarm=SimpleNamespace(me=me), mute=False)
+    reports: Any = SimpleNamespace(
+        events=events, swarm=SimpleNamespace(me=me), mute=False, written=RateLimit()
+    )
     for _ in range(2):
         PeerReports.on_rejected(reports, me, RemoteProtocolError("cannot be kept: Is a directory"))
     problems = [(one.code, one.why) for one in told if one.kind == "problem"]
@@ -119,7 +142,7 @@ def test_what_a_peer_passes_on_is_not_taken_for_a_fault_of_this_node_s_disk() ->
     told: list[Any] = []
     events, me, seed = SimpleNamespace(emit=told.append), PeerId("12D3KooX"), PeerId("12D3KooY")
     swarm = SimpleNamespace(me=me, presence=SimpleNamespace(learn=refuse))
-    reports: Any = SimpleNamespace(events=events, swarm=swarm, mute=False)
+    reports: Any = SimpleNamespace(events=events, swarm=swarm, mute=False, written=RateLimit())
     rejected = partial(PeerReports.on_rejected, reports)
     node: Any = SimpleNamespace(identity=SimpleNamespace(peer_id=me))
     unused: Any = None

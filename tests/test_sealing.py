@@ -93,6 +93,19 @@ def test_frames_left_out_doubled_or_moved_do_not_open(
         opened(Opener(KEY), b"".join(frames), bytearray(), at_once=10**6, room=100)
 
 
+def test_what_follows_a_frame_that_was_taken_out_never_opens() -> None:
+    """Asked once more, an end would be at the number of the frame that came instead."""
+    opener, into = Opener(KEY), memoryview(bytearray(100))
+    frames = sealed([b"first", b"second", b"third"])
+    stream = frames[0] + frames[2]
+    opener.room()[: len(stream)] = stream
+    opener.took(len(stream))
+    assert opener.open(into) == 5
+    for _ in range(3):
+        with pytest.raises(Broken):
+            opener.open(into)
+
+
 def test_another_key_opens_nothing() -> None:
     with pytest.raises(Broken):
         opened(Opener(bytes(KEY_BYTES)), sealed([b"x"])[0], bytearray(), at_once=100, room=100)
@@ -166,8 +179,9 @@ def test_both_directions_are_sealed_under_keys_of_their_own() -> None:
             assert receive(server, 10) == b"a question"
             assert server.send(b"an answer") == 9
             assert receive(client, 9) == b"an answer"
-        assert client._own_key == server._their_key != server._own_key == client._their_key
-        assert client._own_key != bytes(KEY_BYTES)
+        assert client._own_first == server._their_first
+        assert server._own_first == client._their_first != client._own_first
+        assert client._own_first[-KEY_BYTES:] != bytes(KEY_BYTES)
 
 
 def test_what_passes_by_is_not_readable_and_cannot_be_changed() -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from gossip_kit import announce_of
 from simulated_swarm import Member, lengths, simulated_swarm
 from toy_replica import RUN
 
 from gossip.agreed import Remains
 from gossip.agreement import Agreement
+from gossip.catchup import Ending
 from gossip.certificate import leader_order
 from gossip.company import Company
 from gossip.instructions import Send
 from gossip.proposer import Proposer
 from protocols import virtual_time
+from protocols.envelope import seal
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId
 
@@ -139,3 +143,35 @@ def test_no_leader_chooses_alone_who_is_in_office_next(
             assert faulty.peer in led
 
     virtual_time.run(main())
+
+
+def test_strangers_have_no_say_in_which_state_is_right() -> None:
+    """Identities cost nothing: however many claim to hold another one, those in office count."""
+    strangers = [Identity.from_seed(bytes([200 + n]) * 32) for n in range(8)]
+    given_up: list[Ending] = []
+
+    async def on_behind(member: Member, fragment: int, ending: Ending) -> None:
+        given_up.append(ending)
+
+    async def main() -> None:
+        async with simulated_swarm(3) as swarm:
+            swarm.on_behind = on_behind
+            for turn in range(50):
+                await asyncio.sleep(0.1)
+                for member in swarm.members.values():
+                    place = replace(member.replica.place, state=b"another".ljust(32))
+                    for stranger in strangers:
+                        member.swarm.presence.learn(
+                            seal(
+                                stranger,
+                                announce_of(stranger.peer_id, place),
+                                purpose="announce",
+                                run=RUN,
+                                expires=member.swarm.presence.wall() + 60,
+                                sequence=turn,
+                            )
+                        )
+            swarm.agree()
+
+    virtual_time.run(main())
+    assert not given_up

@@ -12,6 +12,7 @@ from bootstrap.signed_manifest import SignedManifest
 from protocols.bodies import BufferFeed
 from protocols.errors import (
     BadSignature,
+    Disagreement,
     RemoteProtocolError,
     RemoteRefused,
     Stale,
@@ -62,18 +63,34 @@ class BlobServer:
 async def fetch_manifest(
     transport: Transport, peers: Sequence[PeerId], run: bytes, *, timeout: float = STALL_S
 ) -> SignedManifest:
-    """The manifest of ``run`` from the first of ``peers`` that has a valid one.
+    """The manifest of ``run``, from all of ``peers`` that have a valid one.
 
-    Raises what the last peer's failure was: a :class:`TransportError`, or a
+    The run's id does not say who has created it, and anybody can sign a manifest: so those peers
+    have to name one creator. Raises :class:`Disagreement` where they do not, and where there are
+    none what the last peer's failure was: a :class:`TransportError`, or a
     :class:`RemoteProtocolError` where it sent something else.
     """
     request = ManifestRequest(run).encode()
 
-    async def fetch(peer: PeerId) -> SignedManifest:
-        data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES, timeout)
-        return SignedManifest.open(data, run)
+    async def fetch(peer: PeerId) -> SignedManifest | TransportError | RemoteProtocolError:
+        try:
+            data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES, timeout)
+            return SignedManifest.open(data, run)
+        except (TransportError, RemoteProtocolError) as error:
+            return error
 
-    return await _first(peers, fetch)
+    answers = await asyncio.gather(*map(fetch, peers))
+    creators = {
+        answer.creator: (answer, peer)
+        for answer, peer in zip(answers, peers, strict=True)
+        if isinstance(answer, SignedManifest)
+    }
+    if len(creators) > 1:
+        said = (f"{peer} names {creator}" for creator, (_, peer) in sorted(creators.items()))
+        raise Disagreement("who has created the run: " + ", ".join(said))
+    if creators:
+        return next(iter(creators.values()))[0]
+    raise next((one for one in reversed(answers) if isinstance(one, Exception)), _nobody())
 
 
 async def fetch_blob(
@@ -113,10 +130,14 @@ async def _pull(
 
 
 async def _first(peers: Sequence[PeerId], fetch: Callable[[PeerId], Awaitable[T]]) -> T:
-    failure: Exception = Unreachable("any peer", Why.NO_ADDRESS, "none was given")
+    failure: Exception = _nobody()
     for peer in peers:
         try:
             return await fetch(peer)
         except (TransportError, RemoteProtocolError) as error:
             failure = error
     raise failure
+
+
+def _nobody() -> Unreachable:
+    return Unreachable("any peer", Why.NO_ADDRESS, "none was given")

@@ -1,0 +1,144 @@
+"""A newcomer among peers that stand somewhere: who announces what, and what it takes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import torch
+from gossip_kit import RUN, announce_of
+from lineage_kit import CREATOR, OTHERS, Chain
+
+from bootstrap.state import StateServer, state_digest
+from gossip.lineage import Lineage
+from gossip.validity import Place
+from node.arrival import Arrival, Arrived
+from protocols import virtual_time
+from protocols.envelope import seal
+from protocols.errors import RemoteRefused
+from protocols.identity import Identity, PeerId
+from protocols.memory import MemoryNetwork
+from protocols.messages import (
+    Announce,
+    CertificateRequest,
+    Certificates,
+    HandoverRequest,
+    Known,
+)
+from protocols.virtual_time import inline as offload
+
+SIZE = 3000
+HONEST = [CREATOR, OTHERS[0], OTHERS[1]]
+LIAR = OTHERS[1]  # in office
+NEWCOMER = Identity.from_seed(b"n" * 32)
+STRANGERS = [Identity.from_seed(bytes([100 + n]) * 32) for n in range(6)]
+WALL = 1_000_000.0
+
+
+class Scene:
+    """Peers that stand somewhere, on a simulated network, and one newcomer."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self.network = network
+        self.seed = network.join(Identity.from_seed(b"s" * 32).peer_id)
+        self.announces: list[bytes] = []
+        self.seed.on_call("known", self._known)
+        self.base, self.momentum = torch.zeros(SIZE), torch.zeros(SIZE)
+        self.states: list[torch.Tensor] = []  # of those who stand somewhere
+        self.untrue: list[PeerId] = []
+        self.strangers: set[PeerId] = set()  # those who give nothing before they are greeted
+        self.broken: list[str] = []
+        self.learned = asyncio.Event()
+
+    async def _known(self, peer: PeerId, body: bytes) -> bytes:
+        return Known(tuple(self.announces)).encode()
+
+    def stand(
+        self,
+        who: Identity,
+        chain: Chain,
+        value: float,
+        kept: Lineage | None = None,
+        status: str = "active",
+    ) -> Announce:
+        """``who`` announces the end of ``chain`` with a state of this value, and serves it."""
+        state = torch.full((SIZE,), value)
+        round_, head, work = chain.claim
+        place = Place(RUN, 0, round_, head, state_digest([state, state])[0], work)
+        announce = announce_of(who.peer_id, place, status=status)
+        self.announces.append(
+            seal(who, announce, purpose="announce", run=RUN, expires=WALL + 60, sequence=1)
+        )
+        transport = self.network.join(who.peer_id)
+        lineage = chain.lineage() if kept is None else kept
+
+        async def known(peer: PeerId, body: bytes) -> bytes:
+            if who.peer_id in self.strangers:
+                raise RemoteRefused("stranger")
+            return await self._known(peer, body)
+
+        async def certificates(peer: PeerId, body: bytes) -> bytes:
+            if who.peer_id in self.strangers:
+                raise RemoteRefused("stranger")
+            asked = CertificateRequest.decode(body).round
+            return Certificates(tuple(chain.certificates[asked:][:1])).encode()
+
+        async def handovers(peer: PeerId, body: bytes) -> bytes:
+            request = HandoverRequest.decode(body)
+            return lineage.page(request.first, request.count).encode()
+
+        transport.on_call("certificates", certificates)
+        transport.on_call("handovers", handovers)
+        transport.on_call("known", known)
+
+        @asynccontextmanager
+        async def still() -> Any:
+            yield
+
+        def current(fragment: int) -> tuple[int, bytes, list[torch.Tensor]]:
+            return len(chain.certificates), announce.state, [state, state]
+
+        StateServer(transport, RUN, current, still=still, offload=offload)
+        self.states.append(state)
+        return announce
+
+    async def arrive(
+        self,
+        *,
+        seed_known_at: float = 0.0,
+        wanted: Callable[[Announce], bool] = lambda announce: True,
+    ) -> Arrived:
+        async def greet(peer: PeerId) -> None:
+            self.strangers.discard(peer)
+
+        now = asyncio.get_running_loop().time
+        arrival = Arrival(
+            self.network.join(NEWCOMER.peer_id),
+            RUN,
+            (CREATOR.peer_id,),
+            lambda: [self.seed.peer_id] if now() >= seed_known_at else [LIAR.peer_id],
+            lambda: WALL,
+            lambda announce: self.learned.set(),
+            greet,
+            lambda peer, error: self.untrue.append(peer),
+            offload,
+            broken=self.broken.append,
+            wanted=wanted,
+        )
+        return await arrival.fetch([self.base, self.momentum], lambda *_: None)
+
+
+def played(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await story(Scene(MemoryNetwork(1)))
+
+    virtual_time.run(main())
+
+
+def swarm() -> Chain:
+    chain = Chain()
+    chain.add(HONEST)
+    chain.add()
+    return chain
