@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from bootstrap.seeds import backoff
-from bootstrap.state import Progress, download_state
+from bootstrap.state import Fellows, Progress, Sharing, download_state
 from gossip.agreement import Place
 from gossip.certificate import genesis
 from gossip.following import is_further
@@ -119,6 +119,7 @@ class Arrival:
     dice: random.Random = field(default_factory=random.Random)  # for pauses between tries
     broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
+    sharing: Sharing | None = None  # with others who download the same
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
 
@@ -155,6 +156,7 @@ class Arrival:
                         progress=progress,
                         fragment=fragment,
                         offer_timeout=OFFER_TIMEOUT_S,
+                        fellows=self.sharing and Fellows(self.sharing, self.greet),
                     )
                 except RemoteProtocolError as error:
                     wrong = str(error)  # the next best may be true

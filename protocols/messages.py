@@ -22,6 +22,7 @@ PROTOCOL_VERSION = 3  # another one for any change below (tests/test_protocol_ve
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it
+MAX_READERS = 16  # of a state who are told of each other
 MAX_WEIGHED = 64  # contributors of one round whose weights follow from their inner products
 
 Digest = Annotated[bytes, Max(32)]
@@ -532,6 +533,22 @@ class StateOffer(Message, kind=32, max_bytes=4 * 1024 * 1024):
     length: int  # bytes
     chunk: int  # bytes, the last one may be shorter
     hashes: Annotated[bytes, Max(2 * 1024 * 1024)]  # 32 bytes each
+    readers: Annotated[tuple[Peer, ...], Max(MAX_READERS)] = ()  # who else downloads it now
+
+
+class InPlaceRequest(Message, kind=50):
+    """Ask a newcomer that downloads the same state what it has of it; tells it of the caller."""
+
+    run: Digest
+    round: int
+    digest: Digest
+    fragment: int = 0
+
+
+class InPlace(Message, kind=51, max_bytes=16 * 1024):
+    """Answer to :class:`InPlaceRequest`: a bit for each chunk, the lowest of a byte first."""
+
+    chunks: Annotated[bytes, Max(2 * 1024 * 1024 // 32 // 8)]
 
 
 class ChunkRequest(Message, kind=33):

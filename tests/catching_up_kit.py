@@ -15,7 +15,7 @@ import torch
 from simulated_swarm import Member, SimulatedSwarm, seed_of, simulated_swarm
 from toy_replica import RUN, ToyReplica
 
-from bootstrap.state import StateServer, state_digest
+from bootstrap.state import Sharing, StateServer, state_digest
 from gossip.catchup import Ending
 from gossip.chain import Chain
 from node.arrival import Arrival, beyond
@@ -70,17 +70,20 @@ class Scene:
         swarm.on_behind = self.download
         self.founders = list(swarm.members.values())
         self.downloads = 0
+        self.sharing: dict[PeerId, Sharing] = {}
 
     def serve(self, member: Member) -> None:
         def current(fragment: int) -> tuple[int, bytes, list[torch.Tensor]]:
             replica: Any = member.replicas[fragment]
             return replica.place.round, replica.place.state, replica.state
 
+        transport = member.swarm.wiring.transport
         StateServer(
-            member.swarm.wiring.transport, RUN, current, still=member.swarm.still,
+            transport, RUN, current, still=member.swarm.still,
             offload=virtual_time.inline,
             fragments=len(member.replicas),
         )  # fmt: skip
+        self.sharing[member.peer] = Sharing(transport, RUN)
 
     def join(self, identity: Identity, rate: float) -> Member:
         member = self.swarm.start(identity, upload=rate, status="joining", new_identity=True)
@@ -105,6 +108,7 @@ class Scene:
             self.swarm.fragments,
             random.Random(seed_of(member.peer, fragment, replica.place.round)),
         )  # fmt: skip
+        arrival.sharing = self.sharing[member.peer]
         arrival.wanted = beyond(lambda: replica.place, fragment)
         vectors = [torch.empty_like(vector) for vector in replica.state]
         # whoever was ahead may be gone; the next one who is asks again

@@ -15,7 +15,7 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
-from bootstrap.state.download import LATE_S
+from bootstrap.state.chunks import LATE_S
 from protocols import virtual_time
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link

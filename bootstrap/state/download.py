@@ -12,33 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from bootstrap.state.digest import (
-    HASH_BYTES,
-    MAX_CHUNK,
-    MIN_CHUNK,
-    StateBytes,
-    count_chunks,
-    root,
-)
+from bootstrap.state.chunks import Offer, Progress, Served, Work
+from bootstrap.state.digest import HASH_BYTES, StateBytes
+from bootstrap.state.sharing import Sharing
 from protocols.asking import ask
 from protocols.bodies import read_into
 from protocols.errors import (
     BadSignature,
-    Malformed,
+    OperatorError,
+    ProtocolError,
     RemoteProtocolError,
     RemoteRefused,
     TransportError,
 )
 from protocols.identity import PeerId
-from protocols.messages import ChunkRequest, StateOffer, StateRequest
+from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateOffer, StateRequest
 from protocols.transport import Transport
 
 if TYPE_CHECKING:
@@ -49,40 +44,13 @@ log = logging.getLogger(__name__)
 OFFER_TIMEOUT_S = 120.0  # a peer copies and hashes its state before it answers
 STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
-LATE_S = 10.0  # a chunk that all who are at it have had for so long is anybody's
+POLL_S = 1.0  # between two questions what a fellow has
 STREAMS = 2  # per source, so that its link is not idle while a request travels
 MAX_FAILURES = 3  # of a source's link; wrong bytes end it at once
-
-Progress = Callable[[int, int, int], None]
-"""Told after every chunk: bytes that are in place, bytes in all, sources in use."""
 
 
 class NoSourceError(TransportError):
     """No peer is left that would deliver the state."""
-
-
-class Offer(Protocol):
-    """The shape of a copy that a peer keeps, and the hash of each chunk."""
-
-    @property
-    def digest(self) -> bytes:
-        """Over shape and hashes."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Bytes."""
-        ...
-
-    @property
-    def chunk(self) -> int:
-        """Bytes, the last one may be shorter."""
-        ...
-
-    @property
-    def hashes(self) -> bytes:
-        """32 bytes a chunk."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -92,16 +60,6 @@ class Words:
     offer: Callable[[PeerId], Awaitable[Offer]]
     pull: str
     header: Callable[[int], bytes]
-
-
-@dataclass(eq=False)  # two sources that did alike are still two
-class Served:
-    """What became of one source."""
-
-    bytes: int = 0  # in place
-    failures: int = 0  # of its link
-    wrong: int = 0  # breaches of protocol: wrong hashes, lengths or offers
-    dropped: str = ""  # why it is not asked any more
 
 
 @dataclass
@@ -126,32 +84,44 @@ async def download_state(
     offer_timeout: float = OFFER_TIMEOUT_S,
     stall_timeout: float = STALL_S,
     max_sources: int = MAX_SOURCES,
+    fellows: Fellows | None = None,
 ) -> Download:
     """Fill ``vectors``, float32 each and base first, with the state of that digest.
 
     On return every byte has been verified. Raises :class:`NoSourceError` when no source is left;
-    the vectors may then be partly written.
+    the vectors may then be partly written. With ``fellows`` what is here already is shared with
+    others who download the same.
     """
     request = StateRequest(run, round_, fragment)
 
+    work = Work(StateBytes(vectors), expected_digest, progress, transport.peer_id)
+
     async def offer(peer: PeerId) -> StateOffer:
-        return await ask(transport, peer, "state", request, StateOffer, timeout=offer_timeout)
+        found = await ask(transport, peer, "state", request, StateOffer, timeout=offer_timeout)
+        for reader in found.readers if fellows else ():
+            work.is_shared_by(reader)
+        return found
 
     def header(index: int) -> bytes:
         return ChunkRequest(run, round_, index, fragment).encode()
 
-    return await download(
-        transport,
-        peers,
-        Words(offer, "chunk", header),
-        expected_digest,
-        vectors,
-        what=f"the state of round {round_}",
-        progress=progress,
-        offload=offload,
-        stall_timeout=stall_timeout,
-        max_sources=max_sources,
-    )
+    async def in_place(peer: PeerId) -> bytes:
+        asked = InPlaceRequest(run, round_, expected_digest, fragment)
+        found = await ask(transport, peer, "fellow", asked, InPlace, timeout=stall_timeout)
+        return found.chunks
+
+    with fellows.sharing.open(fragment, round_, work) if fellows else nullcontext():
+        return await _download(
+            transport,
+            peers,
+            Words(offer, "chunk", header),
+            work,
+            what=f"the state of round {round_}",
+            offload=offload,
+            stall_timeout=stall_timeout,
+            max_sources=max_sources,
+            from_fellows=_FromFellows(fellows.introduce, in_place) if fellows else None,
+        )
 
 
 async def download(
@@ -171,123 +141,56 @@ async def download(
 
     As :func:`download_state`.
     """
-    state = StateBytes(vectors)
-    work = _Work(state, expected_digest, progress)
+    return await _download(
+        transport,
+        peers,
+        words,
+        Work(StateBytes(vectors), expected_digest, progress, transport.peer_id),
+        what=what,
+        offload=offload,
+        stall_timeout=stall_timeout,
+        max_sources=max_sources,
+    )
+
+
+async def _download(
+    transport: Transport,
+    peers: Sequence[PeerId],
+    words: Words,
+    work: Work,
+    *,
+    what: str,
+    offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    stall_timeout: float,
+    max_sources: int,
+    from_fellows: _FromFellows | None = None,
+) -> Download:
     fetch = _Fetch(transport, words, work, offload, stall_timeout)
     slots = asyncio.Semaphore(max_sources)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
+        helping = group.create_task(fetch.share(from_fellows, peers)) if from_fellows else None
         await work.ended(tasks)
-        for task in tasks:
+        for task in (*tasks, *([helping] if helping else ())):
             task.cancel()
     if not work.complete:
         reasons = [f"{peer}: {one.dropped}" for peer, one in work.sources.items()]
         raise NoSourceError(f"no peer delivers {what} ({'; '.join(reasons) or 'none given'})")
-    return Download(state.length, work.sources)
+    return Download(work.state.length, work.sources)
 
 
-class _Work:
-    """Which chunks are wanted, under way, and in place."""
+@dataclass(frozen=True)
+class Fellows:
+    """How to share with others who download the same: ``introduce`` this node to one of them."""
 
-    def __init__(self, state: StateBytes, digest: bytes, progress: Progress | None) -> None:
-        self.state = state
-        self.digest = digest
-        self.sources: dict[PeerId, Served] = {}
-        self.chunk = 0  # bytes, once an offer has been accepted
-        self.hashes = b""
-        self._progress = progress
-        self._wanted: deque[int] = deque()
-        # in the order they were begun: who is at a chunk, and since when
-        self._pulling: dict[int, dict[Served, float]] = {}
-        self._claimed: set[int] = set()
-        self._bytes = 0
-        self._changed = asyncio.Event()
-
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk is in place."""
-        return bool(self.chunk) and self._bytes == self.state.length
-
-    async def ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Wait until the state is complete or nobody is at it any more."""
-        for task in tasks:
-            task.add_done_callback(lambda _: self._wake())
-        while not self.complete and not all(task.done() for task in tasks):
-            await self._changed.wait()
-
-    def accept(self, offer: Offer) -> None:
-        """Take an offer's hashes; raises :class:`Malformed` or :class:`BadSignature`."""
-        check_offer(offer, self.state.length)
-        if offer.digest != self.digest:
-            raise BadSignature("offers another state than the announced one")
-        if not self.chunk:
-            self.chunk, self.hashes = offer.chunk, offer.hashes
-            self._wanted.extend(range(count_chunks(offer.length, offer.chunk)))
-
-    async def take(self, source: Served) -> int | None:
-        """The next chunk for ``source``; None when it has nothing more to do."""
-        while not self.complete and not source.dropped:
-            index = self._wanted.popleft() if self._wanted else self._slowest(source)
-            if index is not None:
-                self._pulling.setdefault(index, {})[source] = asyncio.get_running_loop().time()
-                return index
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LATE_S):
-                    await self._changed.wait()
-        return None
-
-    def claim(self, index: int) -> bool:
-        """Whether the caller, who holds the verified chunk, is to write it: the first one is."""
-        if index in self._claimed:
-            return False
-        self._claimed.add(index)
-        return True
-
-    def give_back(self, index: int, source: Served) -> None:
-        """``source`` is not at this chunk any more, with or without success."""
-        pulling = self._pulling[index]
-        del pulling[source]
-        if not pulling:
-            del self._pulling[index]
-            if index not in self._claimed:
-                self._wanted.appendleft(index)
-        self._wake()
-
-    def place(self, size: int, source: Served) -> None:
-        """A claimed chunk is written."""
-        self._bytes += size
-        source.bytes += size
-        if self._progress is not None:
-            using = sum(1 for one in self.sources.values() if not one.dropped and one.bytes)
-            self._progress(self._bytes, self.state.length, using)
-
-    def _slowest(self, source: Served) -> int | None:
-        """The chunk that one other source has been at for longest, or several for too long."""
-        late = asyncio.get_running_loop().time() - LATE_S
-        for index, pulling in self._pulling.items():
-            if source in pulling or index in self._claimed:
-                continue
-            if len(pulling) == 1 or max(pulling.values()) <= late:
-                return index
-        return None
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    sharing: Sharing
+    introduce: Callable[[PeerId], Awaitable[object]]
 
 
-def check_offer(offer: Offer, length: int) -> None:
-    """Whether an offer is of so many bytes and true to its digest.
-
-    Raises :class:`Malformed` or :class:`BadSignature`.
-    """
-    if offer.length != length or not MIN_CHUNK <= offer.chunk <= MAX_CHUNK:
-        raise Malformed(f"offers {offer.length} bytes by {offer.chunk}")
-    if len(offer.hashes) != HASH_BYTES * count_chunks(offer.length, offer.chunk):
-        raise Malformed("offers a list of hashes of the wrong length")
-    # The digest covers the shape: whoever passes here has the same chunks and hashes.
-    if root(offer.length, offer.chunk, offer.hashes) != offer.digest:
-        raise BadSignature("offers hashes of another digest")
+@dataclass(frozen=True)
+class _FromFellows:
+    introduce: Callable[[PeerId], Awaitable[object]]
+    in_place: Callable[[PeerId], Awaitable[bytes]]
 
 
 @dataclass
@@ -296,7 +199,7 @@ class _Fetch:
 
     transport: Transport
     words: Words
-    work: _Work
+    work: Work
     offload: Callable[[Callable[[], Any]], Awaitable[Any]]
     stall_timeout: float
 
@@ -313,22 +216,57 @@ class _Fetch:
                 for _ in range(STREAMS):
                     streams.create_task(self._stream(peer, source))
 
-    async def _stream(self, peer: PeerId, source: Served) -> None:
+    async def share(self, how: _FromFellows, sources: Sequence[PeerId]) -> None:
+        """Use those who download the same as well, as they come to be known; until cancelled."""
+        asked = set(sources)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for peer in self.work.fellows.keys() - asked:
+                    asked.add(peer)
+                    group.create_task(self._from_fellow(peer, how))
+                await self.work.changed(POLL_S)
+
+    async def _from_fellow(self, peer: PeerId, how: _FromFellows) -> None:
+        source = Served()
+        try:
+            await how.introduce(peer)
+            while not source.dropped:
+                if self.work.chunk:
+                    self.work.has(peer, await how.in_place(peer))
+                    self.work.sources.setdefault(peer, source)
+                    await self._stream(peer, source, fellow=True)
+                await self.work.changed(POLL_S)
+        except (TransportError, ProtocolError, OperatorError) as error:
+            log.info("state download: nothing from %s, which downloads it too: %s", peer, error)
+        finally:
+            self.work.fellows[peer] = set()
+
+    async def _stream(self, peer: PeerId, source: Served, *, fellow: bool = False) -> None:
         buffer = memoryview(bytearray(self.work.chunk))
-        while (index := await self.work.take(source)) is not None:
+        while True:
+            if fellow:
+                index = self.work.take_from(peer, source)
+            else:
+                index = await self.work.take(source)
+            if index is None:
+                return
             try:
-                await self._pull(peer, source, index, buffer)
+                await self._pull(peer, source, index, buffer, "shared" if fellow else "")
             except (TransportError, RemoteProtocolError) as error:
                 _blame(peer, source, error, fatal=source.failures + 1 >= MAX_FAILURES)
+                if fellow:
+                    return
             finally:
                 self.work.give_back(index, source)
 
-    async def _pull(self, peer: PeerId, source: Served, index: int, buffer: memoryview) -> None:
+    async def _pull(
+        self, peer: PeerId, source: Served, index: int, buffer: memoryview, name: str
+    ) -> None:
         work, start = self.work, index * self.work.chunk
         data = buffer[: min(work.chunk, work.state.length - start)]
         async with self.transport.pull(
             peer,
-            self.words.pull,
+            name or self.words.pull,
             self.words.header(index),
             max_length=len(data),
             timeout=self.stall_timeout,
@@ -342,7 +280,7 @@ class _Fetch:
         # state is complete and its vectors are the caller's again.
         if work.claim(index):
             await self.offload(lambda: work.state.write(start, data))
-            work.place(len(data), source)
+            work.place(index, len(data), source)
 
 
 def _blame(peer: PeerId, source: Served, error: Exception, *, fatal: bool) -> None:

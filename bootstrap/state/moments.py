@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bootstrap.state.chunks import Progress, check_offer
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
-from bootstrap.state.download import OFFER_TIMEOUT_S, Progress, Words, check_offer, download
+from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
 from bootstrap.state.server import Offload
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteRefused, Stale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
-from protocols.messages import ChunkRequest, StateOffer, StateRequest
+from protocols.messages import MAX_READERS, ChunkRequest, StateOffer, StateRequest
 from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:
@@ -33,10 +34,16 @@ class _Pin:
     """A copy of the state of one round, kept while somebody reads it."""
 
     copy: Copy
-    offer: bytes
+    offer: StateOffer
     used: float  # when it was last asked for
     replaceable: float  # by a newer one for its only reader, from then on: copies are not for free
-    readers: set[PeerId] = field(default_factory=set)  # who has not asked for another one since
+    # who has not asked for another one since, the newest last
+    readers: dict[PeerId, None] = field(default_factory=dict)
+
+    def others(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Who else reads it, or has read it, the newest first."""
+        others = [reader for reader in reversed(self.readers) if reader != peer]
+        return tuple(others[:MAX_READERS])
 
 
 class StateServer:
@@ -97,8 +104,9 @@ class StateServer:
         async with self._pinning:  # who asks for the same round meanwhile finds it below
             await self._maker.wait()  # for a copy that somebody wanted who has hung up
             pin = await self._pin(peer, request)
+        others = pin.others(peer)
         self._touch(pin, peer)
-        return pin.offer
+        return dataclasses.replace(pin.offer, readers=others).encode()
 
     async def _pin(self, peer: PeerId, request: StateRequest) -> _Pin:
         """What a peer may have: the round it asks for, or the newest one if that will do."""
@@ -151,7 +159,7 @@ class StateServer:
             vectors = await self._offload(lambda: [vector.clone() for vector in live])
 
         copy: Copy = await self._offload(lambda: Copy.of(vectors))
-        offer = StateOffer(held, copy.digest, copy.length, copy.chunk, copy.hashes).encode()
+        offer = StateOffer(held, copy.digest, copy.length, copy.chunk, copy.hashes)
         now = loop.time()
         pin = _Pin(copy, offer, now, now + COPY_COSTS * (now - began))
         self._expiry.start()  # also where nobody waits for it any more
@@ -163,7 +171,7 @@ class StateServer:
         for key, pin in list(self._pins.items()):
             mine = key[0] == wanted[0] and key != wanted and peer in pin.readers
             if mine and now >= pin.replaceable:
-                pin.readers.discard(peer)
+                pin.readers.pop(peer)
                 if not pin.readers:
                     del self._pins[key]
 
@@ -176,7 +184,7 @@ class StateServer:
         del self._pins[key]
 
     def _touch(self, pin: _Pin, reader: PeerId) -> None:
-        pin.readers.add(reader)
+        pin.readers[reader] = None
         pin.used = asyncio.get_running_loop().time()
         self._expiry.start()
 

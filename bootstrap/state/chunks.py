@@ -1,0 +1,230 @@
+"""Which chunks of a copy are wanted, under way, and in place, and who is at each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from bootstrap.state.digest import (
+    HASH_BYTES,
+    MAX_CHUNK,
+    MIN_CHUNK,
+    StateBytes,
+    count_chunks,
+    root,
+)
+from protocols.errors import BadSignature, Malformed
+from protocols.identity import PeerId
+from protocols.messages import MAX_READERS
+
+LATE_S = 10.0  # a chunk that all who are at it have had for so long is anybody's
+
+Progress = Callable[[int, int, int], None]
+"""Told after every chunk: bytes that are in place, bytes in all, sources in use."""
+
+
+class Offer(Protocol):
+    """The shape of a copy that a peer keeps, and the hash of each chunk."""
+
+    @property
+    def digest(self) -> bytes:
+        """Over shape and hashes."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Bytes, the last one may be shorter."""
+        ...
+
+    @property
+    def hashes(self) -> bytes:
+        """32 bytes a chunk."""
+        ...
+
+
+@dataclass(eq=False)  # two sources that did alike are still two
+class Served:
+    """What became of one source."""
+
+    bytes: int = 0  # in place
+    failures: int = 0  # of its link
+    wrong: int = 0  # breaches of protocol: wrong hashes, lengths or offers
+    dropped: str = ""  # why it is not asked any more
+
+
+class Work:
+    """Which chunks are wanted, under way, and in place."""
+
+    def __init__(
+        self, state: StateBytes, digest: bytes, progress: Progress | None, me: PeerId
+    ) -> None:
+        self.state = state
+        self.digest = digest
+        self.fellows: dict[PeerId, set[int]] = {}  # who download the same: what each has of it
+        self._dice = random.Random(digest + me.encode())
+        self.sources: dict[PeerId, Served] = {}
+        self.chunk = 0  # bytes, once an offer has been accepted
+        self.hashes = b""
+        self._progress = progress
+        self._wanted: deque[int] = deque()
+        # in the order they were begun: who is at a chunk, and since when
+        self._pulling: dict[int, dict[Served, float]] = {}
+        self._claimed: set[int] = set()
+        self._placed: set[int] = set()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is in place."""
+        return bool(self.chunk) and self._bytes == self.state.length
+
+    async def ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until the state is complete or nobody is at it any more."""
+        for task in tasks:
+            task.add_done_callback(lambda _: self._wake())
+        while not self.complete and not all(task.done() for task in tasks):
+            await self._changed.wait()
+
+    def accept(self, offer: Offer) -> None:
+        """Take an offer's hashes; raises :class:`Malformed` or :class:`BadSignature`."""
+        check_offer(offer, self.state.length)
+        if offer.digest != self.digest:
+            raise BadSignature("offers another state than the announced one")
+        if not self.chunk:
+            self.chunk, self.hashes = offer.chunk, offer.hashes
+            order = list(range(count_chunks(offer.length, offer.chunk)))
+            self._dice.shuffle(order)  # else all who begin together would have the same ones
+            self._wanted.extend(order)
+            self._wake()
+
+    async def take(self, source: Served) -> int | None:
+        """The next chunk for ``source``; None when it has nothing more to do."""
+        while not self.complete and not source.dropped:
+            index = self._rarest() if self._wanted else self._slowest(source)
+            if index is not None:
+                self._begin(index, source)
+                return index
+            await self.changed(LATE_S)
+        return None
+
+    def take_from(self, peer: PeerId, source: Served) -> int | None:
+        """A chunk that a fellow has and this node wants; None where there is none now."""
+        has = self.fellows.get(peer, set())
+        index = next((one for one in self._wanted if one in has), None)
+        if index is not None:
+            self._wanted.remove(index)
+            self._begin(index, source)
+        return index
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until something has changed, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def claim(self, index: int) -> bool:
+        """Whether the caller, who holds the verified chunk, is to write it: the first one is."""
+        if index in self._claimed:
+            return False
+        self._claimed.add(index)
+        return True
+
+    def give_back(self, index: int, source: Served) -> None:
+        """``source`` is not at this chunk any more, with or without success."""
+        pulling = self._pulling[index]
+        del pulling[source]
+        if not pulling:
+            del self._pulling[index]
+            if index not in self._claimed:
+                self._wanted.appendleft(index)
+        self._wake()
+
+    def place(self, index: int, size: int, source: Served) -> None:
+        """A claimed chunk is written."""
+        self._placed.add(index)
+        self._bytes += size
+        source.bytes += size
+        if self._progress is not None:
+            using = sum(1 for one in self.sources.values() if not one.dropped and one.bytes)
+            self._progress(self._bytes, self.state.length, using)
+
+    # --- shared with others who download the same -------------------------------------------------
+
+    def in_place(self) -> bytes:
+        """A bit for each chunk, the lowest of a byte first."""
+        bits = bytearray(-(-count_chunks(self.state.length, self.chunk) // 8) if self.chunk else 0)
+        for index in self._placed:
+            bits[index // 8] |= 1 << index % 8
+        return bytes(bits)
+
+    def chunk_in_place(self, index: int) -> bytes | None:
+        """A chunk's bytes; None where it is not here."""
+        if index not in self._placed:
+            return None
+        start = index * self.chunk
+        return b"".join(self.state.pieces(start, min(start + self.chunk, self.state.length)))
+
+    def is_shared_by(self, peer: PeerId) -> None:
+        """A peer downloads the same."""
+        if peer not in self.fellows and len(self.fellows) < MAX_READERS:
+            self.fellows[peer] = set()
+            self._wake()
+
+    def has(self, peer: PeerId, bits: bytes) -> None:
+        """A fellow has so much of it. Raises :class:`Malformed` for more than there is."""
+        count = count_chunks(self.state.length, self.chunk)
+        found = {
+            8 * at + bit for at, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1
+        }
+        if found and max(found) >= count:
+            raise Malformed("more chunks than the state has")
+        self.fellows[peer] = found
+
+    def _rarest(self) -> int:
+        """A wanted chunk, if possible one that no fellow has: from there others get it."""
+        elsewhere = set[int]().union(*self.fellows.values())
+        index = next((one for one in self._wanted if one not in elsewhere), self._wanted[0])
+        self._wanted.remove(index)
+        return index
+
+    def _begin(self, index: int, source: Served) -> None:
+        self._pulling.setdefault(index, {})[source] = asyncio.get_running_loop().time()
+
+    def _slowest(self, source: Served) -> int | None:
+        """The chunk that one other source has been at for longest, or several for too long."""
+        late = asyncio.get_running_loop().time() - LATE_S
+        for index, pulling in self._pulling.items():
+            if source in pulling or index in self._claimed:
+                continue
+            if len(pulling) == 1 or max(pulling.values()) <= late:
+                return index
+        return None
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def check_offer(offer: Offer, length: int) -> None:
+    """Whether an offer is of so many bytes and true to its digest.
+
+    Raises :class:`Malformed` or :class:`BadSignature`.
+    """
+    if offer.length != length or not MIN_CHUNK <= offer.chunk <= MAX_CHUNK:
+        raise Malformed(f"offers {offer.length} bytes by {offer.chunk}")
+    if len(offer.hashes) != HASH_BYTES * count_chunks(offer.length, offer.chunk):
+        raise Malformed("offers a list of hashes of the wrong length")
+    # The digest covers the shape: whoever passes here has the same chunks and hashes.
+    if root(offer.length, offer.chunk, offer.hashes) != offer.digest:
+        raise BadSignature("offers hashes of another digest")
