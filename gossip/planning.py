@@ -233,13 +233,11 @@ def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s
     )
 
 
-def next_roster_of(
-    office: Iterable[PeerId], wanted: Iterable[PeerId], most: int = MAX_ROSTER
-) -> tuple[PeerId, ...]:
+def next_roster_of(office: Iterable[PeerId], wanted: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """``wanted`` in order; where they are too many, those who are in office stay."""
     wanted, office = set(wanted), set(office)
-    stay = sorted(wanted & office)[:most]
-    return tuple(sorted(stay + sorted(wanted - office)[: most - len(stay)]))
+    stay = sorted(wanted & office)[:MAX_ROSTER]
+    return tuple(sorted(stay + sorted(wanted - office)[: MAX_ROSTER - len(stay)]))
 
 
 def _contributor(announce: Announce) -> Contributor:
