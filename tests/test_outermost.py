@@ -23,7 +23,7 @@ def _raising(error):
     def raise_it(config, manifest):
         raise error
 
-    sys.modules["node.runtime"].run = raise_it
+    sys.modules["node.daemon"].run = raise_it
 
 
 def test_a_defect_is_e999_with_a_log(command, runtime, tmp_path):

@@ -181,6 +181,6 @@ def bench(
 
 
 def _run(config: NodeConfig, manifest: Manifest | None) -> None:
-    from node.runtime import run
+    from node.daemon import run
 
     raise typer.Exit(run(config, manifest))
