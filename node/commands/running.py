@@ -154,7 +154,7 @@ def bench(
 ) -> None:
     """Average noise with others: what do the links and the machines give? No training."""
     from node.bench.command import main
-    from node.bench.member import Settings
+    from node.bench.settings import Settings
     from protocols.codecs import NAMES
 
     if codec not in NAMES:
