@@ -124,7 +124,7 @@ class PeerReports(ABC):
                 "E105",
                 "this node takes no part in rounds: its state directory cannot be written",
                 why=str(error),
-                fix="mend that: this node tries again every few seconds, and goes on by itself",
+                fix="see to that: this node tries again every few seconds, and goes on by itself",
             )
             self.events.emit(Problem.of(mute))
 

@@ -263,7 +263,7 @@ def diverged(what: str) -> OperatorError:
     """That arithmetic has ended: there is nothing to send or to learn from any more."""
     return bad_config(
         "the simulated run diverged",
-        f"{what} is no finite number any more",
+        f"{what} is no longer a finite number",
         "lower inner_lr, outer_lr or attack, or take another merge rule with --set rule=",
     )
 
