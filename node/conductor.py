@@ -41,9 +41,7 @@ from node.trainer.channel import (
     Staged,
     StepDone,
     Stopped,
-)
-from node.trainer.channel import (
-    Pace as PaceCommand,
+    Target,
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
@@ -399,4 +397,4 @@ class Conductor:
     async def _set_target(self, target: int) -> None:
         self._target = target
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
-            await self.island.send(PaceCommand(target))
+            await self.island.send(Target(target))

@@ -22,13 +22,13 @@ from node.trainer.channel import (
     Cold,
     Donate,
     Evaluated,
-    Pace,
     Report,
     Shift,
     Shifted,
     Snapshot,
     Stop,
     Stopped,
+    Target,
     Terms,
 )
 from node.trainer.files import Files
@@ -140,7 +140,7 @@ class Progress:
                 self.shift(action)
             case Begin():
                 self.begin(action)
-            case Pace(target_steps):
+            case Target(target_steps):
                 self.target_steps = target_steps
             case Terms():
                 self.overlap = action.overlap_steps
