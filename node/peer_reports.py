@@ -83,9 +83,16 @@ class PeerReports(ABC):
     def on_committed(self, what: Any, how: Any) -> None:
         """A round is through at this node, and the replica has stepped."""
 
-    @abstractmethod
     def on_applied(self, applied: Applied) -> bool:
         """The trainer has applied the newest round, if there was one: whether there was."""
+        if applied.fragment is None:  # it has begun
+            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
+            return any(told)
+        return self._done(applied.fragment, applied)
+
+    @abstractmethod
+    def _done(self, fragment: int, applied: Applied | None) -> bool:
+        """A round of a fragment is through, ``applied`` by the trainer if there is one."""
 
     @abstractmethod
     def on_learned(self, announce: Announce) -> None:

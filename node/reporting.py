@@ -93,13 +93,6 @@ class Reporter(PeerReports):
         if self.conductor is None or self.conductor.ready is None:
             self._done(fragment, None)
 
-    def on_applied(self, applied: Applied) -> bool:
-        """The trainer has applied the newest round, if there was one: whether there was."""
-        if applied.fragment is None:  # it has begun
-            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
-            return any(told)
-        return self._done(applied.fragment, applied)
-
     def _done(self, fragment: int, applied: Applied | None) -> bool:
         """A round of a fragment is through, ``applied`` by the trainer if there is one."""
         pending = self._pending.pop(fragment, None)
