@@ -65,5 +65,5 @@ def weighted_sum(
 
 
 def weighted_mean(deltas: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> Tensor:
-    """``out`` ← Σ w · delta / Σ w, zero where no weight is positive; returns it."""
+    """``out`` ← Σ w · delta / Σ w, float32 [n], zero where no weight is positive; returns it."""
     return weighted_sum(deltas, shares(weights), out)

@@ -120,7 +120,7 @@ class Ledger:
         return tuple(found)
 
     def part(self, round_: int, start: int, stop: int, digest: bytes) -> torch.Tensor | None:
-        """The encoded bytes of a certified part, if they are kept and have this digest."""
+        """The encoded bytes (uint8) of a certified part, if they are kept and have this digest."""
         found = self._rounds.get(round_)
         if found is None:
             return None

@@ -131,7 +131,10 @@ class OuterReplica:
 
     @property
     def state(self) -> list[torch.Tensor]:
-        """All that members have in common: base, and the optimizer's vectors in its order."""
+        """All that members have in common: base, and the optimizer's vectors in its order.
+
+        fp32 [size] each, or [1] where the optimizer keeps a number.
+        """
         return [self.base, *self.vectors.values()]
 
     @property

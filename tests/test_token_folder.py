@@ -290,7 +290,7 @@ def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
         place = "memory"
 
         @contextlib.contextmanager
-        def _opening(self, name):
+        def opening(self, name):
             yield io.BytesIO(bodies[name])
 
     def fetch(seed: int) -> int:
