@@ -108,18 +108,18 @@ class Chain(Reports, OwnStatus):
             self.wiring,
             self.rules.shape,
             self.membership,
-            lambda: (self.replica.place, self.replica.roster),
-            self._settled,
-            self._advancing.locked,
-            self._held,
-            lambda certificate, parts: self._advance(certificate, parts, None),
-            self._prove,
-            self.hooks.rejected,
-            lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
-            Approach(
+            place=lambda: (self.replica.place, self.replica.roster),
+            settled=self._settled,
+            busy=self._advancing.locked,
+            held=self._held,
+            advance=lambda certificate, parts: self._advance(certificate, parts, None),
+            prove=self._prove,
+            rejected=self.hooks.rejected,
+            behind=lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
+            approach=Approach(
                 self.rules.encoded_bytes(self.rules.codecs[0], 0, size), self.rules.state_bytes
             ),
-            lambda: self.presence.status.download,
+            link=lambda: self.presence.status.download,
         )
         patience_s, rejected = self.rules.patience_s, self.hooks.rejected
         self.sending = Sending(
@@ -344,16 +344,16 @@ class Chain(Reports, OwnStatus):
             self.replica.roster,
             self.membership,
             self.rules,
-            self.now(),
-            self.timing.round_s,
-            lambda: self.status,
-            self._forgetting.abstain_until,
-            forgot,
-            self.timing.ladder,
-            self.missed.rounds(place.round),
-            self._holding,
-            lambda: self.following.leaving,
-            self.missed.unreliable(place.round),
+            opened=self.now(),
+            round_s=self.timing.round_s,
+            myself=lambda: self.status,
+            abstain_until=self._forgetting.abstain_until,
+            forgot=forgot,
+            ladder=self.timing.ladder,
+            missed=self.missed.rounds(place.round),
+            holding=self._holding,
+            leaving=lambda: self.following.leaving,
+            unreliable=self.missed.unreliable(place.round),
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(
