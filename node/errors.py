@@ -255,7 +255,7 @@ _ROWS = (
         "E604",
         "the tokenizer cannot be used",
         "it is no tokenizer.json of the tokenizers library, or not the one of this run",
-        "give a tokenizer.json with --tokenizer; who joins a run is given the run's own",
+        "give a tokenizer.json with --tokenizer; whoever joins a run is given the run's own",
     ),
     Kind(
         "E605",
