@@ -25,11 +25,11 @@ PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to
 class Company(Attendance):
     """The members of one round that are there and deliver.
 
-    Who does not deliver in it is ``gone``: by what was seen of it (``known``) or because it
+    Who does not deliver in it is ``gone``: by what was seen of it (``faulty``) or because it
     explains who failed whom (``blamed``). Both are forgotten when a new plan counts on it.
     """
 
-    known: set[PeerId] = field(default_factory=set)  # to be at fault, by what they did
+    faulty: set[PeerId] = field(default_factory=set)  # by what they did
     blamed: set[PeerId] = field(default_factory=set)  # by who failed whom
     unfounded: set[PeerId] = field(default_factory=set)  # of these, for naming others without cause
     declining: set[PeerId] = field(default_factory=set)  # do not want what I send
@@ -46,7 +46,7 @@ class Company(Attendance):
     @property
     def gone(self) -> set[PeerId]:
         """Who is found not to deliver in this round, or is in a later epoch of it."""
-        return self.known | self.blamed | self.agreement.beyond
+        return self.faulty | self.blamed | self.agreement.beyond
 
     def members(self, now: float) -> list[Announce]:
         """Announcements of the live members who stand at this place of the chain, mine included."""
@@ -120,7 +120,7 @@ class Company(Attendance):
         ballot = (plan.epoch, plan.ballot)
         if self._led.setdefault(plan.leader, ballot) != ballot:
             counted.discard(plan.leader)
-        self.known -= counted
+        self.faulty -= counted
         self.blamed -= counted
         self.unfounded.clear()
         self.failures.replanned()
@@ -130,8 +130,8 @@ class Company(Attendance):
         """Who is to be reported: all who failed me in this round, once that has settled."""
         fresh = self.failures.fresh()
         if not fresh or now < min(fresh.values()) + BELIEVED * patience:
-            return set(self.known)
-        return self.known | self.failures.mine().keys()
+            return set(self.faulty)
+        return self.faulty | self.failures.mine().keys()
 
     def judge(self, now: float, patience: float) -> None:
         """Blame the fewest that explain who failed whom (:mod:`gossip.blame`).

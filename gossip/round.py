@@ -174,7 +174,7 @@ class Round:
             events = self.agreement.on_plan(sender, plan)
         except (Malformed, BadSignature):
             if sender in self.roster:
-                self.company.known.add(sender)
+                self.company.faulty.add(sender)
             raise
         self.candidacies.followed(sender, before, now)
         if self.succession.judge(now, self._patience()):
