@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from gossip.common import Wired
+from gossip.common import OfFragment
 from gossip.following import Following
 from gossip.forgetting import Forgetting
 from gossip.hooks import Replica
 from gossip.membership import MEMBERS
-from gossip.presence import Presence
 from gossip.promises import Promises
 from gossip.round import Round
-from gossip.standing import changed, seen_from
 from gossip.validity import Place
 from protocols.messages import Announce
 
 
-class OwnStatus(Wired):
+class OwnStatus(OfFragment):
     """The part of a :class:`gossip.chain.Chain` that the others know it by."""
 
-    fragment: int
-    presence: Presence
     replica: Replica
     round: Round
     following: Following
     promises: Promises
     _forgetting: Forgetting
-
-    @property
-    def status(self) -> Announce:
-        """What this node says of itself, seen from this fragment."""
-        return seen_from(self.presence.status, self.fragment)
-
-    def note(self, **changes: Any) -> None:
-        """Change what this node says of itself; it is said with the next heartbeat."""
-        self.presence.status = changed(self.presence.status, self.fragment, **changes)
 
     def announced_place(self) -> Place:
         """Our place; without its state, which would bring us into office, while we abstain."""
