@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring as Wiring  # an exchange is made from it
+from gossip.bodies import Wiring
 from gossip.certificate import basis_of
 from gossip.inbox import Inbox, Receiver
 from gossip.outbox import Outbox, Untaken

@@ -13,12 +13,12 @@ import torch
 
 from bootstrap.seeds import backoff
 from bootstrap.state import Progress, download_state
-from gossip.agreement import Place
 from gossip.certificate import genesis
 from gossip.following import is_further
-from gossip.lineage import Lineage, Offload, prove
+from gossip.lineage import Lineage, prove
 from gossip.presence import open_announce
 from gossip.standing import fragments, progress, seen_from
+from gossip.validity import Place
 from node.errors import operator_error
 from node.replica import OuterState
 from node.saving import own_standing, standing_after
@@ -33,6 +33,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0

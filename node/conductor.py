@@ -291,8 +291,7 @@ class Conductor:
             self.events.emit(Problem.of(short))
         self.pace.add(done)
         self._since += 1
-        swarm = self.swarm
-        if swarm is not None:
+        if (swarm := self.swarm) is not None:
             for chain in swarm.chains:
                 chain.note(eta=self.eta(chain.fragment))
             swarm.presence.note(

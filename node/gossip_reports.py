@@ -8,12 +8,11 @@ from gossip.pairs import Pairs
 from gossip.rounded import Rounded
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
-from node.peer_reports import PeerReports
+from node.peer_reports import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.messages import Announce
 
-RAW_BYTES = 4  # of a parameter in fp32
 LOST = "it could not be reached"
 
 

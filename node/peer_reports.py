@@ -26,6 +26,7 @@ from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
+RAW_BYTES = 4  # of a parameter in fp32
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
     "merged": "gradients",

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -22,17 +22,16 @@ from bootstrap.state import state_digest
 from diloco import optimizers, outer
 from diloco.fragments import blend
 from diloco.pseudo_gradient import norm, pseudo_gradient
-from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
+from gossip.validity import Place
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from node.turning import Turning
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
-
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+from protocols.tasks import Offload
 
 
 class Trainer(Protocol):

@@ -13,13 +13,12 @@ from node.modes import at_will
 from node.monitor.events import (
     RoundDone,
 )
-from node.peer_reports import PeerReports
+from node.peer_reports import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor
 
-RAW_BYTES = 4  # of a parameter in fp32
 PAST = 64  # rounds of which the state is remembered: others may stand at any of them
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bootstrap.dht import Dht
 from bootstrap.handshake import OPEN_TO_STRANGERS, Clocks, Gate, anyone, shared_token
@@ -36,7 +36,7 @@ from node.own_address import OwnPlace, hostport, outward_address
 from node.setting_values import host_port
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
-from protocols.tasks import Tasks
+from protocols.tasks import Offload, Tasks
 from protocols.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Node:
         new_key: bool,
         transport: HttpTransport,
         tasks: Tasks,
-        offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+        offload: Offload,
     ) -> None:
         self.daemon, self.config, self.home = daemon, daemon.config, daemon.home
         self.events, self.identity, self.new_key = events, identity, new_key

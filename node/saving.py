@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -27,9 +27,9 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
 from diloco.optimizers import named
-from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
+from gossip.validity import Place
 from node.checkpoint import (
     CheckpointError,
     CheckpointStore,
@@ -52,6 +52,7 @@ from node.trainer_files import Asked
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
+from protocols.tasks import Offload
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S, STEPS = 120.0, 4.0  # for its copy: and so many of its inner steps
@@ -80,7 +81,7 @@ class Keeper:
     conductor: Conductor | None
     events: EventLog
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    offload: Offload
     lineages: Callable[[], Sequence[Lineage]]
     copying: Copying | None = None  # to a second place for them
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)

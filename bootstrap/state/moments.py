@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from bootstrap.state.download import OFFER_TIMEOUT_S, Progress, Words, check_offer, download
-from bootstrap.state.server import Offload
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MomentsChunk, MomentsOffer, MomentsRequest
+from protocols.tasks import Offload
 from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bootstrap.seeds import explain
+from gossip.bodies import Wiring
 from gossip.driver import Swarm
-from gossip.exchange import Wiring
 from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.membership import Membership

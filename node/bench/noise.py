@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import torch
 from blake3 import blake3
@@ -19,6 +17,7 @@ from node.bench.watching import Stage, Watch
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate
+from protocols.tasks import Offload
 
 
 class Noise:
@@ -30,7 +29,7 @@ class Noise:
         settings: Settings,
         codec: RangeCodec,
         watch: Watch,
-        offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+        offload: Offload,
     ) -> None:
         self.me, self.settings, self.codec, self.watch = me, settings, codec, watch
         self.offload = offload
