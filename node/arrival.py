@@ -20,7 +20,7 @@ from gossip.presence import open_announce
 from gossip.standing import fragments, progress, seen_from
 from gossip.validity import Place
 from node.errors import operator_error
-from node.replica import OuterState
+from node.replica import ChainStanding
 from node.saving import own_standing, standing_after
 from protocols.asking import ask
 from protocols.errors import (
@@ -97,7 +97,7 @@ def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], boo
 class Arrived:
     """What a download came to."""
 
-    state: OuterState
+    state: ChainStanding
     target: Target
     served: dict[PeerId, int]  # bytes that came from each source
 
@@ -224,8 +224,8 @@ class Arrival:
                     group.create_task(one(peer))
 
     async def _kept(
-        self, target: Target, state: OuterState, fragment: int
-    ) -> tuple[Target, OuterState]:
+        self, target: Target, state: ChainStanding, fragment: int
+    ) -> tuple[Target, ChainStanding]:
         """What a source keeps for us from now on: this state, or its newest one if it moved on.
 
         Where rounds are short, a state that has to be asked for by its round would be gone each
@@ -255,7 +255,7 @@ class Arrival:
                 return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
 
-    async def _standing(self, target: Target, fragment: int) -> OuterState:
+    async def _standing(self, target: Target, fragment: int) -> ChainStanding:
         """The place in the chain, verified from the founders on.
 
         Raises RemoteProtocolError where a source answers and none can prove it, TransportError
@@ -266,7 +266,7 @@ class Arrival:
             if (target.head, target.work) != (place.previous, place.work):
                 raise Stale("a first round that builds on something")
             lineage = Lineage(self.run, self.founders, fragment)
-            return OuterState(place, self.founders, None, lineage)
+            return ChainStanding(place, self.founders, None, lineage)
         claim = (target.round, target.head, target.work)
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
@@ -301,5 +301,5 @@ class OwnArrival(Arrival):
         """Islands, since seeds have no state here."""
         return [announce for announce in await super().look() if announce.role == "island"]
 
-    async def _standing(self, target: Target, fragment: int) -> OuterState:
+    async def _standing(self, target: Target, fragment: int) -> ChainStanding:
         return own_standing(self.run, self.founders[0], target.round, fragment)

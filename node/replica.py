@@ -68,8 +68,8 @@ class Side:
 
 
 @dataclass
-class OuterState:
-    """Everything that makes up a place in the run, as it is checkpointed and downloaded."""
+class ChainStanding:
+    """Where an outer state stands in the chain, as it is checkpointed and downloaded with it."""
 
     place: Place
     roster: tuple[PeerId, ...]
@@ -180,7 +180,7 @@ class OuterReplica:
     def _learnt(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
-    async def settle(self, state: OuterState | None = None) -> None:
+    async def settle(self, state: ChainStanding | None = None) -> None:
         """Take ``base`` and ``vectors`` as they are now for the state at a place of the chain.
 
         Without ``state``: at the place held already (the very first round). Computes the digest.
@@ -249,7 +249,7 @@ class OuterReplica:
     async def jump(
         self,
         vectors: Sequence[torch.Tensor],
-        state: OuterState,
+        state: ChainStanding,
         *,
         keep: str,
         decided: Outcome | None = None,

@@ -45,7 +45,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, read_outer, write_beside, write_outer
 from node.own_state import OwnReplica
-from node.replica import OuterReplica, OuterState
+from node.replica import ChainStanding, OuterReplica
 from node.trainer.channel import ChannelClosedError
 from node.trainer.resume import FOLDER, STATE
 from node.trainer_files import Asked
@@ -267,7 +267,7 @@ class Restored:
     base: torch.Tensor
     vectors: dict[str, torch.Tensor]  # of the outer optimizer, those of all fragments in a row
     signed: SignedManifest
-    states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
+    states: tuple[ChainStanding | None, ...]  # by fragment; None: before its first round
     facts: Facts
     residual: torch.Tensor | None = None  # of this island's contributions
     weights: tuple[float, ...] = ()  # of push-sum, by fragment
@@ -319,7 +319,7 @@ def restore(
             path, outer.base, outer.vectors, outer.signed, own, facts, weights=outer.weights
         )
     try:
-        states: tuple[OuterState | None, ...] = tuple(
+        states: tuple[ChainStanding | None, ...] = tuple(
             _read_standing(path, fragment, outer.signed, needed=fragment == 0 and facts.round > 0)
             for fragment in range(outer.signed.manifest.rounds.fragments)
         )
@@ -328,15 +328,15 @@ def restore(
     return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
 
 
-def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> OuterState:
+def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> ChainStanding:
     """Where an island stands that gossips: at its own count, with nothing to show for it."""
     lineage = Lineage(run, (creator,), fragment)
-    return OuterState(Place(run, fragment, round_, genesis(run), b"", 0), (), None, lineage)
+    return ChainStanding(Place(run, fragment, round_, genesis(run), b"", 0), (), None, lineage)
 
 
 def _read_standing(
     path: Path, fragment: int, signed: SignedManifest, *, needed: bool
-) -> OuterState | None:
+) -> ChainStanding | None:
     """Where a fragment stood, None: before its first round. Raises OSError, ProtocolError."""
     made, way = _files(path, fragment)
     if not needed and not made.exists():
@@ -353,7 +353,7 @@ def _files(path: Path, fragment: int) -> tuple[Path, Path]:
     return path / f"{CERTIFICATE}{suffix}", path / f"{LINEAGE}{suffix}"
 
 
-def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:
+def standing_after(certificate: Certificate, lineage: Lineage) -> ChainStanding:
     """The place in the chain behind a certificate that ``lineage`` leads to.
 
     The state's digest is left empty: whoever has the state computes it.
@@ -367,4 +367,4 @@ def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:
         b"",
         outcome.work,
     )
-    return OuterState(place, outcome.next_roster, certificate, lineage)
+    return ChainStanding(place, outcome.next_roster, certificate, lineage)
