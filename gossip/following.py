@@ -10,7 +10,7 @@ import torch
 
 from gossip.approach import Approach
 from gossip.bodies import Wiring
-from gossip.catchup import CatchUp, Ending, Held
+from gossip.catchup import Ending, Held, Replay
 from gossip.certificate import heavier
 from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
@@ -58,12 +58,12 @@ class Following:
     _leaves_for: tuple[int, bytes, int] | None = None  # round, head, work: proven; of a fork
     _left_at: float = 0.0  # when something was last done about it
     _in_vain: bool = False  # has it been left for a state that nobody delivered
-    _replay: CatchUp = field(init=False)
+    _replay: Replay = field(init=False)
     _news: bool = False  # while it was under way
 
     def __post_init__(self) -> None:
         self.approach.link = self.link
-        self._replay = CatchUp(
+        self._replay = Replay(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
             self._is_far, self.approach.replays, self.approach.replayed, self._upload, self.link,
         )  # fmt: skip

@@ -34,6 +34,7 @@ from node.trainer.channel import (
     Cold,
     Donated,
     Evaluated,
+    InnerSteps,
     Ready,
     Saved,
     Shifted,
@@ -41,7 +42,6 @@ from node.trainer.channel import (
     Staged,
     StepDone,
     Stopped,
-    Target,
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
@@ -396,4 +396,4 @@ class Conductor:
     async def _set_target(self, target: int) -> None:
         self._target = target
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
-            await self.island.send(Target(target))
+            await self.island.send(InnerSteps(target))

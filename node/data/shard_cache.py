@@ -37,7 +37,7 @@ DRAFT = ".fetching-"
 ABANDONED_S = 3600.0  # without a byte written
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """Where files come from. What cannot be read is an OperatorError E603, by its cause."""
 
     @property
@@ -54,7 +54,7 @@ class ShardCache:
         self.fetched = 0  # files, by this process
         self._checked: set[str] = set()
 
-    def get(self, source: Source, name: str, sha256: str, size: int) -> Path:
+    def get(self, source: FileSource, name: str, sha256: str, size: int) -> Path:
         """The file, fetched if it is not there.
 
         Raises OperatorError E603 (not to be had for minutes, or with another hash again and
@@ -157,7 +157,7 @@ class ShardCache:
             self._checked.discard(file.name)
         return size < before
 
-    def _fetch(self, source: Source, name: str, path: Path, sha256: str, size: int) -> bool:
+    def _fetch(self, source: FileSource, name: str, path: Path, sha256: str, size: int) -> bool:
         """Whether what came is the file; no more than ``size`` bytes and a bit are taken."""
         hasher = hashlib.sha256()
         length = 0

@@ -22,13 +22,13 @@ from node.trainer.channel import (
     Cold,
     Donate,
     Evaluated,
+    InnerSteps,
     Report,
     Shift,
     Shifted,
     Snapshot,
     Stop,
     Stopped,
-    Target,
     Terms,
 )
 from node.trainer.files import Files
@@ -140,7 +140,7 @@ class Progress:
                 self.shift(action)
             case Begin():
                 self.begin(action)
-            case Target(target_steps):
+            case InnerSteps(target_steps):
                 self.target_steps = target_steps
             case Terms():
                 self.overlap = action.overlap_steps
