@@ -152,7 +152,7 @@ class PartMerge:
             self._advance()
 
     def add(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
-        """A contributor's chunk, encoded (uint8); one that is in already is ignored.
+        """A contributor's chunk, encoded (uint8 [bytes]); one that is in already is ignored.
 
         Raises RemoteRefused ``late`` when it is not expected any more. A chunk that does not
         decode to finite numbers raises RemoteProtocolError, and its sender is given up on.

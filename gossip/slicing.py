@@ -50,6 +50,7 @@ class KeepsLost(Protocol):
     ) -> None:
         """I have merged a chunk: ``mean`` was encoded as ``data``, and ``share`` of it is mine.
 
+        ``mean`` is fp32 of the chunk's elements, ``data`` uint8 of its encoded size.
         Called where data is handled, before the round is decided; ``mean`` is used again after.
         """
         ...

@@ -27,6 +27,7 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 from protocols.p2p import RateLimit
 
+RAW_BYTES = 4  # of a parameter in fp32
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
     "merged": "gradients",
@@ -91,9 +92,16 @@ class PeerReports(ABC):
     def on_committed(self, what: Any, how: Any) -> None:
         """A round is through at this node, and the replica has stepped."""
 
-    @abstractmethod
     def on_applied(self, applied: Applied) -> bool:
         """The trainer has applied the newest round, if there was one: whether there was."""
+        if applied.fragment is None:  # it has begun
+            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
+            return any(told)
+        return self._done(applied.fragment, applied)
+
+    @abstractmethod
+    def _done(self, fragment: int, applied: Applied | None) -> bool:
+        """A round of a fragment is through, ``applied`` by the trainer if there is one."""
 
     @abstractmethod
     def on_learned(self, announce: Announce) -> None:
@@ -135,7 +143,7 @@ class PeerReports(ABC):
                 "E105",
                 "this node takes no part in rounds: its state directory cannot be written",
                 why=str(error),
-                fix="mend that: this node tries again every few seconds, and goes on by itself",
+                fix="see to that: this node tries again every few seconds, and goes on by itself",
             )
             self.events.emit(Problem.of(mute))
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from blake3 import blake3
 
@@ -39,6 +39,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, StateOffer, StateRequest
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ async def download_state(
     *,
     fragment: int = 0,
     progress: Progress | None = None,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+    offload: Offload = asyncio.to_thread,
     offer_timeout: float = OFFER_TIMEOUT_S,
     stall_timeout: float = STALL_S,
     max_sources: int = MAX_SOURCES,
@@ -163,7 +164,7 @@ async def download(
     *,
     what: str,
     progress: Progress | None = None,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+    offload: Offload = asyncio.to_thread,
     stall_timeout: float = STALL_S,
     max_sources: int = MAX_SOURCES,
 ) -> Download:
@@ -297,7 +298,7 @@ class _Fetch:
     transport: Transport
     words: Words
     work: _Work
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    offload: Offload
     stall_timeout: float
 
     async def serve(self, peer: PeerId, slots: asyncio.Semaphore) -> None:
