@@ -19,6 +19,7 @@ import torch
 
 from gossip.agreement import NONE
 from gossip.approach import Approach
+from gossip.auditor import Auditor
 from gossip.bodies import Wiring
 from gossip.exchange import Exchange
 from gossip.following import Following, is_further
@@ -81,6 +82,7 @@ class Chain(Reports):
     _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
+    auditor: Auditor = field(init=False)
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
         place, roster, size = self.replica.place, self.replica.roster, self.rules.size
@@ -124,6 +126,7 @@ class Chain(Reports):
         self.sending = Sending(
             self.wiring, self.presence, self.membership, patience_s, self._answered, rejected
         )
+        self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)
         self._open_round()
 
     @property
@@ -328,6 +331,8 @@ class Chain(Reports):
             self._open_round()
             self._take_office()
             self.hooks.applied(certificate, exchange)
+            if exchange is not None:
+                self.auditor.ended(certificate, exchange)
         await self._announce_move()
         await self.ledger.make_room(self.wiring.offload)
 
@@ -392,7 +397,7 @@ class Chain(Reports):
             self.missed.rounds(place.round),
             self._holding,
             lambda: self.following.leaving,
-            self.missed.unreliable(place.round),
+            self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(

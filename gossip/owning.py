@@ -27,7 +27,7 @@ from gossip.fetching import nobody
 from gossip.joining import Dropped, JointMerge, SumDrain
 from gossip.judging import ColumnMerge, WeighedMerge
 from gossip.lateness import Lateness, merged_patience_s, relay_patience_s
-from gossip.merging import MergedFeed, PartMerge, SliceDrain
+from gossip.merging import MergedFeed, PartMerge
 from gossip.mixing import Mix
 from gossip.owned import OwnedPart
 from gossip.routing import STRAIGHT, Paths
@@ -68,6 +68,7 @@ class Owning:
     _parts: dict[PartKey, OwnedPart] = field(default_factory=dict)
     # never merged again: it might come out otherwise, and all count on one result for each
     _ended: set[PartKey] = field(default_factory=set)
+    weighings: dict[tuple[int, int], WeighedMerge] = field(default_factory=dict)  # that are merged
 
     @property
     def me(self) -> PeerId:
@@ -153,7 +154,7 @@ class Owning:
         if incoming.length == 0:
             self._give_up(part, sender)
             return
-        drain = SliceDrain(part.merge, sender, chunk_at(self.wiring.codec, header))
+        drain = part.merge.drain(sender, chunk_at(self.wiring.codec, header))
         await self.transfers.receive(sender, header, incoming, drain, part.plan.patience_s)
 
     def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
@@ -178,7 +179,7 @@ class Owning:
         merge, counted = part.merge, shares(plan.contributors)
         assert isinstance(merge, WeighedMerge)
         del self._parts[before]
-        if part.gram is None or not set(counted) <= set(merge.present):
+        if part.gram is None or not counted.keys() <= merge.seals.keys():
             self._abandon(part)
             return
         part.key, part.header, part.judging = key, header, False
@@ -199,7 +200,7 @@ class Owning:
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
         part: OwnedPart
         merge = self._kind(
-            key,
+            header,
             plan,
             paths,
             lambda: _tell(loop, self._judged(part)),
@@ -227,7 +228,7 @@ class Owning:
 
     def _kind(
         self,
-        key: PartKey,
+        header: Transfer,
         plan: Plan,
         paths: Paths,
         judged: Callable[[], None],
@@ -238,7 +239,7 @@ class Owning:
             return functools.partial(JointMerge, collected=paths.collected, dropped=dropped)
         order = [c.peer for c in plan.contributors]
         if plan.draft:
-            return functools.partial(WeighedMerge, order=order, judged=judged)
+            return functools.partial(WeighedMerge, order=order, judged=judged, header=header)
         if self.mix.column is not None:
             return functools.partial(ColumnMerge, order=order, column=self.mix.column)
         return PartMerge
@@ -247,7 +248,7 @@ class Owning:
         """All slices of a draft's part are in: what to tell. Runs where data is handled."""
         merge = part.merge
         assert isinstance(merge, WeighedMerge)
-        gram = gram_of(self.wiring.identity, part.header, part.plan, merge.present, merge.products)
+        gram = gram_of(self.wiring.identity, part.header, part.plan, merge.seals, merge.products)
 
         def tell() -> None:
             part.gram = gram
@@ -369,6 +370,8 @@ class Owning:
         unsigned = result_of(header, self.me, merge.digest(), counts)
         result = sign_result(self.wiring.identity, header.run, unsigned)
         merge.seal(trailer_of(result, len(contributors)))
+        if isinstance(merge, WeighedMerge):
+            self.weighings[header.start, header.stop] = merge
         _tell(loop, lambda: self.held(result, merge.result))
 
     def _spread(self, part: OwnedPart) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
 from gossip.chain import Chain
+from gossip.commitments import SEAL_SIZE
 from gossip.exchange import Exchange
 from gossip.handing import Handing, explains
 from gossip.instructions import Work
@@ -19,9 +20,11 @@ from protocols.bodies import BufferFeed
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
+    Accusation,
     Certificate,
     CertificateRequest,
     Certificates,
+    EvidenceRequest,
     Gram,
     HandoverRequest,
     PartRequest,
@@ -102,11 +105,17 @@ class Service:
         async def on_part(sender: PeerId, header: bytes) -> Feed:
             return await self._counted(sender, self._on_part(header))
 
+        async def on_evidence(sender: PeerId, header: bytes) -> Feed:
+            return await self._counted(sender, self._on_evidence(sender, header))
+
+        async def on_accuse(sender: PeerId, body: bytes) -> bytes:
+            return await self._counted(sender, self._on_accuse(sender, body))
+
         transport.on_call("round", on_round, max_body=Passed.MAX_BYTES)
         transport.on_call("plan", on_plan)
         transport.on_call("certificates", on_certificates)
         transport.on_call("handovers", on_handovers)
-        transport.on_push("slice", on_slice, max_length=largest)
+        transport.on_push("slice", on_slice, max_length=largest + SEAL_SIZE)
         transport.on_push("merged", on_merged, max_length=largest + MAX_TRAILER)
         transport.on_call("slice", slice_reached)
         transport.on_call("merged", merged_reached)
@@ -115,6 +124,8 @@ class Service:
         transport.on_call("bring", on_bring)
         transport.on_call("give", on_give)
         transport.on_pull("part", on_part)
+        transport.on_pull("evidence", on_evidence)
+        transport.on_call("accuse", on_accuse)
 
     async def _counted(self, sender: PeerId, answer: Awaitable[T]) -> T:
         try:
@@ -287,6 +298,16 @@ class Service:
         if request.skip > len(data):
             raise Malformed("more is skipped than there is")
         return BufferFeed(as_bytes(data)[request.skip :])
+
+    async def _on_evidence(self, sender: PeerId, header: bytes) -> Feed:
+        request = EvidenceRequest.decode(header)
+        self._check_run(request.run)
+        return await self._chain(request.fragment).auditor.show(sender, request)
+
+    async def _on_accuse(self, sender: PeerId, body: bytes) -> bytes:
+        accusation = Accusation.decode(body)
+        await self._chain(accusation.fragment).auditor.accused(sender, accusation)
+        return b""
 
     def _chain(self, fragment: int) -> Chain:
         if not 0 <= fragment < len(self.chains):
