@@ -302,6 +302,7 @@ class Chain(Reports):
                     self.following.begin(peers)
                 case Accuse(peer, error):
                     self.hooks.rejected(peer, error)
+                    self.hooks.peer(peer, "expelled", str(error))
 
     def _answered(self, of: Round, peer: PeerId, answer: Promise | Certificate) -> None:
         if of is self.round:

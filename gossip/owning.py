@@ -200,6 +200,7 @@ class Owning:
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
         part: OwnedPart
         merge = self._kind(
+            key,
             header,
             plan,
             paths,
@@ -228,6 +229,7 @@ class Owning:
 
     def _kind(
         self,
+        key: PartKey,
         header: Transfer,
         plan: Plan,
         paths: Paths,

@@ -264,7 +264,7 @@ class Relaying(Owning):
     # --- where the ends differ from an owner's ---------------------------------------------------
 
     def _kind(
-        self, key: PartKey, plan: Plan, paths: Paths, *_: Callable[..., None]
+        self, key: PartKey, header: Transfer, plan: Plan, paths: Paths, *_: Callable[..., None]
     ) -> Callable[..., PartMerge]:
         return functools.partial(GroupMerge, brought=self._ends[key][1])
 

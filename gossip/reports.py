@@ -56,10 +56,12 @@ class Reports(Wired, CarriesOut):
 
     def caught(self, peer: PeerId, why: str) -> None:
         self.round.membership.expel(peer)
-        self.hooks.rejected(peer, Contradiction(f"it merged a part with {why}: expelled"))
+        why = f"it merged a part with {why}: expelled"
+        self.hooks.rejected(peer, Contradiction(why))
+        self.hooks.peer(peer, "expelled", why)
 
     def unproven(self, peer: PeerId, error: Exception) -> None:
-        self.hooks.peer(peer, "unproven", f"it did not show what it has merged: {error}")
+        self.hooks.peer(peer, "fault", f"it does not show what it has merged: {error}")
 
     def needed(self) -> set[PartKey]:
         """The parts that have to stay: what I have voted for, and what I may vote for."""

@@ -28,6 +28,7 @@ from protocols.messages import Announce
 
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
+    "evidence": "gradients",
     "merged": "gradients",
     "sum": "gradients",
     "part": "gradients",
@@ -36,6 +37,10 @@ KINDS = {  # of traffic, by the name of the verb that carried it
     "moment": "state",
     "blob": "state",
     "relay": "relay",  # carried between two others
+}
+NOTICES = {  # about a peer, by what is told of it
+    "awaited": "holds the next round back for {}",
+    "expelled": "counts on {} no more",
 }
 
 
@@ -102,9 +107,9 @@ class PeerReports(ABC):
             self.events.emit(PeerJoined.of(announce))
         elif what == Liveness.SUSPECT:
             self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
-        elif what == "awaited":
+        elif what in NOTICES:
             name = announce.name if announce is not None and announce.name else short(peer)
-            self.events.emit(Notice(text=f"holds the next round back for {name}: {why}"))
+            self.events.emit(Notice(text=f"{NOTICES[what].format(name)}: {why}"))
         elif what == "fault":
             self.events.emit(PeerSuspected(peer=peer, reason=why))
         elif what in (Liveness.DEAD, Liveness.LEFT):
