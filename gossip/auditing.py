@@ -17,7 +17,7 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,11 +32,12 @@ from gossip.commitments import (
     packed,
     top,
     unpacked,
+    way,
     way_length,
 )
 from gossip.merging import encode_within
 from gossip.slicing import shares
-from gossip.weighing import triangle
+from gossip.weighing import inner_products, triangle
 from protocols.codecs import Chunk, RangeCodec
 from protocols.errors import BadSignature, Malformed, NonFinite
 from protocols.identity import PeerId
@@ -137,8 +138,7 @@ class Case:
                 yield "a slice that its contributor has not sent"
         if packed(whole.total) != self.gram.products:
             yield "inner products that are not the sum of those of its chunks"
-        wide = values.double()
-        products = wide @ wide.T
+        products = inner_products(values)
         norms = products.diagonal().sqrt()
         bound = triangle(norms[:, None] * norms) * PRODUCTS_OFF
         if not bool(((triangle(products) - said).abs() <= bound).all()):
@@ -189,12 +189,19 @@ class _Reader:
         return Node(bytes(self.take(_HASH)), unpacked(self.take(numbers)))
 
 
-def evidence_of(
-    slices: Sequence[tuple[torch.Tensor, Sequence[Node]]], products: Node, beside: Sequence[Node]
-) -> bytes:
-    """The evidence for a chunk: of each slice what was sent, uint8, and of all the products, each
-    with the nodes beside the way up."""
-    found = [
-        b"".join([*(node.hash for node in way), bytes(as_bytes(sent))]) for sent, way in slices
-    ]
-    return b"".join([*found, *(node.bytes for node in beside), packed(products.total)])
+@dataclass(frozen=True)
+class Shown:
+    """What the owner of a part keeps of it, to answer for it."""
+
+    slices: Sequence[Mapping[PeerId, torch.Tensor]]  # by chunk: uint8, as sent; fp32 of its own
+    leaves: Mapping[PeerId, Sequence[Node]]  # of the slices that came whole, in order
+    products: Sequence[Node]  # by chunk
+
+    def evidence(self, number: int) -> bytes:
+        """For one chunk, laid out as above."""
+        found = []
+        for peer, leaves in self.leaves.items():
+            found += [node.hash for node in way(leaves, number)]
+            found.append(bytes(as_bytes(self.slices[number][peer])))
+        found += [node.bytes for node in way(self.products, number)]
+        return b"".join([*found, packed(self.products[number].total)])

@@ -20,11 +20,10 @@ from typing import Protocol
 
 import torch
 
-from gossip.auditing import Case
+from gossip.auditing import Case, Shown
 from gossip.bodies import Wiring
 from gossip.certificate import outcome_hash
 from gossip.exchange import Exchange
-from gossip.judging import WeighedMerge
 from gossip.ledger import NOT_KEPT
 from gossip.mixing import Mix
 from protocols.bodies import BufferFeed
@@ -58,7 +57,7 @@ class _Weighed:
 
     certificate: Certificate
     grams: Mapping[tuple[int, int], Gram]
-    weighings: Mapping[tuple[int, int], WeighedMerge]  # of my own parts
+    shown: Mapping[tuple[int, int], Shown]  # of my own parts
     convicting: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # evidence I have
 
 
@@ -80,7 +79,7 @@ class Auditor:
         if self.mix.weigh is None or plan is None or not plan.grams:
             return
         grams = {(gram.start, gram.stop): gram for gram in plan.grams}
-        self._rounds[round_] = _Weighed(certificate, grams, exchange.inbox.owning.weighings)
+        self._rounds[round_] = _Weighed(certificate, grams, exchange.inbox.owning.shown)
         while len(self._rounds) > KEPT:
             self._rounds.popitem(last=False)
         case = self._drawn(self._rounds[round_], exchange.bytes_received)
@@ -97,10 +96,9 @@ class Auditor:
         """The evidence for a chunk. Raises RemoteRefused where there is none."""
         found = self._of(sender, request.round)
         key, number = (request.start, request.stop), request.chunk
-        data = found.convicting.get((*key, number))
-        merge = found.weighings.get(key)
-        if data is None and merge is not None and 0 <= number < len(merge.chunks):
-            data = await self.wiring.offload(partial(merge.evidence, number))
+        data, mine = found.convicting.get((*key, number)), found.shown.get(key)
+        if data is None and mine is not None and 0 <= number < len(mine.slices):
+            data = await self.wiring.offload(partial(mine.evidence, number))
         if data is None:
             raise RemoteRefused(NOT_KEPT, "no evidence of this part is kept here")
         return BufferFeed(data)

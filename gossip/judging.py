@@ -14,17 +14,15 @@ from typing import Any
 
 import torch
 
-from gossip.auditing import evidence_of
+from gossip.auditing import Shown
 from gossip.bodies import as_bytes
-from gossip.commitments import SEAL_SIZE, Node, check_seal, leaf, leaf_of, root, root_of, way
+from gossip.commitments import SEAL_SIZE, Node, check_seal, leaf, leaf_of, root, root_of
 from gossip.merging import AT_A_TIME, PartMerge, SliceDrain
 from gossip.mixing import Column
-from gossip.weighing import triangle
+from gossip.weighing import inner_products, triangle
 from protocols.errors import BadSignature, Malformed
 from protocols.identity import PeerId
 from protocols.messages import Transfer
-
-PIECE = 8192  # elements of each slice that are multiplied in double at a time
 
 
 class KeptMerge(PartMerge):
@@ -87,7 +85,7 @@ class WeighedMerge(KeptMerge):
 
     ``judged`` is called once, when all slices are in that will come: then :attr:`seals` and
     :attr:`products` are known. Nothing is merged before :meth:`deal`. ``header`` is what slices are
-    sealed under; they stay here, to be shown to who asks for :meth:`evidence`.
+    sealed under; all of them are kept, to answer for the part (:meth:`shown`).
     """
 
     def __init__(
@@ -121,11 +119,10 @@ class WeighedMerge(KeptMerge):
         """The inner products of those slices: the lower triangle of float64 [K, K]."""
         return root(self._by_chunk())
 
-    def evidence(self, index: int) -> bytes:
-        """What shows how a chunk was weighed and merged (:mod:`gossip.auditing`)."""
-        kept, by_chunk = self._kept[index], self._by_chunk()
-        slices = [(kept[peer], way(self._leaves[peer], index)) for peer in self.seals]
-        return evidence_of(slices, by_chunk[index], way(by_chunk, index))
+    def shown(self) -> Shown:
+        """What is to be kept of it when it is merged."""
+        leaves = {peer: self._leaves[peer] for peer in self.seals}
+        return Shown(self._kept, leaves, self._by_chunk())
 
     def deal(self, coefficients: Mapping[PeerId, float]) -> None:
         """Merge: the sum of these, who are all present, each times its coefficient."""
@@ -194,11 +191,7 @@ class WeighedMerge(KeptMerge):
             self._leaves[self._me].append(leaf(as_bytes(data)))
             self._spare.append(scratch)
         peers, values = self._values(index)
-        products = torch.zeros(len(peers), len(peers), dtype=torch.float64)
-        for piece in torch.split(values, PIECE, dim=1):
-            wide = piece.double()  # fp32 would overflow where a liar sends huge values
-            products += wide @ wide.T
-        self._products.append((peers, products))
+        self._products.append((peers, inner_products(values)))
 
     def _by_chunk(self) -> list[Node]:
         """The products of those who are present, chunk by chunk."""

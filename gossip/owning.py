@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from gossip.auditing import Shown
 from gossip.bodies import Wiring, chunk_at, result_of, trailer_of, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import sign_result
@@ -68,7 +69,7 @@ class Owning:
     _parts: dict[PartKey, OwnedPart] = field(default_factory=dict)
     # never merged again: it might come out otherwise, and all count on one result for each
     _ended: set[PartKey] = field(default_factory=set)
-    weighings: dict[tuple[int, int], WeighedMerge] = field(default_factory=dict)  # that are merged
+    shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of parts that were weighed
 
     @property
     def me(self) -> PeerId:
@@ -373,7 +374,7 @@ class Owning:
         result = sign_result(self.wiring.identity, header.run, unsigned)
         merge.seal(trailer_of(result, len(contributors)))
         if isinstance(merge, WeighedMerge):
-            self.weighings[header.start, header.stop] = merge
+            self.shown[header.start, header.stop] = merge.shown()
         _tell(loop, lambda: self.held(result, merge.result))
 
     def _spread(self, part: OwnedPart) -> None:

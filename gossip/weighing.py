@@ -34,6 +34,7 @@ from protocols.identity import Identity, PeerId, verify
 from protocols.messages import Contributor, Gram, Part, Plan, Transfer
 
 _GRAM = b"atoll gram\x00"
+_PIECE = 8192  # elements of each slice that are multiplied at a time
 _SLACK = 1 + 1e-6  # products are sums of rounded numbers
 
 
@@ -69,6 +70,15 @@ def gram_of(
         products.hash,
     )
     return sign_gram(identity, header.run, unsigned)
+
+
+def inner_products(values: torch.Tensor) -> torch.Tensor:
+    """Those of the rows of fp32 [K, n]: float64 [K, K]."""
+    products = torch.zeros(len(values), len(values), dtype=torch.float64)
+    for piece in torch.split(values, _PIECE, dim=1):
+        wide = piece.double()  # fp32 would overflow where a liar sends huge values
+        products += wide @ wide.T
+    return products
 
 
 def triangle(products: torch.Tensor) -> torch.Tensor:

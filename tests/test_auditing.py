@@ -54,7 +54,7 @@ def brought(codec: str = "int4", peers: tuple[PeerId, ...] = tuple(OTHERS)) -> O
 
 
 def verdict(case: Case, owner: Owner) -> str:
-    return case.judge(memoryview(owner.merge.evidence(case.number)))
+    return case.judge(memoryview(owner.merge.shown().evidence(case.number)))
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -63,7 +63,7 @@ def test_what_was_merged_as_it_was_sent_is_found_right(codec: str) -> None:
     case = merged_by(owner)
     for number in range(len(case.chunks)):
         one = dataclasses.replace(case, number=number)
-        assert len(owner.merge.evidence(number)) == one.size
+        assert len(owner.merge.shown().evidence(number)) == one.size
         assert verdict(one, owner) == ""
 
 
@@ -181,7 +181,7 @@ def test_the_evidence_of_another_chunk_is_none() -> None:
     owner = brought()
     case = merged_by(owner)
     with pytest.raises(Malformed):
-        case.judge(memoryview(owner.merge.evidence(0)))
+        case.judge(memoryview(owner.merge.shown().evidence(0)))
 
 
 _PREPARED: list[tuple[Case, bytes]] = []
@@ -192,5 +192,5 @@ def prepared() -> tuple[Case, bytes]:
     if not _PREPARED:
         owner = brought()
         case = merged_by(owner)
-        _PREPARED.append((case, owner.merge.evidence(case.number)))
+        _PREPARED.append((case, owner.merge.shown().evidence(case.number)))
     return _PREPARED[0]
