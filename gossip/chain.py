@@ -19,6 +19,7 @@ import torch
 
 from gossip.agreement import NONE
 from gossip.approach import Approach
+from gossip.auditor import Auditor
 from gossip.bodies import Wiring
 from gossip.exchange import Exchange
 from gossip.following import Following, is_further
@@ -82,6 +83,7 @@ class Chain(Reports, OwnStatus):
     _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
+    auditor: Auditor = field(init=False)
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
         place, roster, size = self.replica.place, self.replica.roster, self.rules.size
@@ -125,6 +127,7 @@ class Chain(Reports, OwnStatus):
         self.sending = Sending(
             self.wiring, self.presence, self.membership, patience_s, self._answered, rejected
         )
+        self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)
         self._open_round()
 
     @property
@@ -275,6 +278,7 @@ class Chain(Reports, OwnStatus):
                     self.following.begin(peers)
                 case Accuse(peer, error):
                     self.hooks.rejected(peer, error)
+                    self.hooks.peer(peer, "expelled", str(error))
 
     def _answered(self, of: Round, peer: PeerId, answer: Promise | Certificate) -> None:
         if of is self.round:
@@ -304,6 +308,8 @@ class Chain(Reports, OwnStatus):
             self._open_round()
             self._take_office()
             self.hooks.applied(certificate, exchange)
+            if exchange is not None:
+                self.auditor.ended(certificate, exchange)
         await self._announce_move()
         await self.ledger.make_room(self.wiring.offload)
 
@@ -353,7 +359,7 @@ class Chain(Reports, OwnStatus):
             missed=self.missed.rounds(place.round),
             holding=self._holding,
             leaving=lambda: self.following.leaving,
-            unreliable=self.missed.unreliable(place.round),
+            unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(

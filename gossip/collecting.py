@@ -21,7 +21,7 @@ from typing import Protocol
 from gossip.bodies import Wiring, chunk_at
 from gossip.buffers import Whole
 from gossip.lateness import Lateness
-from gossip.merging import PartMerge, SliceDrain
+from gossip.merging import PartMerge
 from gossip.mixing import Mix
 from gossip.owned import OwnedPart
 from gossip.routing import STRAIGHT, Paths
@@ -116,7 +116,7 @@ class Collecting(ABC):
         if incoming.length == 0:
             self._give_up(part, sender)
             return
-        drain = SliceDrain(part.merge, sender, chunk_at(self.wiring.codec, header))
+        drain = part.merge.drain(sender, chunk_at(self.wiring.codec, header))
         await self.transfers.receive(sender, header, incoming, drain, part.plan.patience_s)
 
     def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
@@ -138,7 +138,7 @@ class Collecting(ABC):
         loop = asyncio.get_running_loop()
         limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
         part: OwnedPart
-        merge = self._kind(key, plan, paths, lambda: part)(
+        merge = self._kind(key, header, plan, paths, lambda: part)(
             self.wiring.codec.named(plan.codec),
             key[0],
             key[1],
@@ -193,7 +193,12 @@ class Collecting(ABC):
 
     @abstractmethod
     def _kind(
-        self, key: PartKey, plan: Plan, paths: Paths, part: Callable[[], OwnedPart]
+        self,
+        key: PartKey,
+        header: Transfer,
+        plan: Plan,
+        paths: Paths,
+        part: Callable[[], OwnedPart],
     ) -> Callable[..., PartMerge]:
         """How a part of this plan is merged; ``part`` gives it once it has begun."""
 

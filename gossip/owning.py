@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gossip.auditing import Shown
 from gossip.bodies import chunk_at, result_of, trailer_of, trailer_size
 from gossip.certificate import sign_result
 from gossip.collecting import Collecting, on_loop
@@ -45,6 +46,7 @@ class Owning(Collecting):
     weighed: Callable[[Gram], None]
     # never merged again: it might come out otherwise, and all count on one result for each
     _ended: set[PartKey] = field(default_factory=set)
+    shown: dict[tuple[int, int], Shown] = field(default_factory=dict)  # of parts that were weighed
 
     def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
         """As :meth:`Collecting.work`; what was collected for a draft is merged by its plan."""
@@ -88,7 +90,7 @@ class Owning(Collecting):
         merge, counted = part.merge, shares(plan.contributors)
         assert isinstance(merge, WeighedMerge)
         del self._parts[before]
-        if part.gram is None or not set(counted) <= set(merge.present):
+        if part.gram is None or not counted.keys() <= merge.seals.keys():
             self._abandon(part)
             return
         part.key, part.header, part.judging = key, header, False
@@ -101,7 +103,7 @@ class Owning(Collecting):
         """All slices of a draft's part are in: what to tell. Runs where data is handled."""
         merge = part.merge
         assert isinstance(merge, WeighedMerge)
-        gram = gram_of(self.wiring.identity, part.header, part.plan, merge.present, merge.products)
+        gram = gram_of(self.wiring.identity, part.header, part.plan, merge.seals, merge.products)
 
         def tell() -> None:
             part.gram = gram
@@ -129,7 +131,12 @@ class Owning(Collecting):
             self.weighed(part.gram)  # the leader may be another one, and may not have it
 
     def _kind(
-        self, key: PartKey, plan: Plan, paths: Paths, part: Callable[[], OwnedPart]
+        self,
+        key: PartKey,
+        header: Transfer,
+        plan: Plan,
+        paths: Paths,
+        part: Callable[[], OwnedPart],
     ) -> Callable[..., PartMerge]:
         loop = asyncio.get_running_loop()
         if paths.collected:
@@ -141,7 +148,10 @@ class Owning(Collecting):
         order = [c.peer for c in plan.contributors]
         if plan.draft:
             return functools.partial(
-                WeighedMerge, order=order, judged=lambda: on_loop(loop, self._judged(part()))
+                WeighedMerge,
+                order=order,
+                judged=lambda: on_loop(loop, self._judged(part())),
+                header=header,
             )
         if self.mix.column is not None:
             return functools.partial(ColumnMerge, order=order, column=self.mix.column)
@@ -232,6 +242,8 @@ class Owning(Collecting):
         unsigned = result_of(header, self.me, merge.digest(), counts)
         result = sign_result(self.wiring.identity, header.run, unsigned)
         merge.seal(trailer_of(result, len(contributors)))
+        if isinstance(merge, WeighedMerge):
+            self.shown[header.start, header.stop] = merge.shown()
         on_loop(loop, lambda: self.held(result, merge.result))
 
     def _spread(self, part: OwnedPart) -> None:

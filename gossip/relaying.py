@@ -265,7 +265,12 @@ class Relaying(Collecting):
     # --- where the ends differ from an owner's ---------------------------------------------------
 
     def _kind(
-        self, key: PartKey, plan: Plan, paths: Paths, part: Callable[[], OwnedPart]
+        self,
+        key: PartKey,
+        header: Transfer,
+        plan: Plan,
+        paths: Paths,
+        part: Callable[[], OwnedPart],
     ) -> Callable[..., PartMerge]:
         return functools.partial(GroupMerge, brought=self._ends[key][1])
 

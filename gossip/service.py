@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
 from gossip.chain import Chain
+from gossip.commitments import SEAL_SIZE
 from gossip.exchange import Exchange
 from gossip.handing import Handing, explains
 from gossip.instructions import Work
@@ -19,9 +20,11 @@ from protocols.bodies import BufferFeed
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
+    Accusation,
     Certificate,
     CertificateRequest,
     Certificates,
+    EvidenceRequest,
     Gram,
     HandoverRequest,
     PartRequest,
@@ -69,7 +72,7 @@ class Service:
         transport.on_call("plan", told(self._on_plan))
         transport.on_call("certificates", told(self._on_certificates))
         transport.on_call("handovers", told(self._on_handovers))
-        transport.on_push("slice", told(self._on_slice), max_length=largest)
+        transport.on_push("slice", told(self._on_slice), max_length=largest + SEAL_SIZE)
         transport.on_push("merged", told(self._on_merged), max_length=largest + MAX_TRAILER)
         transport.on_call("slice", told(self._slice_reached))
         transport.on_call("merged", told(self._merged_reached))
@@ -79,6 +82,8 @@ class Service:
         transport.on_call("bring", told(self._on_bring))
         transport.on_call("give", told(self._on_give))
         transport.on_pull("part", told(self._on_part))
+        transport.on_pull("evidence", told(self._on_evidence))
+        transport.on_call("accuse", told(self._on_accuse))
 
     def _told(self, handler: Handler[P, T]) -> Handler[P, T]:
         """A handler that tells ``rejected`` of who breaks the rules."""
@@ -256,6 +261,16 @@ class Service:
         if request.skip > len(data):
             raise Malformed("more is skipped than there is")
         return BufferFeed(as_bytes(data)[request.skip :])
+
+    async def _on_evidence(self, sender: PeerId, header: bytes) -> Feed:
+        request = EvidenceRequest.decode(header)
+        self._check_run(request.run)
+        return await self._chain(request.fragment).auditor.show(sender, request)
+
+    async def _on_accuse(self, sender: PeerId, body: bytes) -> bytes:
+        accusation = Accusation.decode(body)
+        await self._chain(accusation.fragment).auditor.accused(sender, accusation)
+        return b""
 
     def _chain(self, fragment: int) -> Chain:
         if not 0 <= fragment < len(self.chains):

@@ -30,6 +30,7 @@ from protocols.p2p import RateLimit
 RAW_BYTES = 4  # of a parameter in fp32
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
+    "evidence": "gradients",
     "merged": "gradients",
     "sum": "gradients",
     "part": "gradients",
@@ -38,6 +39,10 @@ KINDS = {  # of traffic, by the name of the verb that carried it
     "moment": "state",
     "blob": "state",
     "relay": "relay",  # carried between two others
+}
+NOTICES = {  # about a peer, by what is told of it
+    "awaited": "holds the next round back for {}",
+    "expelled": "counts on {} no more",
 }
 
 
@@ -118,9 +123,9 @@ class PeerReports(ABC):
             self.events.emit(PeerJoined.of(announce))
         elif what == Liveness.SUSPECT:
             self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
-        elif what == "awaited":
+        elif what in NOTICES:
             name = announce.name if announce is not None and announce.name else short(peer)
-            self.events.emit(Notice(text=f"holds the next round back for {name}: {why}"))
+            self.events.emit(Notice(text=f"{NOTICES[what].format(name)}: {why}"))
         elif what == "fault":
             self.events.emit(PeerSuspected(peer=peer, reason=why))
         elif what in (Liveness.DEAD, Liveness.LEFT):
