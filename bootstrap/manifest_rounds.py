@@ -38,9 +38,7 @@ OuterRule = Literal[
     "powersgd",
 ]
 Codec = Literal["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3"]
-CodecChoice = Literal[
-    "fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12", "top3", "auto"
-]
+CodecChoice = Literal[Codec, "auto"]
 FINEST_FIRST: tuple[str, ...] = get_args(Codec)
 COARSE = ("int2", "int1", "top12", "top3")  # lose so much that it has to be sent later
 SPARSE = ("top12", "top3")

@@ -50,7 +50,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise bad_config(
-            f"cannot read {path}", f"not valid TOML: {error}", "mend that line (https://toml.io)"
+            f"cannot read {path}", f"not valid TOML: {error}", "correct that line (https://toml.io)"
         ) from error
 
 

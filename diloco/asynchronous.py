@@ -32,7 +32,7 @@ MOST_COUNTED = 2.0  # times the usual weight: nobody's claim makes it a leader
 
 @torch.no_grad()
 def arrive(gathered: Tensor, arrival: Tensor, params: Tensor, *, lr: float, share: float) -> None:
-    """θ ← θ − η s g at once; s g is gathered for the momentum. Elementwise, in place."""
+    """θ ← θ − η s g at once; s g is gathered for the momentum. In place, float32 [n] each."""
     part = arrival * share
     gathered.add_(part)
     params.sub_(part.mul_(lr))
@@ -48,7 +48,10 @@ def carry_on(
     momentum: float,
     whole: float,
 ) -> None:
-    """v ← μ v + Σ s g / Σ s; θ ← θ − η μ v. ``whole`` is Σ s; gathering begins anew."""
+    """v ← μ v + Σ s g / Σ s; θ ← θ − η μ v. ``whole`` is Σ s; gathering begins anew.
+
+    In place, float32 [n] each.
+    """
     velocity.mul_(momentum).add_(gathered.mul_(1 / whole))
     params.sub_(velocity * (lr * momentum))
     gathered.zero_()
@@ -118,7 +121,10 @@ def turning(own: Tensor, way: Tensor, staleness: float) -> tuple[float, float]:
 def align(
     delta: Tensor, momentum: Tensor, blocks: Sequence[tuple[int, int]], staleness: float
 ) -> Tensor:
-    """``delta`` turned towards ``momentum`` block by block (:func:`turning`), in place."""
+    """``delta`` turned towards ``momentum`` block by block (:func:`turning`), in place.
+
+    Both are float32 [n]; a block is start and stop in elements.
+    """
     for start, stop in blocks:
         own, way = delta[start:stop], momentum[start:stop]
         keep, add = turning(own, way, staleness)

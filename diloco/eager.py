@@ -24,8 +24,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LR = 0.4  # η of Nesterov
-
 
 @torch.no_grad()
 def others(mean: Tensor, own: Tensor | None, share: float) -> Tensor:

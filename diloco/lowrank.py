@@ -48,7 +48,7 @@ BLOCK = 65_536  # elements of a product made at a time, to stay in cache
 
 
 def signs(count: int, name: str) -> Tensor:
-    """``count`` random signs, float32 ±1, that follow from a name and are equal everywhere."""
+    """Random signs, float32 [count] of ±1, that follow from a name and are equal everywhere."""
     drawn = hashlib.shake_128(name.encode()).digest(-(-count // 8))
     octets = torch.frombuffer(bytearray(drawn), dtype=torch.uint8)
     bits = octets[:, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8)).bitwise_and_(1)
@@ -189,7 +189,7 @@ class Plan:
         return [part.view(-1, self.rank) for part in parts]
 
     def as_is(self, vector: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """What travels as it is: where in the model's vector, and the view of a round's vector."""
+        """What travels as it is: where in the model's vector [n], and the view of a round's [k]."""
         at = self.kept
         for here in self.rest:
             yield here, vector[at : at + here.stop - here.start]

@@ -46,13 +46,6 @@ def clip_factors(norms: Sequence[float]) -> list[float]:
     return [median / norm if norm > median else 1.0 for norm in norms]
 
 
-def clipped_shares(weights: Sequence[float], norms: Sequence[float]) -> list[float]:
-    """Coefficients of the norm-clipped mean: sum to less than 1 where something is clipped."""
-    return [
-        share * factor for share, factor in zip(shares(weights), clip_factors(norms), strict=True)
-    ]
-
-
 @torch.no_grad()
 def weighted_sum(
     deltas: Sequence[Tensor], coefficients: Sequence[float], out: Tensor, *, chunk: int = CHUNK
@@ -72,5 +65,5 @@ def weighted_sum(
 
 
 def weighted_mean(deltas: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> Tensor:
-    """``out`` ← Σ w · delta / Σ w, zero where no weight is positive; returns it."""
+    """``out`` ← Σ w · delta / Σ w, float32 [n], zero where no weight is positive; returns it."""
     return weighted_sum(deltas, shares(weights), out)

@@ -96,14 +96,17 @@ class Rule:
     factors: bool = False  # D comes as factors, of which bases are kept besides (diloco.lowrank)
 
     def init(self, params: Tensor) -> State:
-        """The state before the first round: zeros, of float32."""
+        """The state before the first round of ``params`` [n]: zeros, float32 [n] or [1]."""
         sizes = [(name, len(params)) for name in self.vectors] + [(n, 1) for n in self.numbers]
         return State(vectors={n: torch.zeros(size, device=params.device) for n, size in sizes})
 
     def update(
         self, state: State, merged: Tensor, params: Tensor, *, lr: float, momentum: float
     ) -> None:
-        """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone."""
+        """One outer step on ``params`` and ``state``, both in place; ``merged`` is left alone.
+
+        All vectors are float32 [n], ``lr`` is η and ``momentum`` μ or β₁.
+        """
         state.count += 1
         self.take(state.vectors, merged, params, Rates(lr, momentum, state.count))
 

@@ -14,7 +14,6 @@ with the next round instead of being thrown away.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -30,34 +29,15 @@ def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def accounted(
-    base: Tensor, sent: Tensor, included: Iterable[tuple[int, int]], out: Tensor
-) -> Tensor:
-    """What the round has taken notice of: ``sent`` in the ``included`` ranges, else ``base``.
-
-    ``included`` are (start, stop) in elements, from the certificate; ``base`` is the G that the
-    round started from. ``out`` [n] may be ``base`` itself. Raises :class:`ValueError` for a range
-    outside the vector.
-    """
-    if out is not base:
-        out.copy_(base)
-    for start, stop in included:
-        if not 0 <= start <= stop <= len(out):
-            raise ValueError(f"range {start} to {stop} is outside a vector of {len(out)}")
-        out[start:stop].copy_(sent[start:stop])
-    return out
-
-
-@torch.no_grad()
-def rebase(local: Tensor, new_base: Tensor, accounted_for: Tensor) -> None:
-    """``local`` ← new_base + (local − accounted_for) in place, float32 of one shape each.
+def rebase(local: Tensor, new_base: Tensor, accounted: Tensor) -> None:
+    """``local`` ← new_base + (local − accounted) in place, float32 of one shape each.
 
     Where nothing happened since the snapshot the difference is exactly zero, so that such an
     island ends on ``new_base`` bit for bit.
     """
-    three = (local, accounted_for, new_base)
+    three = (local, accounted, new_base)
     if local.device.type != "cpu" or not all(one.is_contiguous() for one in three):
-        local.sub_(accounted_for).add_(new_base)
+        local.sub_(accounted).add_(new_base)
         return
     for mine, old, new in zip(*(torch.split(one.view(-1), CHUNK) for one in three), strict=True):
         mine.sub_(old).add_(new)

@@ -33,7 +33,10 @@ def drawn(size: int, share: float) -> int:
 
 
 def coordinates(size: int, share: float, step: int, seed: int) -> Tensor:
-    """The coordinates of inner step ``step`` (from 0), int64, equal on all islands."""
+    """The coordinates of inner step ``step`` (from 0), int64 [k], equal on all islands.
+
+    k is :func:`drawn`, and less in the last step of a walk.
+    """
     walk, piece = divmod(step, steps_a_walk(size, share))
     drawn_by = hashlib.blake2b(f"{seed} {walk}".encode(), digest_size=16).digest()
     offset = int.from_bytes(drawn_by[:8], "big") % size

@@ -40,13 +40,13 @@ from gossip.agreed import (
 from gossip.validity import (
     Known,
     PartKey,
+    Place,
     Shape,
     check_place,
     check_plan,
     fixes,
     key_of,
 )
-from gossip.validity import Place as Place  # whoever uses an agreement names its place
 from protocols.errors import BadSignature, Malformed, Stale
 from protocols.identity import Identity, PeerId
 from protocols.messages import (

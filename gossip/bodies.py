@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,6 +26,7 @@ from protocols.counts import pack_counts, runs_of
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId
 from protocols.messages import PartResult, Transfer
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -42,7 +43,7 @@ class Wiring:
     run: bytes
     codec: RangeCodec  # of the vector; each round's is ``codec.named(plan.codec)``
     spawn: Spawn
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    offload: Offload
     now: Callable[[], float]
 
 

@@ -33,7 +33,7 @@ class Buffers:
         self._most = 0  # bytes that were in use at once
 
     def take(self, size: int) -> torch.Tensor:
-        """A uint8 tensor of ``size`` bytes with anything in it."""
+        """A uint8 tensor [size] with anything in it."""
         if size < SMALL:
             return torch.empty(size, dtype=torch.uint8)
         block = self._block(size)

@@ -43,7 +43,7 @@ class Candidacies:
         followed = self._followed.get(peer, [])
         more = len(followed) - AT_ONCE
         if ballot > reached and more >= 0 and now < followed[0] + patience * SPACING**more:
-            self.company.known.add(peer)
+            self.company.faulty.add(peer)
             raise RemoteRefused("doubted", "it voids one plan after the other")
 
     def followed(self, peer: PeerId, before: Ballot, now: float) -> None:

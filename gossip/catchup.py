@@ -47,7 +47,7 @@ class Ending(Enum):
 
 
 @dataclass
-class CatchUp:
+class Replay:
     """Replays rounds that others have committed.
 
     ``place`` gives our place in the chain and the roster in office there; ``held`` parts that

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from gossip.agreement import NONE
 from gossip.approach import Approach
+from gossip.auditor import Auditor
 from gossip.bodies import Wiring
 from gossip.exchange import Exchange
 from gossip.following import Following, is_further
@@ -28,8 +29,9 @@ from gossip.hooks import Hooks, Replica
 from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Spread, Work
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
-from gossip.membership import MEMBERS, Membership
+from gossip.membership import Membership
 from gossip.missed import Missed
+from gossip.own_status import OwnStatus
 from gossip.presence import Presence
 from gossip.promises import Promises, Record
 from gossip.reports import Reports
@@ -37,7 +39,7 @@ from gossip.round import Round
 from gossip.rules import Rules
 from gossip.sending import Sending
 from gossip.spreading import legs, passed
-from gossip.standing import changed, seen_from
+from gossip.standing import seen_from
 from gossip.timing import Timing
 from gossip.validity import PartKey, Place
 from protocols.errors import RemoteRefused
@@ -49,7 +51,7 @@ TICK_S = 0.005
 
 
 @dataclass
-class Chain(Reports):
+class Chain(Reports, OwnStatus):
     """This node's part in the rounds of one fragment. :meth:`run` runs until cancelled.
 
     ``wiring.codec`` is the fragment's, and so is everything else but ``presence`` and ``hooks``.
@@ -81,6 +83,7 @@ class Chain(Reports):
     _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
+    auditor: Auditor = field(init=False)
 
     def __post_init__(self, known_lineage: Lineage | None) -> None:
         place, roster, size = self.replica.place, self.replica.roster, self.rules.size
@@ -107,23 +110,24 @@ class Chain(Reports):
             self.wiring,
             self.rules.shape,
             self.membership,
-            lambda: (self.replica.place, self.replica.roster),
-            self._settled,
-            self._advancing.locked,
-            self._held,
-            lambda certificate, parts: self._advance(certificate, parts, None),
-            self._prove,
-            self.hooks.rejected,
-            lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
-            Approach(
+            place=lambda: (self.replica.place, self.replica.roster),
+            settled=self._settled,
+            busy=self._advancing.locked,
+            held=self._held,
+            advance=lambda certificate, parts: self._advance(certificate, parts, None),
+            prove=self._prove,
+            rejected=self.hooks.rejected,
+            behind=lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
+            approach=Approach(
                 self.rules.encoded_bytes(self.rules.codecs[0], 0, size), self.rules.state_bytes
             ),
-            lambda: self.presence.status.download,
+            link=lambda: self.presence.status.download,
         )
         patience_s, rejected = self.rules.patience_s, self.hooks.rejected
         self.sending = Sending(
             self.wiring, self.presence, self.membership, patience_s, self._answered, rejected
         )
+        self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)
         self._open_round()
 
     @property
@@ -148,15 +152,6 @@ class Chain(Reports):
         return [took] if took > 0 else []
 
     # --- for whoever owns this -------------------------------------------------------------------
-
-    @property
-    def status(self) -> Announce:
-        """What this node says of itself, seen from this fragment."""
-        return seen_from(self.presence.status, self.fragment)
-
-    def note(self, **changes: Any) -> None:
-        """Change what this node says of itself; it is said with the next heartbeat."""
-        self.presence.status = changed(self.presence.status, self.fragment, **changes)
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once."""
@@ -254,22 +249,6 @@ class Chain(Reports):
             if self.now() > wake and self.presence.woke_late(wake):
                 await asyncio.sleep(0.05)  # hear first what was said in the meantime
 
-    def _say_how_far(self) -> None:
-        """Ask the others to wait, where this node cannot catch up by itself."""
-        takes_part = self.status.role in MEMBERS and not self._forgetting.abstains(self.now())
-        before, asks = self.status.behind_s, self.following.asks() if takes_part else 0.0
-        if asks != before:
-            self.note(behind_s=asks)
-        if (asks > 0) != (before > 0):
-            self.presence.tell()
-
-    def _say_epoch(self) -> None:
-        """Tell all at once, not a candidate alone, which of them this node decides with."""
-        epoch, place = self.round.agreement.promised[0], self.round.place
-        if epoch != self.status.epoch and not self.promises.needed(place.round):
-            self.note(epoch=epoch)
-            self.presence.tell()
-
     # --- instructions ----------------------------------------------------------------------------
 
     def carry_out(self, of: Round, instructions: list[Instruction]) -> None:
@@ -299,6 +278,7 @@ class Chain(Reports):
                     self.following.begin(peers)
                 case Accuse(peer, error):
                     self.hooks.rejected(peer, error)
+                    self.hooks.peer(peer, "expelled", str(error))
 
     def _answered(self, of: Round, peer: PeerId, answer: Promise | Certificate) -> None:
         if of is self.round:
@@ -328,14 +308,10 @@ class Chain(Reports):
             self._open_round()
             self._take_office()
             self.hooks.applied(certificate, exchange)
+            if exchange is not None:
+                self.auditor.ended(certificate, exchange)
         await self._announce_move()
         await self.ledger.make_room(self.wiring.offload)
-
-    def _take_office(self) -> None:
-        """At a place that this node has just come to, its vote counts from now on."""
-        in_office = self.me in self.replica.roster and not self.round.forgot
-        if self.status.status == "joining" and in_office:
-            self.note(status="active")
 
     async def _announce_move(self) -> None:
         self._kick.set()
@@ -359,22 +335,13 @@ class Chain(Reports):
             fragment=self.fragment,
         )
 
-    def announced_place(self) -> Place:
-        """Our place; without its state, which would bring us into office, while we abstain."""
-        place = self.replica.place
-        if self._forgetting.abstains(self.now()) and self.me not in self.replica.roster:
-            return replace(place, state=b"")
-        return place
-
     def _open_round(self) -> None:
         place = self.replica.place
         self._holding.over(self.now())
         if self._forgetting.listening(self.now()):
             self._forgetting.heard(place.round)
         forgot = self._forgetting.forgot(place.round)
-        put_out = self.me not in self.replica.roster and self.status.role in MEMBERS
-        if (forgot or put_out) and self.status.status == "active":
-            self.note(status="joining")  # nobody shall wait for our vote
+        self._leave_office(forgot=forgot)
         self.timing.stand(self.codec)
         self.note(epoch=0)
         self.round = Round(
@@ -383,16 +350,16 @@ class Chain(Reports):
             self.replica.roster,
             self.membership,
             self.rules,
-            self.now(),
-            self.timing.round_s,
-            lambda: self.status,
-            self._forgetting.abstain_until,
-            forgot,
-            self.timing.ladder,
-            self.missed.rounds(place.round),
-            self._holding,
-            lambda: self.following.leaving,
-            self.missed.unreliable(place.round),
+            opened=self.now(),
+            round_s=self.timing.round_s,
+            myself=lambda: self.status,
+            abstain_until=self._forgetting.abstain_until,
+            forgot=forgot,
+            ladder=self.timing.ladder,
+            missed=self.missed.rounds(place.round),
+            holding=self._holding,
+            leaving=lambda: self.following.leaving,
+            unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(
@@ -415,16 +382,3 @@ class Chain(Reports):
         if not self.round.awaits(seen.head, self.now()):
             self.following.compare(seen)
         self._kick.set()
-
-    def _take_office_again(self, seen: Announce) -> None:
-        """Restarted, with all that was promised on record: its vote counts as soon as it is there.
-
-        That is where somebody else in office stands; further back it would be waited for in vain.
-        """
-        place = self.replica.place
-        there = (seen.round, seen.head) == (place.round, place.previous)
-        in_office = {self.me, seen.peer} <= set(self.replica.roster)
-        if not there or not in_office or self.status.status != "joining":
-            return
-        if self._forgetting.remembers(place.round):
-            self.update(status="active")

@@ -15,6 +15,7 @@ from gossip.bodies import Wiring
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
+from gossip.standing import changed, seen_from
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -32,6 +33,22 @@ class Wired:
     def now(self) -> float:
         """Monotonic seconds."""
         return self.wiring.now()
+
+
+class OfFragment(Wired):
+    """What follows from a node's presence, seen from one fragment of the model."""
+
+    fragment: int
+    presence: Presence
+
+    @property
+    def status(self) -> Announce:
+        """What this node says of itself, seen from this fragment."""
+        return seen_from(self.presence.status, self.fragment)
+
+    def note(self, **changes: Any) -> None:
+        """Change what this node says of itself; it is said with the next heartbeat."""
+        self.presence.status = changed(self.presence.status, self.fragment, **changes)
 
 
 class Member(Wired):

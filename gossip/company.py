@@ -1,27 +1,19 @@
-"""Who counts in one round, as one member sees it: alive, able to vote, ready, late.
+"""Who counts in one round, as one member sees it: who is there, and delivers.
 
-The membership knows who answers; a round wants more: the same place in the chain, the process
-that was there when the round began, and nobody who was found not to deliver.
+Who is there is :mod:`gossip.attendance`; here is who was found not to deliver what the plan asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from gossip.agreed import Ballot
-from gossip.agreement import Agreement
+from gossip.attendance import Attendance
 from gossip.blame import Failure, Failures
 from gossip.certificate import majority
-from gossip.holding import NO_MORE
-from gossip.membership import Liveness, Membership
-from gossip.validity import Place
 from protocols.identity import PeerId
-from protocols.messages import Announce, Plan
-
-Clients = Callable[[Place, Sequence[PeerId]], Collection[PeerId]]
-"""Which of the live islands in office train in the round at a place; the others rest."""
+from protocols.messages import Announce, Plan, Suspect
 
 BELIEVED = 1 / 4  # of the plan's patience, after which whom I doubt is to blame
 ALONE = 1.0  # likewise, if I lead and nobody else has said so: it may be me, as others see it
@@ -30,19 +22,14 @@ PASSED_OVER = 4.0  # times it, and the expected time: so long the others have to
 
 
 @dataclass
-class Company:
-    """The members of one round.
+class Company(Attendance):
+    """The members of one round that are there and deliver.
 
-    Who does not deliver in it is ``gone``: by what was seen of it (``known``) or because it
+    Who does not deliver in it is ``gone``: by what was seen of it (``faulty``) or because it
     explains who failed whom (``blamed``). Both are forgotten when a new plan counts on it.
     """
 
-    agreement: Agreement
-    membership: Membership
-    myself: Callable[[], Announce]  # this node's own announcement as of now
-    forgot: bool  # this node restarted: it may have voted in this round before
-    clients: Clients | None = None  # None: all of them
-    known: set[PeerId] = field(default_factory=set)  # to be at fault, by what they did
+    faulty: set[PeerId] = field(default_factory=set)  # by what they did
     blamed: set[PeerId] = field(default_factory=set)  # by who failed whom
     unfounded: set[PeerId] = field(default_factory=set)  # of these, for naming others without cause
     declining: set[PeerId] = field(default_factory=set)  # do not want what I send
@@ -51,89 +38,22 @@ class Company:
     failures: Failures = field(init=False)
     _isolated_since: float | None = None
     _asking: bool = False  # I lead, and doubt somebody whom nobody else does
-    _incarnations: dict[PeerId, int] = field(default_factory=dict)
     _led: dict[PeerId, Ballot] = field(default_factory=dict)  # by whose plans I went: the first
 
     def __post_init__(self) -> None:
         self.failures = Failures(self.me)
 
     @property
-    def me(self) -> PeerId:
-        return self.agreement.me
-
-    @property
-    def place(self) -> Place:
-        return self.agreement.place
-
-    def liveness(self, peer: PeerId, now: float) -> Liveness:
-        """As the membership sees it; who restarted during this round is out of it for good.
-
-        A restarted process has forgotten what it promised, so it must not be counted on: unless it
-        is active again, since it has on record that it promised nothing (:mod:`gossip.promises`).
-        """
-        island = self.membership.islands.get(peer)
-        if island is None:
-            return self.membership.liveness(peer, now)
-        incarnation = island.announce.incarnation
-        if island.announce.status == "active":
-            self._incarnations[peer] = incarnation
-        elif island.announce.status != "leaving":
-            known = self._incarnations.setdefault(peer, incarnation)
-            if incarnation != known:
-                return Liveness.DEAD
-        return island.liveness(now, self.membership.patience)
-
-    def alive(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer answers, and has done so since the round began."""
-        return self.liveness(peer, now) is Liveness.ALIVE
-
-    def able(self, now: float) -> tuple[PeerId, ...]:
-        """Those in office who are alive and vote.
-
-        A joining member abstains in epoch 0; whoever is in a later epoch's roster has promised.
-        """
-        return tuple(self._able(now))
-
-    def _able(self, now: float) -> Iterator[PeerId]:
-        for peer in self.agreement.office:
-            if self._takes_part(peer) and self.alive(peer, now):
-                yield peer
-
-    def _takes_part(self, peer: PeerId) -> bool:
-        return self.agreement.promised[0] > 0 or peer == self.me or self.active(peer)
-
-    def here(self, now: float) -> tuple[PeerId, ...]:
-        """Those in office who are alive, whether they abstain or not."""
-        return tuple(peer for peer in self.agreement.office if self.alive(peer, now))
-
-    def majority_alive(self, now: float) -> bool:
-        """Whether those in office can decide without a new epoch."""
-        mute = self.forgot and self.agreement.promised[0] == 0
-        needed, out = majority(self.agreement.office), self.agreement.beyond
-        if mute:
-            out.add(self.me)
-        voting = (peer for peer in self._able(now) if peer not in out)
-        return sum(1 for _ in islice(voting, needed)) == needed
-
-    def intact(self, now: float) -> bool:
-        """Whether those in office can go on, so that a new epoch would be out of place.
-
-        Standing for leader needs a majority in epoch 0, and everybody in a later one.
-        """
-        if self.agreement.promised[0] == 0:
-            return self.majority_alive(now)
-        return len(self.here(now)) == len(self.agreement.office) and not self.agreement.beyond
-
-    def left(self, now: float) -> list[PeerId]:
-        """Those of the roster that has come about who have said farewell."""
-        return [p for p in self.agreement.formed if self.liveness(p, now) is Liveness.LEFT]
+    def gone(self) -> set[PeerId]:
+        """Who is found not to deliver in this round, or is in a later epoch of it."""
+        return self.faulty | self.blamed | self.agreement.beyond
 
     def members(self, now: float) -> list[Announce]:
         """Announcements of the live members who stand at this place of the chain, mine included."""
         here = (self.place.round, self.place.previous)
         found = []
         for peer in self.agreement.office:
-            announce = self.myself() if peer == self.me else self.membership.announcement(peer)
+            announce = self.announcement(peer)
             if (
                 announce is not None
                 and (announce.round, announce.head) == here
@@ -156,54 +76,12 @@ class Company:
                 late.append(announce)
         return ready, late
 
-    def training(self, now: float) -> set[PeerId]:
-        """Live members in office whose work this round is to have: no servers, and none at rest.
+    def working(self, now: float) -> set[PeerId]:
+        """Those in office who are alive and active, wherever in the chain they stand.
 
-        Nor who abstains: it goes by no plan, and would be waited for.
+        Whoever hears late of the others must not take itself for all there is.
         """
-        islands = [peer for peer in self._able(now) if self._role(peer) == "island"]
-        return set(islands if self.clients is None else self.clients(self.place, islands))
-
-    def waiting(self, now: float) -> set[PeerId]:
-        """Who waits for a next round to take part: come anew, or come back."""
-        here = (self.place.previous, self.place.state)
-        return {
-            announce.peer
-            for announce in self.membership.islands_alive(now)
-            if announce.status == "joining" and (announce.head, announce.state) == here
-        }
-
-    def asking(
-        self, awaited: Container[PeerId], now: float
-    ) -> tuple[dict[PeerId, float], set[PeerId]]:
-        """Who cannot catch up by itself: how many seconds each needs, and who is here by now.
-
-        Where a majority is there, who is in office is waited for until it is ready, and not before
-        it trains; where there is none, for its vote.
-        """
-        asks: dict[PeerId, float] = {}
-        here: set[PeerId] = set()
-        concerned = [
-            announce
-            for announce in self.membership.islands_alive(now)
-            if announce.behind_s > 0 or announce.peer in awaited
-        ]
-        if not concerned:
-            return asks, here
-        working = self.training(now) if self.majority_alive(now) else set[PeerId]()
-        place = (self.place.previous, self.place.state)
-        for announce in concerned:
-            peer = announce.peer
-            eta = self.eta(announce, now) if peer in working and not announce.ready else 0.0
-            if (announce.head, announce.state) == place:
-                here.add(peer)
-                if peer in awaited and eta:
-                    asks[peer] = eta
-            elif announce.behind_s > 0 and announce.round <= self.place.round:
-                asks[peer] = eta + self.membership.left(peer, announce.behind_s, now)
-            elif peer in awaited and announce.round < self.place.round:
-                asks[peer] = NO_MORE  # it stands where it knew the others to be
-        return asks, here
+        return self.training(now) - self.gone
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """A peer did not deliver what the plan asked of it, to me."""
@@ -219,18 +97,41 @@ class Company:
         if peer != self.me:
             self.failures.hint(peer)
 
-    def replaceable(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is at fault, for me or by the plan, and the others are enough."""
-        out = self.gone | self._left_out()
-        if peer not in out or self.agreement.promised[0] > 0:
-            return False
-        return sum(p not in out for p in self._able(now)) >= majority(self.agreement.office)
-
-    def told(self, teller: PeerId, peers: Collection[PeerId], now: float) -> None:
-        """Another member says who did not deliver to it in this round."""
-        for peer in peers:
+    def told(self, teller: PeerId, suspect: Suspect, now: float) -> None:
+        """A member tells who does not deliver: its leader, or whoever is next in the order."""
+        plan = self.agreement.plan
+        if plan is None or teller not in plan.roster:
+            return
+        if (suspect.epoch, suspect.ballot) != (plan.epoch, plan.ballot):
+            return
+        for peer in suspect.peers:
             if peer in self.agreement.roster and peer not in (teller, self.me):
                 self.failures.note(teller, peer, now)
+
+    def adopted(self, plan: Plan) -> None:
+        """This is the plan by now: whoever it counts on is not found at fault yet.
+
+        But nobody clears itself by planning once more.
+        """
+        counted = {c.peer for c in plan.contributors if c.active}
+        owners = {p.owner for p in plan.parts if p.result is None}
+        counted |= owners
+        self.owners |= owners
+        ballot = (plan.epoch, plan.ballot)
+        if self._led.setdefault(plan.leader, ballot) != ballot:
+            counted.discard(plan.leader)
+        self.faulty -= counted
+        self.blamed -= counted
+        self.unfounded.clear()
+        self.failures.replanned()
+        self.stuck, self._isolated_since, self._asking = False, None, False
+
+    def accused(self, now: float, patience: float) -> set[PeerId]:
+        """Who is to be reported: all who failed me in this round, once that has settled."""
+        fresh = self.failures.fresh()
+        if not fresh or now < min(fresh.values()) + BELIEVED * patience:
+            return set(self.faulty)
+        return self.faulty | self.failures.mine().keys()
 
     def judge(self, now: float, patience: float) -> None:
         """Blame the fewest that explain who failed whom (:mod:`gossip.blame`).
@@ -286,6 +187,23 @@ class Company:
             certain = self.failures.certain_at
             self.blamed |= {peer for peer, of in found.items() if certain(peer, of, 0) is not None}
 
+    def replaceable(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is at fault, for me or by the plan, and the others are enough."""
+        out = self.gone | self._left_out()
+        if peer not in out or self.agreement.promised[0] > 0:
+            return False
+        return sum(p not in out for p in self._able(now)) >= majority(self.agreement.office)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it is me, or everybody, who does not deliver, as far as I can tell."""
+        return self._isolated_since is not None
+
+    @property
+    def aside(self) -> bool:
+        """Whether others are to say first who does not deliver: I tell them, and do not stand."""
+        return self.isolated or self._asking
+
     def _found(self, now: float) -> dict[PeerId, list[Failure]]:
         dead = {peer for peer in self.failures.mine() if not self.alive(peer, now)}
         return self.failures.explained(frozenset() if self._most(dead) else dead)
@@ -301,46 +219,6 @@ class Company:
             return False
         audible = now - QUIET * self.membership.patience.heartbeat_s
         return all(by == self.me and self._heard(peer, audible) for by, peer in failures)
-
-    def accused(self, now: float, patience: float) -> set[PeerId]:
-        """Who is to be reported: all who failed me in this round, once that has settled."""
-        fresh = self.failures.fresh()
-        if not fresh or now < min(fresh.values()) + BELIEVED * patience:
-            return set(self.known)
-        return self.known | self.failures.mine().keys()
-
-    def adopted(self, plan: Plan) -> None:
-        """This is the plan by now: whoever it counts on is not found at fault yet.
-
-        But nobody clears itself by planning once more.
-        """
-        counted = {c.peer for c in plan.contributors if c.active}
-        owners = {p.owner for p in plan.parts if p.result is None}
-        counted |= owners
-        self.owners |= owners
-        ballot = (plan.epoch, plan.ballot)
-        if self._led.setdefault(plan.leader, ballot) != ballot:
-            counted.discard(plan.leader)
-        self.known -= counted
-        self.blamed -= counted
-        self.unfounded.clear()
-        self.failures.replanned()
-        self.stuck, self._isolated_since, self._asking = False, None, False
-
-    @property
-    def gone(self) -> set[PeerId]:
-        """Who is found not to deliver in this round, or is in a later epoch of it."""
-        return self.known | self.blamed | self.agreement.beyond
-
-    @property
-    def isolated(self) -> bool:
-        """Whether it is me, or everybody, who does not deliver, as far as I can tell."""
-        return self._isolated_since is not None
-
-    @property
-    def aside(self) -> bool:
-        """Whether others are to say first who does not deliver: I tell them, and do not stand."""
-        return self.isolated or self._asking
 
     def _passed_over(self) -> bool:
         """Whether others have found already that it is me."""
@@ -366,47 +244,3 @@ class Company:
     def _heard(self, peer: PeerId, since: float) -> bool:
         island = self.membership.islands.get(peer)
         return island is not None and island.heard > since
-
-    def behind(self, peer: PeerId) -> bool:
-        """Whether a peer has yet to come to this round, as far as it has said."""
-        announce = self.membership.announcement(peer)
-        return announce is not None and announce.round < self.place.round
-
-    def working(self, now: float) -> set[PeerId]:
-        """Those in office who are alive and active, wherever in the chain they stand.
-
-        Whoever hears late of the others must not take itself for all there is.
-        """
-        return self.training(now) - self.gone
-
-    def eta(self, announce: Announce, now: float) -> float:
-        """Seconds until this member is ready."""
-        mine = announce.peer == self.me
-        return announce.eta if mine else self.membership.eta(announce.peer, now)
-
-    def next_roster(self, roster: tuple[PeerId, ...], reformed: bool, now: float) -> set[PeerId]:
-        """Who decides the next round: the old ones but for the dead, and those who joined.
-
-        Where the roster was ``reformed``, the silent are not waited for either.
-        """
-        staying = (Liveness.ALIVE,) if reformed else (Liveness.ALIVE, Liveness.SUSPECT)
-        stay = {peer for peer in roster if self.liveness(peer, now) in staying}
-        newcomers = {
-            announce.peer
-            for announce in self.membership.islands_alive(now)
-            if announce.peer not in stay
-            and announce.head == self.place.previous
-            and announce.state == self.place.state
-        }
-        if self.myself().status == "leaving":
-            stay.discard(self.me)
-        return (stay | newcomers) or {self.me}
-
-    def _role(self, peer: PeerId) -> str:
-        announce = self.myself() if peer == self.me else self.membership.announcement(peer)
-        return "island" if announce is None else announce.role
-
-    def active(self, peer: PeerId) -> bool:
-        """Whether a peer takes part in deciding, by its own word."""
-        announce = self.myself() if peer == self.me else self.membership.announcement(peer)
-        return announce is not None and announce.status == "active"

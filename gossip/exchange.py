@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from gossip.bodies import Wiring as Wiring  # an exchange is made from it
+from gossip.bodies import Wiring
 from gossip.certificate import basis_of
 from gossip.inbox import Inbox, Receiver
 from gossip.outbox import Outbox, Untaken
@@ -190,7 +190,7 @@ class Exchange:
 
     def _relay(self, route: Route, relay: PeerId, routes: Routes, number: int) -> PeerId | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
-        brought, passed_on = routes.through(number, relay)
+        brought, passed_on = routes.through(relay)
         self._planned.stand_in(relay, route)
         if relay == self.me:
             route.passed_on = passed_on

@@ -10,7 +10,7 @@ import torch
 
 from gossip.approach import Approach
 from gossip.bodies import Wiring
-from gossip.catchup import CatchUp, Ending, Held
+from gossip.catchup import Ending, Held, Replay
 from gossip.certificate import heavier
 from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
@@ -57,14 +57,13 @@ class Following:
     under_way: bool = False
     _leaves_for: tuple[int, bytes, int] | None = None  # round, head, work: proven; of a fork
     _left_at: float = 0.0  # when something was last done about it
-    _said: Ending | None = None  # why only a download helps
     _in_vain: bool = False  # has it been left for a state that nobody delivered
-    _replay: CatchUp = field(init=False)
+    _replay: Replay = field(init=False)
     _news: bool = False  # while it was under way
 
     def __post_init__(self) -> None:
         self.approach.link = self.link
-        self._replay = CatchUp(
+        self._replay = Replay(
             self.wiring, self.shape, self.place, self.held, self.advance, self.rejected,
             self._is_far, self.approach.replays, self.approach.replayed, self._upload, self.link,
         )  # fmt: skip
@@ -175,7 +174,7 @@ class Following:
                 return
             endings.add(ending)
         if Ending.DIVERGED in endings:
-            self._report(Ending.DIVERGED, tuple(asked))
+            self.behind(Ending.DIVERGED, tuple(asked))
         elif endings & {Ending.FAR, Ending.GONE, Ending.FORKED}:
             await self._judge(endings)
 
@@ -193,12 +192,8 @@ class Following:
                 if found[0] is Ending.FORKED:
                     self._leaves_for = (claim.round, claim.head, claim.work)
                     self._left_at = self.wiring.now()
-                self._report(found[0], tuple(self._ahead()))
+                self.behind(found[0], tuple(self._ahead()))
                 return
-
-    def _report(self, ending: Ending, peers: tuple[PeerId, ...]) -> None:
-        self._said = ending
-        self.behind(ending, peers)
 
     async def _proves(self, claim: Announce) -> bool:
         """Whether a peer can show how the swarm came to the place it says it stands at."""
@@ -241,4 +236,4 @@ class Following:
         others = [state for state in states if state != here.state]
         most = max(map(others.count, others), default=0)
         if not self.busy() and most > len(states) - len(others) + 1:
-            self._report(Ending.DIVERGED, ())
+            self.behind(Ending.DIVERGED, ())

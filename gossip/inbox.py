@@ -17,6 +17,7 @@ import torch
 from gossip.bodies import Wiring, chunk_at, result_from, trailer_size
 from gossip.buffers import Whole
 from gossip.certificate import check_result
+from gossip.collecting import Collecting
 from gossip.fetching import Fetching
 from gossip.lateness import merged_patience_s
 from gossip.owning import Owning
@@ -71,12 +72,10 @@ class Inbox:
         source, told = self.own.source, self.listener
         wanted = source.merged if isinstance(source, WantsMerged) else None
         self._whole = whole = Whole(self.shape.size, wanted)
-        merging = (self.wiring, self.transfers, self.own, told)
-        mix, moved, me = self.shape.mix, self.transfers, self.wiring.identity.peer_id
-        self.owning = Owning(*merging, self._hold, whole, mix, told.weighed)
-        self.relaying = Relaying(
-            *merging, lambda result, data: None, whole, mix, told.weighed, fault=told.fault
-        )
+        collecting = (self.wiring, self.transfers, self.own, told, whole, self.shape.mix)
+        moved, me = self.transfers, self.wiring.identity.peer_id
+        self.owning = Owning(*collecting, self._hold, told.weighed)
+        self.relaying = Relaying(*collecting, told.fault)
         self.watches = Watches(moved, told, self.place, self.parts, self.shunned)
         self.fetching = Fetching(moved, told, me, self.parts, self.planned, whole, self._hold)
 
@@ -118,7 +117,7 @@ class Inbox:
         me = self.wiring.identity.peer_id
         await self.planned.until((header.start, header.stop, me, header.basis), wait)
 
-    def _merging(self, header: Transfer) -> Owning:
+    def _merging(self, header: Transfer) -> Collecting:
         return self.relaying if self.relaying.collects_range(header) else self.owning
 
     # --- merged parts ------------------------------------------------------------------------

@@ -14,11 +14,15 @@ from typing import Any
 
 import torch
 
-from gossip.merging import AT_A_TIME, PartMerge
+from gossip.auditing import Shown
+from gossip.bodies import as_bytes
+from gossip.commitments import SEAL_SIZE, Node, check_seal, leaf, leaf_of, root, root_of
+from gossip.merging import AT_A_TIME, PartMerge, SliceDrain
 from gossip.mixing import Column
+from gossip.weighing import inner_products, triangle
+from protocols.errors import BadSignature, Malformed
 from protocols.identity import PeerId
-
-PIECE = 8192  # elements of each slice that are multiplied in double at a time
+from protocols.messages import Transfer
 
 
 class KeptMerge(PartMerge):
@@ -47,8 +51,10 @@ class KeptMerge(PartMerge):
         peers = [p for p in self._order if p in kept or (p == self._me and self._source)]
         values = torch.empty(len(peers), chunk.stop - chunk.start)
         for peer, row in zip(peers, values, strict=True):
-            if peer in kept:
+            if peer != self._me:
                 self.codec.decode_chunk(chunk, kept[peer], row)
+            elif peer in kept:
+                row.copy_(kept[peer].view(torch.float32))
             else:
                 assert self._source is not None
                 row.copy_(self._source.delta(chunk.start, chunk.stop, row))
@@ -77,16 +83,24 @@ class ColumnMerge(KeptMerge):
 class WeighedMerge(KeptMerge):
     """A part merged with scales that follow from its own slices, and from those of other parts.
 
-    ``judged`` is called once, when all slices are in that will come: then :attr:`present` and
-    :attr:`products` are known. Nothing is merged before :meth:`deal`.
+    ``judged`` is called once, when all slices are in that will come: then :attr:`seals` and
+    :attr:`products` are known. Nothing is merged before :meth:`deal`. ``header`` is what slices are
+    sealed under; all of them are kept, to answer for the part (:meth:`shown`).
     """
 
-    def __init__(self, *args: Any, judged: Callable[[], None], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, judged: Callable[[], None], header: Transfer, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._judged = judged
-        self._all = torch.zeros(len(self._order), len(self._order), dtype=torch.float64)
-        self._looked = 0  # chunks whose products are in
+        self._judged, self._header = judged, header
+        self._leaves: dict[PeerId, list[Node]] = {peer: [] for peer in self._order}
+        self._seals: dict[PeerId, bytes] = {}
+        self._products: list[tuple[list[PeerId], torch.Tensor]] = []  # float64 [K, K] of each chunk
         self._dealt: Mapping[PeerId, float] | None = None
+
+    @property
+    def copies(self) -> int:
+        return 1 + len(self._order)
 
     @property
     def dealt(self) -> bool:
@@ -94,23 +108,44 @@ class WeighedMerge(KeptMerge):
         return self._dealt is not None
 
     @property
-    def present(self) -> list[PeerId]:
-        """Whose slices came whole, in order."""
-        number = len(self.chunks)
-        mine = {self._me} if self._source is not None else set()
-        return [p for p in self._order if p in mine or self._reached.get(p, 0) == number]
+    def seals(self) -> dict[PeerId, bytes]:
+        """Of those whose slices came whole, in order; of mine the root alone."""
+        if self._source is not None:
+            self._seals[self._me] = root(self._leaves[self._me]).hash
+        return {peer: self._seals[peer] for peer in self._order if peer in self._seals}
 
     @property
-    def products(self) -> torch.Tensor:
-        """Inner products of the slices of those who are :attr:`present`: float64 [K, K]."""
-        rows = [self._order.index(peer) for peer in self.present]
-        return self._all[rows][:, rows]
+    def products(self) -> Node:
+        """The inner products of those slices: the lower triangle of float64 [K, K]."""
+        return root(self._by_chunk())
+
+    def shown(self) -> Shown:
+        """What is to be kept of it when it is merged."""
+        leaves = {peer: self._leaves[peer] for peer in self.seals}
+        return Shown(self._kept, leaves, self._by_chunk())
 
     def deal(self, coefficients: Mapping[PeerId, float]) -> None:
         """Merge: the sum of these, who are all present, each times its coefficient."""
         if self._dealt is None:
             self._dealt = coefficients
             self._advance()
+
+    def drain(self, peer: PeerId, first: int) -> SliceDrain:
+        return SealedDrain(self, peer, first)
+
+    def add_last(self, peer: PeerId, index: int, data: torch.Tensor, seal: bytes) -> None:
+        """A contributor's last chunk, and the seal. Raises as :meth:`add`, and BadSignature."""
+        if peer in self._expected and index == self._reached[peer]:
+            whole = root([*self._leaves[peer], leaf(as_bytes(data))]).hash
+            try:
+                check_seal(peer, self._header, seal)
+                if root_of(seal) != whole:
+                    raise Malformed("the seal of another slice")
+            except (BadSignature, Malformed):
+                self.give_up(peer)
+                raise
+            self._seals[peer] = seal
+        self.add(peer, index, data)
 
     def close(self) -> None:
         """As :meth:`PartMerge.close`."""
@@ -119,6 +154,10 @@ class WeighedMerge(KeptMerge):
 
     def counted(self, peer: PeerId) -> int:
         return self.stop - self.start if self._dealt and peer in self._dealt else 0
+
+    def _take(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
+        super()._take(peer, index, data)
+        self._leaves[peer].append(leaf(as_bytes(data)))
 
     def _advance(self) -> None:
         if self._dealt is not None:
@@ -129,9 +168,8 @@ class WeighedMerge(KeptMerge):
         for _ in range(AT_A_TIME):
             if not self._next_is_complete():
                 return
-            self._multiply(self._looked)
-            self._looked += 1
-            if self._looked == len(self.chunks):
+            self._multiply(len(self._products))
+            if len(self._products) == len(self.chunks):
                 self._judged()
                 return
         self._busy = True
@@ -140,22 +178,68 @@ class WeighedMerge(KeptMerge):
     def _next_is_complete(self) -> bool:
         if self._dealt is not None:
             return super()._next_is_complete()
-        open_ = self._settled and not self._closed and self._looked < len(self.chunks)
-        return open_ and not self._missing[self._looked]
+        looked = len(self._products)
+        open_ = self._settled and not self._closed and looked < len(self.chunks)
+        return open_ and not self._missing[looked]
 
     def _multiply(self, index: int) -> None:
+        chunk = self.chunks[index]
+        if self._source is not None:  # as it is, never encoded
+            scratch = self._scratch()
+            mine = self._source.delta(chunk.start, chunk.stop, scratch[: chunk.stop - chunk.start])
+            self._kept[index][self._me] = data = mine.clone().view(torch.uint8)
+            self._leaves[self._me].append(leaf(as_bytes(data)))
+            self._spare.append(scratch)
         peers, values = self._values(index)
-        rows = torch.tensor([self._order.index(peer) for peer in peers], dtype=torch.int64)
-        for piece in torch.split(values, PIECE, dim=1):
-            wide = piece.double()  # fp32 would overflow where a liar sends huge values
-            self._all[rows[:, None], rows] += wide @ wide.T
+        self._products.append((peers, inner_products(values)))
+
+    def _by_chunk(self) -> list[Node]:
+        """The products of those who are present, chunk by chunk."""
+        present = list(self.seals)
+        found = []
+        for peers, products in self._products:
+            rows = [peers.index(peer) for peer in present]
+            found.append(leaf_of(triangle(products[rows][:, rows])))
+        return found
 
     def _sum_of_all(self, index: int) -> torch.Tensor:
         assert self._dealt is not None
         total = self._sum(index).zero_()
-        peers, values = self._values(index)
-        self._kept[index].clear()
-        for peer, row in zip(peers, values, strict=True):
+        for peer, row in zip(*self._values(index), strict=True):
             if peer in self._dealt:
                 total.add_(row.mul_(self._dealt[peer]))
         return total
+
+
+class SealedDrain(SliceDrain):
+    """A slice with its seal behind it; the last chunk counts once that is in."""
+
+    _merge: WeighedMerge
+
+    def __init__(self, merge: WeighedMerge, peer: PeerId, first: int) -> None:
+        super().__init__(merge, peer, first)
+        self._buffer = torch.empty(len(self._buffer) + SEAL_SIZE, dtype=torch.uint8)
+        self._view = as_bytes(self._buffer)
+        self.length += SEAL_SIZE
+
+    def room(self) -> memoryview:
+        """The rest of the chunk that is on its way, or of the last one and the seal."""
+        return self._view[self._at : self._size()]
+
+    def took(self, count: int) -> None:
+        """Raises as :meth:`WeighedMerge.add_last` does."""
+        self._at += count
+        self._merge.moved(self._peer, count)
+        if self._at < self._size():
+            return
+        size = self._merge.chunks[self._index].size
+        data, behind = self._buffer[:size], bytes(self._view[size : self._size()])
+        if behind:
+            self._merge.add_last(self._peer, self._index, data, behind)
+        else:
+            self._merge.add(self._peer, self._index, data)
+        self._index, self._at = self._index + 1, 0
+
+    def _size(self) -> int:
+        last = self._index == len(self._merge.chunks) - 1
+        return self._merge.chunks[self._index].size + (SEAL_SIZE if last else 0)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gossip.bodies import as_bytes
 from protocols.messages import Certificate
+from protocols.tasks import Offload
 
 Parts = Mapping[tuple[int, int], torch.Tensor]  # range -> uint8, encoded
 
@@ -90,7 +90,7 @@ class Ledger:
         self._rounds[round_] = (kept[0], {} if now is None else now)
         self._stored.add(round_)
 
-    async def make_room(self, offload: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+    async def make_room(self, offload: Offload) -> None:
         """Move parts that have no room in memory to files, written in ``offload``."""
         if self.directory is None:
             return
@@ -120,7 +120,7 @@ class Ledger:
         return tuple(found)
 
     def part(self, round_: int, start: int, stop: int, digest: bytes) -> torch.Tensor | None:
-        """The encoded bytes of a certified part, if they are kept and have this digest."""
+        """The encoded bytes (uint8) of a certified part, if they are kept and have this digest."""
         found = self._rounds.get(round_)
         if found is None:
             return None

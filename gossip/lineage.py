@@ -11,9 +11,8 @@ Beyond :data:`MAX_BYTES` nothing more is kept: members go on, and strangers stay
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from gossip.certificate import (
     check_certificate,
@@ -34,13 +33,12 @@ from protocols.messages import (
     HandoverRequest,
     Handovers,
 )
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 MAX_BYTES = 64 * 1024 * 1024  # of one lineage at most: 80,000 changes among four islands
 CALL_TIMEOUT_S = 5.0
 ANSWER_BYTES = 512 * 1024
-
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Lineage:

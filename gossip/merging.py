@@ -26,7 +26,7 @@ from blake3 import blake3
 from gossip.bodies import as_bytes
 from gossip.buffers import Whole
 from gossip.slicing import FINITE, KeepsLost, Source, largest, squared_norm, within
-from protocols.codecs import CHUNK, RangeCodec
+from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import PeerId
 from protocols.transport import Buffer
@@ -151,8 +151,12 @@ class PartMerge:
             self._source = source if self._me in self._shares else None
             self._advance()
 
+    def drain(self, peer: PeerId, first: int) -> SliceDrain:
+        """For a contributor's slice from the ``first`` chunk on."""
+        return SliceDrain(self, peer, first)
+
     def add(self, peer: PeerId, index: int, data: torch.Tensor) -> None:
-        """A contributor's chunk, encoded (uint8); one that is in already is ignored.
+        """A contributor's chunk, encoded (uint8 [bytes]); one that is in already is ignored.
 
         Raises RemoteRefused ``late`` when it is not expected any more. A chunk that does not
         decode to finite numbers raises RemoteProtocolError, and its sender is given up on.
@@ -305,11 +309,7 @@ class PartMerge:
         chunk, total = self.chunks[index], self._sum_of_all(index)
         target = self.result[chunk.offset : chunk.offset + chunk.size]
         if self._plain is None:
-            try:
-                self.codec.encode_chunk(chunk, total, target)
-            except ValueError:  # what a decoder takes is a little more than what an encoder does
-                bound = largest(self.codec)
-                self.codec.encode_chunk(chunk, total.clamp_(-bound, bound), target)
+            encode_within(self.codec, chunk, total, target)
             self._note_lost(index, total, target)
             if self._decoded_to is not None:
                 self.codec.decode_chunk(chunk, target, self._decoded_to(chunk.start, chunk.stop))
@@ -387,6 +387,15 @@ class MergedFeed:
             found = self._merge.trailer
         self.given += len(found)
         return found or None
+
+
+def encode_within(codec: RangeCodec, chunk: Chunk, values: torch.Tensor, out: torch.Tensor) -> None:
+    """Encode sums, fp32 [n]; those beyond what the codec carries are brought to its bound."""
+    try:
+        codec.encode_chunk(chunk, values, out)
+    except ValueError:  # what a decoder takes is a little more than what an encoder does
+        bound = largest(codec)
+        codec.encode_chunk(chunk, values.clamp_(-bound, bound), out)
 
 
 def _nothing() -> None:

@@ -11,9 +11,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from gossip.commitments import seal
 from gossip.planned import Planned, Route
 from gossip.relaying import Relaying
-from gossip.slicing import OwnContribution, SliceFeed
+from gossip.slicing import OwnContribution, SealedFeed, SliceFeed
 from gossip.transfers import Transfers, header_of
 from gossip.validity import PartKey, Place
 from protocols.errors import NonFinite, RemoteProtocolError, RemoteRefused, TransportError
@@ -108,12 +109,16 @@ class Outbox:
 
     async def _push(self, key: PartKey, plan: Plan, to: PeerId, *, ask: bool) -> None:
         """Push my slice, or an empty one in its place. Raises what :meth:`Transfers.push` does."""
-        codec = self.transfers.wiring.codec.named(plan.codec)
+        wiring = self.transfers.wiring
+        codec, identity = wiring.codec.named(plan.codec), wiring.identity
         header, source = header_of(self.place, key, plan), self.own.source
 
         async def push(*, everything: bool) -> None:
             def feed(first: int) -> SliceFeed:
-                return SliceFeed(codec, source, key[0], key[1], first if everything else None)
+                at = (codec, source, key[0], key[1], first if everything else None)
+                if plan.draft:
+                    return SealedFeed(*at, lambda leaves: seal(identity, header, leaves))
+                return SliceFeed(*at)
 
             await self.transfers.push(to, "slice", header, feed, plan.patience_s, ask=ask)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence, Set
 
-from gossip.agreed import Remains
+from gossip.agreed import Ballot, Remains
 from gossip.certificate import basis_of, leader_order, sign_result
 from gossip.estimating import choose_codec, links_of, measured, timing_of
 from gossip.grouping import UNGROUPED, lay_out, may_group, renewed_groups
@@ -26,6 +26,8 @@ from protocols.messages import (
     MAX_WEIGHED,
     Announce,
     Contributor,
+    Gram,
+    Group,
     Part,
     PartResult,
     Plan,
@@ -37,7 +39,7 @@ def fresh_plan(
     place: Place,
     rules: Rules,
     *,
-    ballot: tuple[int, int],
+    ballot: Ballot,
     roster: tuple[PeerId, ...],
     ready: Sequence[Announce],
     members: Sequence[Announce],
@@ -85,21 +87,18 @@ def fresh_plan(
         patience_s or rules.patience_s,
         measured(members),
     )
-    return Plan(
-        place.fragment,
-        place.round,
-        *ballot,
-        identity.peer_id,
-        place.previous,
-        place.state,
-        codec,
+    return _plan(
+        identity,
+        place,
+        ballot,
         roster,
-        rules.mix.scaled([_contributor(announce) for announce in ordered]),
-        parts,
-        next_roster_of(roster, next_roster),
-        min(expected, MAX_EXPECTED_S),
-        min(patience, MAX_PATIENCE_S),
-        draft,
+        codec=codec,
+        contributors=rules.mix.scaled([_contributor(announce) for announce in ordered]),
+        parts=parts,
+        next_roster=next_roster_of(roster, next_roster),
+        expected_s=min(expected, MAX_EXPECTED_S),
+        patience_s=min(patience, MAX_PATIENCE_S),
+        draft=draft,
         groups=layout.groups,
     )
 
@@ -121,7 +120,7 @@ def roll_call(
     place: Place,
     rules: Rules,
     *,
-    ballot: tuple[int, int],
+    ballot: Ballot,
     roster: tuple[PeerId, ...],
     next_roster: Iterable[PeerId],
     patience_s: float,
@@ -130,20 +129,18 @@ def roll_call(
     me = identity.peer_id
     nobody = rules.mix.scaled([Contributor(me, 0.0, 0, False)])
     whole, codec = Part(0, rules.size, me, None), rules.codecs[0]
-    return Plan(
-        place.fragment,
-        place.round,
-        *ballot,
-        me,
-        place.previous,
-        place.state,
-        codec,
+    result = _empty(identity, place, codec, basis_of(codec, nobody), whole)
+    return _plan(
+        identity,
+        place,
+        ballot,
         roster,
-        nobody,
-        (Part(0, rules.size, me, _empty(identity, place, codec, basis_of(codec, nobody), whole)),),
-        next_roster_of(roster, next_roster),
-        0.0,
-        min(patience_s, MAX_PATIENCE_S),
+        codec=codec,
+        contributors=nobody,
+        parts=(dataclasses.replace(whole, result=result),),
+        next_roster=next_roster_of(roster, next_roster),
+        expected_s=0.0,
+        patience_s=min(patience_s, MAX_PATIENCE_S),
     )
 
 
@@ -190,23 +187,20 @@ def renewed_plan(
             owner = min(load, key=lambda peer: (load[peer], peer))
             load[owner] += part.stop - part.start
         parts.append(Part(part.start, part.stop, owner, result))
-    return Plan(
-        place.fragment,
-        place.round,
-        *remains.ballot,
-        identity.peer_id,
-        place.previous,
-        place.state,
-        plan.codec,
+    return _plan(
+        identity,
+        place,
+        remains.ballot,
         remains.roster,
-        contributors,
-        tuple(parts),
-        next_roster_of(remains.roster, next_roster),
-        plan.expected_s,
-        plan.patience_s,
-        draft,
-        plan.grams,
-        renewed_groups(plan.groups, plan.parts, parts, set(live)),
+        codec=plan.codec,
+        contributors=contributors,
+        parts=tuple(parts),
+        next_roster=next_roster_of(remains.roster, next_roster),
+        expected_s=plan.expected_s,
+        patience_s=plan.patience_s,
+        draft=draft,
+        grams=plan.grams,
+        groups=renewed_groups(plan.groups, plan.parts, parts, set(live)),
     )
 
 
@@ -216,30 +210,63 @@ def repeated_plan(identity: Identity, place: Place, remains: Remains, patience_s
     if outcome is None:
         raise LocalProtocolError("nothing was voted for")
     parts = tuple(Part(r.start, r.stop, r.owner, r) for r in outcome.parts)
-    return Plan(
-        place.fragment,
-        place.round,
-        *remains.ballot,
-        identity.peer_id,
-        place.previous,
-        place.state,
-        outcome.codec,
+    return _plan(
+        identity,
+        place,
+        remains.ballot,
         remains.roster,
-        outcome.contributors,
-        parts,
-        outcome.next_roster,
-        0.0,
-        patience_s,
+        codec=outcome.codec,
+        contributors=outcome.contributors,
+        parts=parts,
+        next_roster=outcome.next_roster,
+        expected_s=0.0,
+        patience_s=patience_s,
     )
 
 
-def next_roster_of(
-    office: Iterable[PeerId], wanted: Iterable[PeerId], most: int = MAX_ROSTER
-) -> tuple[PeerId, ...]:
+def next_roster_of(office: Iterable[PeerId], wanted: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """``wanted`` in order; where they are too many, those who are in office stay."""
     wanted, office = set(wanted), set(office)
-    stay = sorted(wanted & office)[:most]
-    return tuple(sorted(stay + sorted(wanted - office)[: most - len(stay)]))
+    stay = sorted(wanted & office)[:MAX_ROSTER]
+    return tuple(sorted(stay + sorted(wanted - office)[: MAX_ROSTER - len(stay)]))
+
+
+def _plan(
+    identity: Identity,
+    place: Place,
+    ballot: Ballot,
+    roster: tuple[PeerId, ...],
+    *,
+    codec: str,
+    contributors: tuple[Contributor, ...],
+    parts: tuple[Part, ...],
+    next_roster: tuple[PeerId, ...],
+    expected_s: float,
+    patience_s: float,
+    draft: bool = False,
+    grams: tuple[Gram, ...] = (),
+    groups: tuple[Group, ...] = (),
+) -> Plan:
+    """A plan of this member's, for the round at ``place``."""
+    return Plan(
+        fragment=place.fragment,
+        round=place.round,
+        epoch=ballot[0],
+        ballot=ballot[1],
+        leader=identity.peer_id,
+        previous=place.previous,
+        state=place.state,
+        codec=codec,
+        roster=roster,
+        contributors=contributors,
+        parts=parts,
+        next_roster=next_roster,
+        expected_s=expected_s,
+        patience_s=patience_s,
+        draft=draft,
+        grams=grams,
+        groups=groups,
+    )
 
 
 def _contributor(announce: Announce) -> Contributor:

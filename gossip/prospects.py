@@ -42,7 +42,7 @@ class Prospects:
             return now - voted_at > 2 * patience
         if not self.succession.in_vain(now, patience):
             return False
-        self.company.known.add(plan.leader)
+        self.company.faulty.add(plan.leader)
         return True
 
     def doubt_candidate(self, now: float) -> None:
@@ -61,7 +61,7 @@ class Prospects:
         """
         if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
             return True
-        self.company.known |= self.drafting.silent(now)
+        self.company.faulty |= self.drafting.silent(now)
         return self.drafting.overdue(now)
 
     def _cannot_complete(self, plan: Plan, now: float) -> bool:

@@ -1,7 +1,8 @@
 """A relay's work for its group: slices in, their sum on to the owner; the merged part back.
 
-Collecting is an owner's work (:mod:`gossip.owning`) with another end: chunks are not divided by
-the weight of who is in them, and are streamed to the part's owner with a mark of who that is.
+Slices are collected as an owner does (:mod:`gossip.collecting`), with another end: chunks are not
+divided by the weight of who is in them, and are streamed to the part's owner with a mark of who
+that is.
 Passing on needs no arithmetic: what has arrived of the merged part and is sound goes to the group,
 byte for byte, and the trailer with the owner's signature after it.
 """
@@ -20,11 +21,11 @@ import torch
 
 from gossip.bodies import as_bytes, trailer_size
 from gossip.buffers import Whole, buffers
+from gossip.collecting import Collecting
 from gossip.joining import magnitude, mark_of, mark_size
 from gossip.lateness import merged_patience_s
 from gossip.merging import PartMerge
 from gossip.owned import OwnedPart
-from gossip.owning import Owning
 from gossip.receiving import Inflow
 from gossip.routing import Paths
 from gossip.validity import PartKey
@@ -180,10 +181,10 @@ class PassingFeed:
 
 
 @dataclass
-class Relaying(Owning):
+class Relaying(Collecting):
     """The parts that this member relays for its group in one round."""
 
-    fault: Callable[[PeerId, str], None] = lambda peer, why: None
+    fault: Callable[[PeerId, str], None]
     _ends: dict[PartKey, tuple[PartKey, tuple[PeerId, ...]]] = field(default_factory=dict)
     _passing: dict[tuple[PartKey, PeerId], tuple[SharedInflow, asyncio.Task[None]]] = field(
         default_factory=dict
@@ -237,7 +238,7 @@ class Relaying(Owning):
             self._passing[key, peer] = (inflow, task)
 
     async def stopped(self) -> None:
-        """As :meth:`Owning.stopped`."""
+        """As :meth:`Collecting.stopped`."""
         await super().stopped()
         self._ends.clear()
         self._passing.clear()
@@ -264,7 +265,12 @@ class Relaying(Owning):
     # --- where the ends differ from an owner's ---------------------------------------------------
 
     def _kind(
-        self, key: PartKey, plan: Plan, paths: Paths, *_: Callable[..., None]
+        self,
+        key: PartKey,
+        header: Transfer,
+        plan: Plan,
+        paths: Paths,
+        part: Callable[[], OwnedPart],
     ) -> Callable[..., PartMerge]:
         return functools.partial(GroupMerge, brought=self._ends[key][1])
 

@@ -13,7 +13,7 @@ from gossip.retaining import needed
 from gossip.round import Round
 from gossip.timing import Timing
 from gossip.validity import PartKey
-from protocols.errors import RemoteProtocolError
+from protocols.errors import Contradiction, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Gram, PartResult
 
@@ -53,6 +53,15 @@ class Reports(Wired, CarriesOut):
 
     def weighed(self, gram: Gram) -> None:
         self.carry_out(self.round, self.round.on_products(gram, self.now()))
+
+    def caught(self, peer: PeerId, why: str) -> None:
+        self.round.membership.expel(peer)
+        why = f"it merged a part with {why}: expelled"
+        self.hooks.rejected(peer, Contradiction(why))
+        self.hooks.peer(peer, "expelled", why)
+
+    def unproven(self, peer: PeerId, error: Exception) -> None:
+        self.hooks.peer(peer, "fault", f"it does not show what it has merged: {error}")
 
     def needed(self) -> set[PartKey]:
         """The parts that have to stay: what I have voted for, and what I may vote for."""

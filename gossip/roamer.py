@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from gossip.bodies import Wiring
-from gossip.common import Wired
+from gossip.common import OfFragment
 from gossip.letter_times import Choice, LetterTimes, Terms
 from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
@@ -25,7 +25,6 @@ from gossip.membership import Membership
 from gossip.postman import Postman
 from gossip.presence import Presence
 from gossip.rounded import Acquaintance, Exchanged, Rounded
-from gossip.standing import changed, seen_from
 from gossip.validity import Place
 from gossip.wandering import Wandering
 from protocols.codecs import Encoded
@@ -83,7 +82,7 @@ class Own(NamedTuple):
 
 
 @dataclass
-class Roamer(Wired):
+class Roamer(OfFragment):
     """This node's exchanges of one fragment. :meth:`run` runs until cancelled.
 
     ``more(distance, progress)`` says how many exchanges to add to a round, from mean squares per
@@ -163,11 +162,6 @@ class Roamer(Wired):
     # --- for whoever owns this -------------------------------------------------------------------
 
     @property
-    def status(self) -> Announce:
-        """What this node says of itself, seen from this fragment."""
-        return seen_from(self.presence.status, self.fragment)
-
-    @property
     def lineage(self) -> Lineage:
         """Nobody has handed office to anybody."""
         return Lineage(self.wiring.run, (self.me,))
@@ -196,10 +190,6 @@ class Roamer(Wired):
     def waiting_weight(self) -> float:
         """Push-sum weight of shares that are here and not mixed in yet."""
         return self._taking + sum(letter.weight for letter in self.letters.held.values())
-
-    def note(self, **changes: Any) -> None:
-        """Change what this node says of itself; it is said with the next heartbeat."""
-        self.presence.status = changed(self.presence.status, self.fragment, **changes)
 
     def update(self, **changes: Any) -> None:
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""

@@ -3,7 +3,7 @@
 Events and ``now`` go in, instructions come out; :mod:`gossip.chain` carries them out. What is
 decided and why it cannot be decided twice is :mod:`gossip.agreement`; what a plan contains is
 :mod:`gossip.planning`; this file is about *when*: when a leader proposes, when a silent one is
-passed over, when the survivors stop waiting for a majority.
+passed over. When the survivors stop waiting for a majority is :mod:`gossip.reforming`.
 
 Somebody always stands up (:mod:`gossip.turns`): the live members of the roster, in the round's
 leading order, each a little later than the one before.
@@ -36,6 +36,7 @@ from gossip.membership import Membership
 from gossip.opening import Opening
 from gossip.proposer import Proposer
 from gossip.prospects import Prospects
+from gossip.reforming import Reforming
 from gossip.rules import Rules
 from gossip.succession import Succession
 from gossip.telling import Telling
@@ -84,13 +85,14 @@ class Round:
     opening: Opening = field(init=False)
     candidacies: Candidacies = field(init=False)
     succession: Succession = field(init=False)
+    finished: bool = field(init=False, default=False)  # committed here
     _drafting: Drafting = field(init=False)
     _prospects: Prospects = field(init=False)
+    _reforming: Reforming = field(init=False)
     _turns: Turns = field(default_factory=Turns)
     _stands_back: bool = False  # for that other side
     _voted_at: float = 0.0
     _referred_at: float | None = None  # when a certificate was last pointed out to us
-    _finished: bool = False
     _usual_patience: float = 0.0  # by the round trips when the round began
 
     def __post_init__(self) -> None:
@@ -115,15 +117,11 @@ class Round:
         )  # fmt: skip
         self._drafting = Drafting(self.agreement, self.rules.mix)
         self._prospects = Prospects(self.agreement, self.company, self._drafting, self.succession)
+        self._reforming = Reforming(self.company, self.opening, self.rules, self._turns)
 
     @property
     def me(self) -> PeerId:
         return self.identity.peer_id
-
-    @property
-    def finished(self) -> bool:
-        """Committed here."""
-        return self._finished
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -139,7 +137,7 @@ class Round:
         now: float,
     ) -> list[Instruction]:
         """A control message, or the reply to one. Raises RemoteProtocolError for bad ones."""
-        if self._finished:
+        if self.finished:
             return []
         match message:
             case Plan():
@@ -159,7 +157,7 @@ class Round:
                 self.opening.shown(sender, message)
                 out = [] if remains is None else self._lead(remains, now)
             case Suspect():
-                self._on_suspect(sender, message, now)
+                self.company.told(sender, message, now)
                 return []  # nothing is due by it at once
             case Gram():
                 out = self._on_gram(sender, message, now)
@@ -176,7 +174,7 @@ class Round:
             events = self.agreement.on_plan(sender, plan)
         except (Malformed, BadSignature):
             if sender in self.roster:
-                self.company.known.add(sender)
+                self.company.faulty.add(sender)
             raise
         self.candidacies.followed(sender, before, now)
         if self.succession.judge(now, self._patience()):
@@ -215,18 +213,10 @@ class Round:
         self._referred_at = now
         return [CatchUp((sender, *(vote.voter for vote in certificate.votes)))]
 
-    def _on_suspect(self, sender: PeerId, suspect: Suspect, now: float) -> None:
-        """A member tells who does not deliver: to its leader, or to the next one after it."""
-        plan = self.agreement.plan
-        if plan is None or sender not in plan.roster:
-            return
-        if (suspect.epoch, suspect.ballot) == (plan.epoch, plan.ballot):
-            self.company.told(sender, suspect.peers, now)
-
     def on_products(self, gram: Gram, now: float) -> list[Instruction]:
         """All slices of a part that I own in a draft are in, and these are their products."""
         plan = self.agreement.plan
-        if self._finished or plan is None or not plan.draft:
+        if self.finished or plan is None or not plan.draft:
             return []
         if plan.leader != self.me:
             return [Send(plan.leader, gram)]
@@ -239,11 +229,11 @@ class Round:
 
     def on_held(self, result: PartResult, now: float) -> list[Instruction]:
         """The bytes of a merged part have arrived and match its digest."""
-        return [] if self._finished else self._carry_out(self.agreement.on_held(result), now)
+        return [] if self.finished else self._carry_out(self.agreement.on_held(result), now)
 
     def on_lost(self, result: PartResult, now: float) -> list[Instruction]:
         """A part that the plan takes as merged is not to be had from anybody."""
-        if self._finished:
+        if self.finished:
             return []
         self._prospects.lost.add(key_of(result))
         self.opening.lost.add(key_of(result))
@@ -251,14 +241,14 @@ class Round:
 
     def on_fault(self, peer: PeerId, now: float) -> list[Instruction]:
         """A peer did not deliver what the plan asked of it."""
-        if self._finished or peer == self.me:
+        if self.finished or peer == self.me:
             return []
         self.company.doubt(peer, now)
         return self.tick(now)
 
     def on_declined(self, peer: PeerId, now: float) -> list[Instruction]:
         """An owner does not want what I have sent it, though the plan asks me for it."""
-        if self._finished:
+        if self.finished:
             return []
         self.company.declined(peer, now)
         return self.tick(now)
@@ -271,9 +261,7 @@ class Round:
 
     def tick(self, now: float) -> list[Instruction]:
         """Do what is due at ``now``."""
-        if self._finished or now < self.abstain_until:
-            return []
-        if self.me not in self.roster:
+        if self.finished or now < self.abstain_until or self.me not in self.roster:
             return []
         if self.myself().status == "leaving":
             return []  # it answers and votes, while others count on it, and begins nothing
@@ -288,7 +276,7 @@ class Round:
         if self.succession.judge(now, self._patience()):
             return self._carry_out(self.agreement.vote_if_complete(), now)
         if not self.company.majority_alive(now):
-            return [] if self._awaits_votes(now) else self._reform(now)
+            return [] if self._reforming.awaits_votes(now) else self._reform(now)
         self._turns.not_lost()
         if self.forgot and self._epoch() == 0:
             return []
@@ -321,15 +309,13 @@ class Round:
             step = min(step, max(0.01, self.rules.grace_s(self.round_s) / 8))
         return now + min(step, 0.25)
 
-    # --- is it time to lead? ---------------------------------------------------------------------
+    # --- standing and leading --------------------------------------------------------------------
 
     def _leader_is_due(self, now: float) -> bool:
         plan = self.agreement.plan
         if plan is None:
             return self.agreement.promised > NONE or self.opening.due(now)
         return self._prospects.failed(plan, self._voted_at, self._patience(), now)
-
-    # --- standing and leading --------------------------------------------------------------------
 
     def _stand_if_my_turn(self, now: float) -> list[Instruction]:
         office = self.agreement.office
@@ -358,6 +344,10 @@ class Round:
                 out += self._lead(remains, now)
         return out
 
+    def _reform(self, now: float) -> list[Instruction]:
+        survivors = self._reforming.survivors(now, self._patience())
+        return [] if survivors is None else self._stand(self._epoch() + 1, survivors, now)
+
     def _lead(self, remains: Remains, now: float) -> list[Instruction]:
         plan = self.opening.compose(remains, now, self._patience())
         if plan is None:
@@ -369,34 +359,6 @@ class Round:
         self._turns.lead()
         self.succession.approve(plan.next_roster)
         return self.telling.all(plan) + self._carry_out(self.agreement.on_plan(self.me, plan), now)
-
-    # --- without a majority ----------------------------------------------------------------------
-
-    def _awaits_votes(self, now: float) -> bool:
-        """Whether those who are missing for a majority are on their way here, and waited for."""
-        if self.agreement.plan is not None or not self.company.ready_and_late(now)[0]:
-            return False
-        return self.opening.holds(now)
-
-    def _reform(self, now: float) -> list[Instruction]:
-        """Go on with those who are left, once it is certain enough that the rest is gone."""
-        lost_for = self._turns.lost_for(now)
-        # not of a roster that was only asked for: who loses the others one by one is not half of it
-        staying = len(self.agreement.formed) - len(self.company.left(now))
-        alive = self.company.able(now)
-        enough = len(alive) >= self.rules.quorum * staying
-        if not enough and len(self.company.here(now)) >= self.rules.quorum * staying:
-            alive, enough = self.company.here(now), True  # most have restarted: all together
-        if lost_for < (self._patience() if enough else self.rules.alone_after_s):
-            return []
-        if self.agreement.plan is None and not self.opening.wanted(now):
-            return []  # nobody has anything to contribute yet
-        # those who abstain have their turn as well: two must not go on alone at once
-        order = self.agreement.order(self.agreement.office)
-        turn = [peer for peer in order if self.company.alive(peer, now)].index(self.me)
-        if not self._turns.reform(turn, now, self._patience()):
-            return []
-        return self._stand(self._epoch() + 1, alive, now)
 
     # --- small questions -------------------------------------------------------------------------
 
@@ -417,7 +379,7 @@ class Round:
                     self._voted_at = now
                     out += self.telling.vote(vote)
                 case Decided(certificate):
-                    self._finished = True
+                    self.finished = True
                     out += self.telling.decided(now)
                     out.append(Commit(certificate))
                 case DecidedElsewhere(peers):

@@ -64,8 +64,8 @@ class Routes:
             return None
         return group.members[group.relays[number] - 1]
 
-    def through(self, number: int, relay: PeerId) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """Whose slices a relay merges for a part, none where it collects none; who gets the part.
+    def through(self, relay: PeerId) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
+        """Whose slices a relay merges for its parts, none where it collects none; who gets them.
 
         As :meth:`paths` says it, which looks at all groups.
         """

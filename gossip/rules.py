@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossip.company import Clients
+from gossip.attendance import Clients
 from gossip.grouping import UNGROUPED, Grouping
 from gossip.mixing import MEAN, Mix
 from gossip.validity import Shape

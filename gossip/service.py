@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gossip.bodies import MAX_TRAILER, Wiring, as_bytes
 from gossip.chain import Chain
+from gossip.commitments import SEAL_SIZE
 from gossip.exchange import Exchange
 from gossip.handing import Handing, explains
 from gossip.instructions import Work
@@ -19,9 +20,11 @@ from protocols.bodies import BufferFeed
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import (
+    Accusation,
     Certificate,
     CertificateRequest,
     Certificates,
+    EvidenceRequest,
     Gram,
     HandoverRequest,
     PartRequest,
@@ -39,7 +42,9 @@ from protocols.wire import decode_any
 
 CERTIFICATES_BYTES = 512 * 1024  # of one answer, which may hold many small objects
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Handler = Callable[Concatenate[PeerId, P], Coroutine[Any, Any, T]]
 
 
 @dataclass
@@ -62,66 +67,35 @@ class Service:
         transport = self.wiring.transport
         self._handing = Handing(self._take, self.rejected)
         largest = max(chain.rules.most_bytes for chain in self.chains)
+        told = self._told
+        transport.on_call("round", told(self._on_round), max_body=Passed.MAX_BYTES)
+        transport.on_call("plan", told(self._on_plan))
+        transport.on_call("certificates", told(self._on_certificates))
+        transport.on_call("handovers", told(self._on_handovers))
+        transport.on_push("slice", told(self._on_slice), max_length=largest + SEAL_SIZE)
+        transport.on_push("merged", told(self._on_merged), max_length=largest + MAX_TRAILER)
+        transport.on_call("slice", told(self._slice_reached))
+        transport.on_call("merged", told(self._merged_reached))
+        marked = 2 * largest  # with a mark for each chunk
+        transport.on_push("sum", told(self._on_sum), max_length=marked)
+        transport.on_call("sum", told(self._sum_reached))
+        transport.on_call("bring", told(self._on_bring))
+        transport.on_call("give", told(self._on_give))
+        transport.on_pull("part", told(self._on_part))
+        transport.on_pull("evidence", told(self._on_evidence))
+        transport.on_call("accuse", told(self._on_accuse))
 
-        async def on_round(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._on_round(sender, body))
+    def _told(self, handler: Handler[P, T]) -> Handler[P, T]:
+        """A handler that tells ``rejected`` of who breaks the rules."""
 
-        async def on_plan(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._on_plan(sender, body))
+        async def answer(sender: PeerId, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return await handler(sender, *args, **kwargs)
+            except RemoteProtocolError as error:
+                self.rejected(sender, error)
+                raise
 
-        async def on_certificates(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._on_certificates(body))
-
-        async def on_handovers(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._on_handovers(body))
-
-        async def on_slice(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-            return await self._counted(sender, self._on_slice(sender, header, incoming))
-
-        async def on_merged(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-            return await self._counted(sender, self._on_merged(sender, header, incoming))
-
-        async def slice_reached(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._slice_reached(sender, body))
-
-        async def merged_reached(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._merged_reached(sender, body))
-
-        async def on_sum(sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-            return await self._counted(sender, self._on_sum(sender, header, incoming))
-
-        async def sum_reached(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._sum_reached(sender, body))
-
-        async def on_bring(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._on_bring(sender, body))
-
-        async def on_give(sender: PeerId, body: bytes) -> bytes:
-            return await self._counted(sender, self._on_give(sender, body))
-
-        async def on_part(sender: PeerId, header: bytes) -> Feed:
-            return await self._counted(sender, self._on_part(header))
-
-        transport.on_call("round", on_round, max_body=Passed.MAX_BYTES)
-        transport.on_call("plan", on_plan)
-        transport.on_call("certificates", on_certificates)
-        transport.on_call("handovers", on_handovers)
-        transport.on_push("slice", on_slice, max_length=largest)
-        transport.on_push("merged", on_merged, max_length=largest + MAX_TRAILER)
-        transport.on_call("slice", slice_reached)
-        transport.on_call("merged", merged_reached)
-        transport.on_push("sum", on_sum, max_length=2 * largest)  # with a mark for each chunk
-        transport.on_call("sum", sum_reached)
-        transport.on_call("bring", on_bring)
-        transport.on_call("give", on_give)
-        transport.on_pull("part", on_part)
-
-    async def _counted(self, sender: PeerId, answer: Awaitable[T]) -> T:
-        try:
-            return await answer
-        except RemoteProtocolError as error:
-            self.rejected(sender, error)
-            raise
+        return answer
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
         message = decode_any(body, Prepare, Vote, Suspect, Gram, Passed)
@@ -196,7 +170,7 @@ class Service:
             self.rejected(author, error)
             raise RemoteRefused("unsound", f"signed by {author}: {error}") from error
 
-    async def _on_certificates(self, body: bytes) -> bytes:
+    async def _on_certificates(self, _: PeerId, body: bytes) -> bytes:
         request = CertificateRequest.decode(body)
         self._check_run(request.run)
         found: list[Certificate] = []
@@ -209,7 +183,7 @@ class Service:
             found.append(certificate)
         return Certificates(tuple(found)).encode()
 
-    async def _on_handovers(self, body: bytes) -> bytes:
+    async def _on_handovers(self, _: PeerId, body: bytes) -> bytes:
         request = HandoverRequest.decode(body)
         self._check_run(request.run)
         lineage = self._chain(request.fragment).lineage
@@ -272,7 +246,7 @@ class Service:
                 raise RemoteRefused("stranger", "announce yourself first")
             await chain.reach(round_, sender)
 
-    async def _on_part(self, header: bytes) -> Feed:
+    async def _on_part(self, _: PeerId, header: bytes) -> Feed:
         request = PartRequest.decode(header)
         self._check_run(request.run)
         wanted = (request.start, request.stop, request.digest)
@@ -287,6 +261,16 @@ class Service:
         if request.skip > len(data):
             raise Malformed("more is skipped than there is")
         return BufferFeed(as_bytes(data)[request.skip :])
+
+    async def _on_evidence(self, sender: PeerId, header: bytes) -> Feed:
+        request = EvidenceRequest.decode(header)
+        self._check_run(request.run)
+        return await self._chain(request.fragment).auditor.show(sender, request)
+
+    async def _on_accuse(self, sender: PeerId, body: bytes) -> bytes:
+        accusation = Accusation.decode(body)
+        await self._chain(accusation.fragment).auditor.accused(sender, accusation)
+        return b""
 
     def _chain(self, fragment: int) -> Chain:
         if not 0 <= fragment < len(self.chains):

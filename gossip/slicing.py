@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from gossip.bodies import Wiring, as_bytes
+from gossip.commitments import SEAL_SIZE, Node, leaf
 from gossip.validity import Shape
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.errors import NonFinite
@@ -50,6 +51,7 @@ class KeepsLost(Protocol):
     ) -> None:
         """I have merged a chunk: ``mean`` was encoded as ``data``, and ``share`` of it is mine.
 
+        ``mean`` is fp32 of the chunk's elements, ``data`` uint8 of its encoded size.
         Called where data is handled, before the round is decided; ``mean`` is used again after.
         """
         ...
@@ -205,3 +207,36 @@ class SliceFeed:
         encoded = self._encoded[: chunk.size]
         self._codec.encode_chunk(chunk, values, encoded)
         return as_bytes(encoded)
+
+
+class SealedFeed(SliceFeed):
+    """The same, and behind it a seal over all chunks of the part: ``seal`` makes it of the leaves.
+
+    See :mod:`gossip.commitments`. Chunks before the ``first`` are encoded once more for it.
+    """
+
+    def __init__(
+        self,
+        codec: RangeCodec,
+        source: Source,
+        start: int,
+        stop: int,
+        first: int | None,
+        seal: Callable[[Sequence[Node]], bytes],
+    ) -> None:
+        super().__init__(codec, source, start, stop, first)
+        self._seal = seal
+        self._sent = SliceFeed(codec, source, start, stop, 0) if first else None
+        self._before = first or 0
+        self._leaves: list[Node] = []
+        self.length += 0 if first is None else SEAL_SIZE
+
+    def next(self) -> Buffer:
+        """The next chunk, or the seal; raises as :meth:`SliceFeed.next` does."""
+        if self._left:
+            data = super().next()
+            self._leaves.append(leaf(data))
+            return data
+        before = [leaf(self._sent.next()) for _ in range(self._before)] if self._sent else []
+        self.given += SEAL_SIZE
+        return self._seal(before + self._leaves)

@@ -38,18 +38,7 @@ from functools import partial
 from math import inf
 from statistics import median, median_low
 
-from gossip.meeting import (
-    Drop,
-    Finish,
-    Habits,
-    Instruction,
-    Key,
-    Met,
-    Post,
-    Stamp,
-    Take,
-    Taken,
-)
+from gossip.meeting import Drop, Finish, Habits, Instruction, Key, Met, Post, Stamp, Take, Taken
 from gossip.membership import Membership
 from gossip.pairing import partner, successors
 from gossip.trips import RoundTrip

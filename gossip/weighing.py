@@ -13,27 +13,28 @@ A contributor whose slice is missing in one part is left out of all (scale 0): i
 whole is not there to be judged. Once the scales are known they stay: whoever takes over a part
 merges it by the same ones, and needs no products.
 
-What a lying owner can do: it may claim any products for its part that a part of the announced
-norms could have (each square is checked against the announced norm, each product against the
-squares), and so make a contributor look near or far. It can discount honest work that way, or
-hide a liar; but no coefficient becomes larger than its rule allows, and the weights stand in the
-certificate.
+What a lying owner can do: say that a slice did not come, which leaves its contributor out. Products
+must be such as a part of the announced norms could have (each square is checked against the
+announced norm, each product against the squares); that they are those of the slices, and that the
+slices are merged by them, is looked at in samples, after the round (:mod:`gossip.auditing`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from gossip.certificate import basis_of
+from gossip.commitments import Node, packed, root_of, signature_of, unpacked
 from gossip.mixing import MAX_SCALE, Mix
 from protocols.errors import Malformed
 from protocols.identity import Identity, PeerId, verify
 from protocols.messages import Contributor, Gram, Part, Plan, Transfer
 
 _GRAM = b"atoll gram\x00"
+_PIECE = 8192  # elements of each slice that are multiplied at a time
 _SLACK = 1 + 1e-6  # products are sums of rounded numbers
 
 
@@ -46,10 +47,13 @@ def gram_of(
     identity: Identity,
     header: Transfer,
     plan: Plan,
-    present: Iterable[PeerId],
-    products: torch.Tensor,
+    seals: Mapping[PeerId, bytes],
+    products: Node,
 ) -> Gram:
-    """An owner's signed statement of float64 [K, K] between the slices of those ``present``."""
+    """An owner's signed statement on the slices of those whose ``seals`` it has, in order.
+
+    ``products`` are those of all chunks together. Its own seal is a root without signature.
+    """
     index = {c.peer: number for number, c in enumerate(plan.contributors)}
     unsigned = Gram(
         header.fragment,
@@ -58,18 +62,34 @@ def gram_of(
         header.stop,
         identity.peer_id,
         header.basis,
-        tuple(index[peer] for peer in present),
-        pack(products),
+        tuple(index[peer] for peer in seals),
+        packed(products.total),
         b"",
+        tuple(root_of(one) for one in seals.values()),
+        tuple(signature_of(one) for one in seals.values()),
+        products.hash,
     )
     return sign_gram(identity, header.run, unsigned)
 
 
-def pack(products: torch.Tensor) -> bytes:
-    """Float64 [K, K] as the lower triangle, row by row."""
+def inner_products(values: torch.Tensor) -> torch.Tensor:
+    """Those of the rows of fp32 [K, n]: float64 [K, K]."""
+    products = torch.zeros(len(values), len(values), dtype=torch.float64)
+    for piece in torch.split(values, _PIECE, dim=1):
+        wide = piece.double()  # fp32 would overflow where a liar sends huge values
+        products += wide @ wide.T
+    return products
+
+
+def triangle(products: torch.Tensor) -> torch.Tensor:
+    """The lower triangle of float64 [K, K], row by row: float64 [K (K + 1) / 2]."""
     rows, columns = torch.tril_indices(len(products), len(products))
-    flat = products[rows, columns].contiguous()
-    return flat.numpy().astype("<f8").tobytes()
+    return products[rows, columns]
+
+
+def pack(products: torch.Tensor) -> bytes:
+    """Float64 [K, K] as its lower triangle."""
+    return packed(triangle(products))
 
 
 def unpack(data: bytes, count: int) -> torch.Tensor:
@@ -79,7 +99,7 @@ def unpack(data: bytes, count: int) -> torch.Tensor:
     result = torch.zeros(count, count, dtype=torch.float64)
     if count:
         rows, columns = torch.tril_indices(count, count)
-        flat = torch.frombuffer(bytearray(data), dtype=torch.float64)
+        flat = unpacked(data)
         result[rows, columns] = flat
         result[columns, rows] = flat
     return result
@@ -101,6 +121,8 @@ def check_gram(
     present = gram.present
     if list(present) != sorted(set(present)) or (present and present[-1] >= len(plan.contributors)):
         raise Malformed("inner products of unknown contributors")
+    if not len(gram.roots) == len(gram.signatures) == len(present):
+        raise Malformed("inner products of slices that are not named")
     products = unpack(gram.products, len(present))
     squares = products.diagonal()
     bounds = [mix.limit(plan.contributors[index], plan.codec) or 0.0 for index in present]

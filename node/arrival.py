@@ -13,14 +13,14 @@ import torch
 
 from bootstrap.seeds import backoff
 from bootstrap.state import Fellows, Progress, Sharing, download_state
-from gossip.agreement import Place
 from gossip.certificate import genesis
 from gossip.following import is_further
-from gossip.lineage import Lineage, Offload, prove
+from gossip.lineage import Lineage, prove
 from gossip.presence import open_announce
 from gossip.standing import fragments, progress, seen_from
+from gossip.validity import Place
 from node.errors import operator_error
-from node.replica import OuterState
+from node.replica import ChainStanding
 from node.saving import own_standing, standing_after
 from protocols.asking import ask
 from protocols.errors import (
@@ -33,6 +33,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import Announce, Known, KnownRequest, StateOffer, StateRequest
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 CALL_TIMEOUT_S = 5.0
@@ -96,7 +97,7 @@ def beyond(here: Callable[[], Place], fragment: int) -> Callable[[Announce], boo
 class Arrived:
     """What a download came to."""
 
-    state: OuterState
+    state: ChainStanding
     target: Target
     served: dict[PeerId, int]  # bytes that came from each source
 
@@ -156,7 +157,7 @@ class Arrival:
                         progress=progress,
                         fragment=fragment,
                         offer_timeout=OFFER_TIMEOUT_S,
-                        fellows=self.sharing and Fellows(self.sharing, self.greet),
+                        fellows=Fellows(self.sharing, self.greet) if self.sharing else None,
                     )
                 except RemoteProtocolError as error:
                     wrong = str(error)  # the next best may be true
@@ -227,8 +228,8 @@ class Arrival:
                     group.create_task(one(peer))
 
     async def _kept(
-        self, target: Target, state: OuterState, fragment: int
-    ) -> tuple[Target, OuterState]:
+        self, target: Target, state: ChainStanding, fragment: int
+    ) -> tuple[Target, ChainStanding]:
         """What a source keeps for us from now on: this state, or its newest one if it moved on.
 
         Where rounds are short, a state that has to be asked for by its round would be gone each
@@ -258,7 +259,7 @@ class Arrival:
                 return replace(newest, sources=(peer, *others)), state
         raise failure or Stale("nobody stands there")
 
-    def _check_held(self, target: Target, state: OuterState, options: Sequence[Target]) -> None:
+    def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Raise Stale where more of those in office hold another state of the same place.
 
         Which one it is nobody has signed yet, and identities cost nothing.
@@ -271,7 +272,7 @@ class Arrival:
         if any(held(one) > held(target) for one in options if (one.round, one.head) == place):
             raise Stale("more of those in office hold another state")
 
-    async def _standing(self, target: Target, fragment: int) -> OuterState:
+    async def _standing(self, target: Target, fragment: int) -> ChainStanding:
         """The place in the chain, verified from the founders on.
 
         Raises RemoteProtocolError where a source answers and none can prove it, TransportError
@@ -282,7 +283,7 @@ class Arrival:
             if (target.head, target.work) != (place.previous, place.work):
                 raise Stale("a first round that builds on something")
             lineage = Lineage(self.run, self.founders, fragment)
-            return OuterState(place, self.founders, None, lineage)
+            return ChainStanding(place, self.founders, None, lineage)
         claim = (target.round, target.head, target.work)
         wrong: RemoteProtocolError | None = None
         silent: TransportError | None = None
@@ -313,12 +314,12 @@ class OwnArrival(Arrival):
     vouches for it.
     """
 
-    def _check_held(self, target: Target, state: OuterState, options: Sequence[Target]) -> None:
+    def _check_held(self, target: Target, state: ChainStanding, options: Sequence[Target]) -> None:
         """Each holds another one."""
 
     async def look(self) -> list[Announce]:
         """Islands, since seeds have no state here."""
         return [announce for announce in await super().look() if announce.role == "island"]
 
-    async def _standing(self, target: Target, fragment: int) -> OuterState:
+    async def _standing(self, target: Target, fragment: int) -> ChainStanding:
         return own_standing(self.run, self.founders[0], target.round, fragment)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from bootstrap.handshake import admission
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from gossip.bodies import Wiring
 from gossip.chain import Chain
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
-from gossip.exchange import Wiring
 from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.membership import Membership

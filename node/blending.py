@@ -44,7 +44,7 @@ class Blend:
 
     @torch.no_grad()
     def start(self, sent: Tensor) -> None:
-        """Begin with θ as it is in ``sent``."""
+        """Begin with θ as it is in ``sent``, float32 [n]."""
         if not len(self.fast):
             self.fast = torch.empty_like(self.base)
         self.fast.copy_(sent)

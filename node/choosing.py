@@ -96,7 +96,7 @@ class Chooser:
             return rounds.tau or 1
         chosen = delay_for(self.transfer.most, 1 / speed, rounds.inner_steps)
         inputs = {"transfer_s": self.transfer.most, "steps_per_second": speed}
-        self._tell("tau", chosen, inputs, "results are on their way for so long")
+        self._tell("tau", chosen, inputs, "results are on their way for that long")
         return chosen
 
     def _of_all(self, others: Sequence[Announce]) -> int:
@@ -165,7 +165,7 @@ class Chooser:
         alike = usually <= IN_STEP * median
         chosen = median if alike else min(usually, furthest)
         if alike and chosen != self.wanted and asked:
-            why = "the median island asks for so many: to be ready, and done, with the others"
+            why = "the median island asks for that many: to be ready, and done, with the others"
         elif chosen < usually:
             why = f"{usually} steps would be needed: answers would come too late to count"
         inputs = {

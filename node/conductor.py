@@ -34,6 +34,7 @@ from node.trainer.channel import (
     Cold,
     Donated,
     Evaluated,
+    InnerSteps,
     Ready,
     Saved,
     Shifted,
@@ -41,9 +42,6 @@ from node.trainer.channel import (
     Staged,
     StepDone,
     Stopped,
-)
-from node.trainer.channel import (
-    Pace as PaceCommand,
 )
 from node.trainer.layout import Outline
 from node.trainer.pieces import offset
@@ -293,8 +291,7 @@ class Conductor:
             self.events.emit(Problem.of(short))
         self.pace.add(done)
         self._since += 1
-        swarm = self.swarm
-        if swarm is not None:
+        if (swarm := self.swarm) is not None:
             for chain in swarm.chains:
                 chain.note(eta=self.eta(chain.fragment))
             swarm.presence.note(
@@ -399,4 +396,4 @@ class Conductor:
     async def _set_target(self, target: int) -> None:
         self._target = target
         with contextlib.suppress(ChannelClosedError):  # its death is on its way as an event
-            await self.island.send(PaceCommand(target))
+            await self.island.send(InnerSteps(target))

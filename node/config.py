@@ -75,13 +75,13 @@ class NodeConfig(IslandSettings):
     max_upload: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
         default=0.0,
         ge=0,
-        description="The most to upload a second, as in 20Mbit or 2.5MB; 0: no limit.",
+        description="Upload at most this much a second, as in 20Mbit or 2.5MB; 0: no limit.",
     )
     relay: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
         default=2.5e6,
         ge=0,
-        description="The most to carry a second between nodes that nobody can dial, as in 20Mbit; "
-        "0: carry nothing, and only tell them who calls.",
+        description="Carry at most this much a second between nodes that nobody can dial, as in "
+        "20Mbit; 0: carry nothing, and only tell them who calls.",
     )
     require_reachable: bool = Field(
         default=False, description="Stop if peers cannot dial this node, rather than use a relay."
@@ -108,7 +108,7 @@ class NodeConfig(IslandSettings):
         default=None, description="Key file; by default identity.pem in the state directory."
     )
     name: Label = Field(default="", description="What others see this node called.")
-    region: Label = Field(default="", description="Where it stands, as you would have it shown.")
+    region: Label = Field(default="", description="Where it is, as others are to see it.")
     role: Literal["island", "server", "seed", "observer"] = Field(
         default="island",
         description="island trains; server merges without training; seed only introduces peers; "
@@ -120,7 +120,7 @@ class NodeConfig(IslandSettings):
         "(`node data prepare`) or its URL, or datasets:NAME@SPLIT to stream.",
     )
     data_cache: Annotated[float, BeforeValidator(size)] = Field(
-        default=20e9, ge=1e6, description="The most to keep of a URL's files, as in 20GB."
+        default=20e9, ge=1e6, description="Keep at most this much of a URL's files, as in 20GB."
     )
     tokenizer: LocalPath | None = Field(
         default=None, description="tokenizer.json of a run to create; by default bytes."
@@ -139,8 +139,8 @@ class NodeConfig(IslandSettings):
     max_identities: int = Field(
         default=64,
         ge=0,
-        description="The most peers to take in from one address (IPv6: one /56), or behind one "
-        "relay; 0: any number.",
+        description="Take in at most this many peers from one address (IPv6: one /56), or behind "
+        "one relay; 0: any number.",
     )
     checkpoint_every: int = Field(
         default=10, ge=0, description="Rounds between checkpoints; 0: none."
@@ -168,9 +168,9 @@ class NodeConfig(IslandSettings):
     wait_s: float = Field(
         default=120.0, ge=0, description="Seconds to look for peers before giving up; 0: for ever."
     )
-    seconds: float = Field(default=0.0, ge=0, description="Stop after so many seconds; 0: never.")
+    seconds: float = Field(default=0.0, ge=0, description="Stop after this many seconds; 0: never.")
     rounds: int = Field(
-        default=0, ge=0, description="Stop after so many rounds; 0: when the run ends."
+        default=0, ge=0, description="Stop after this many rounds; 0: when the run ends."
     )
     sink: Annotated[tuple[str, ...], BeforeValidator(read_sinks)] = Field(
         default=(),

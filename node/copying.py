@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from node.checkpoint import CheckpointStore
 from node.checkpoint_copy import CheckpointCopy
 from node.monitor.event_log import EventLog
 from node.monitor.events import Problem
 from protocols.errors import OperatorError
-from protocols.tasks import Background
+from protocols.tasks import Background, Offload
 
 
 class Copying:
@@ -26,7 +24,7 @@ class Copying:
         copy: CheckpointCopy,
         store: CheckpointStore,
         events: EventLog,
-        offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+        offload: Offload,
     ) -> None:
         self._copy, self._store, self._events, self._offload = copy, store, events, offload
         self._next: Path | None = None  # the newest, while an older one is on its way

@@ -219,7 +219,7 @@ class Demo:
             if time.monotonic() > end:
                 raise operator_error(
                     "E405",
-                    "the demonstration does not get on",
+                    "the demo makes no progress",
                     why=f"round {done} of {self.rounds} after {3 * self.seconds:.0f} s",
                     fix=f"look into {self.root}",
                 )

@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bootstrap.manifest import Manifest
 from bootstrap.state import Moments, download_moments, offered_moments
@@ -32,6 +31,7 @@ from protocols.errors import (
     Why,
 )
 from protocols.identity import PeerId
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 GIVEN, TAKEN = "moments.given", "moments.taken"  # files in the state directory, while in use
@@ -42,8 +42,6 @@ MAX_DONORS = 3  # that are asked
 TIMES, LEAST_S = 3.0, 60.0
 
 FAILURES = (TransportError, RemoteProtocolError, OSError, TimeoutError)
-
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def clean(directory: Path) -> None:

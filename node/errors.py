@@ -191,8 +191,8 @@ _ROWS = (
     Kind(
         "E407",
         "the copy of checkpoints cannot be used",
-        "the place that --checkpoint-copy names cannot be reached, refuses, or has another run's: "
-        "training and the checkpoints on this machine's disk go on; at the start: it can be none",
+        "the place that --checkpoint-copy names cannot be reached, refuses or holds another run's; "
+        "once the node runs, training and the checkpoints on this machine's disk go on",
         "check the URL and its credentials; object stores need their fsspec library (s3fs, gcsfs)",
     ),
     Kind(
@@ -255,7 +255,7 @@ _ROWS = (
         "E604",
         "the tokenizer cannot be used",
         "it is no tokenizer.json of the tokenizers library, or not the one of this run",
-        "give a tokenizer.json with --tokenizer; who joins a run is given the run's own",
+        "give a tokenizer.json with --tokenizer; whoever joins a run is given the run's own",
     ),
     Kind(
         "E605",

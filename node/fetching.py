@@ -14,6 +14,7 @@ import torch
 from bootstrap.handshake import greet
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.state import Sharing
 from gossip.catchup import Ending
 from gossip.common import AnySwarm
 from gossip.driver import Swarm
@@ -57,6 +58,7 @@ class Fetcher:
         self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
         self.joined_under_way = False
         self.took: list[float] = []  # seconds, at entry, by fragment
+        self._sharing = Sharing(node.transport, run.signed.run_id)
         self._downloading: set[int] = set()
         self.downloaded = False  # at entry
 
@@ -263,6 +265,7 @@ class Fetcher:
             self._on_untrue,
             self.node.offload,
             len(self.replicas),
+            sharing=self._sharing,
         )
 
     def _on_untrue(self, peer: PeerId, error: RemoteProtocolError) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from bootstrap.manifest import Manifest
+from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import run_of
 from node.data.tokenizer import BYTES
@@ -26,6 +27,7 @@ from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from node.outer_files import BESIDE, SHARD, read_beside
 from node.reading import Reading
+from node.saving import Restored
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -242,3 +244,27 @@ def _lost(run: Run) -> list[str]:
         for name, digest, data in named
         if digest not in ("", BYTES) and blake3(data).hexdigest() != digest
     ]
+
+
+def check_known(node: Node, restored: Restored) -> None:
+    """Raise E104 where nothing this island learns could ever be merged.
+
+    Rounds are made by those in office, and who is not there has to be let in by somebody.
+    """
+    signed = restored.signed
+    office = {peer for state in restored.states if state for peer in state.roster}
+    if (
+        node.config.role == "island"
+        and signed.manifest.mode not in GOSSIP
+        and node.identity.peer_id not in (office or {signed.creator})
+        and not node.config.peers
+        and not node.cache.load()
+    ):
+        raise operator_error(
+            "E104",
+            f"{restored.path.name} was made with another key than this node's",
+            why=f"{node.config.identity_path} is {'new' if node.new_key else 'another one'}: "
+            "the run does not know it, and no peer is known that would let it in",
+            fix="put the identity.pem back that the checkpoint was made with, or join a peer "
+            "of the run with --peers",
+        )

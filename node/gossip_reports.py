@@ -8,12 +8,11 @@ from gossip.pairs import Pairs
 from gossip.rounded import Rounded
 from node.monitor.events import Exchanged, ExchangesChosen, RoundDone
 from node.monitor.views import PeerView
-from node.peer_reports import PeerReports
+from node.peer_reports import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.messages import Announce
 
-RAW_BYTES = 4  # of a parameter in fp32
 LOST = "it could not be reached"
 
 
@@ -82,17 +81,10 @@ class GossipReports(PeerReports):
         """Of the model."""
         return sum(chain.size for chain in self.swarm.chains)
 
-    def on_applied(self, applied: Applied) -> bool:
-        """The trainer stands on the result of the last round, if there was one."""
-        if applied.fragment is None:  # it has begun
-            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
-            return any(told)
-        return self._done(applied.fragment, applied)
-
-    def _done(self, fragment: int, applied: Applied) -> bool:
+    def _done(self, fragment: int, applied: Applied | None) -> bool:
         """A round of a fragment is through, and applied."""
         pending = self._pending.pop(fragment, None)
-        if pending is None or self.conductor is None:
+        if pending is None or applied is None or self.conductor is None:
             return False
         chain = self.swarm.chains[fragment]
         now, pace = self.now(), self.conductor.pace

@@ -226,8 +226,7 @@ class Island:
         """Take ``base`` and ``sent`` from the trainer; it writes no snapshot until it has applied.
 
         Look at ``vectors.snapshot`` afterwards: a snapshot may lie there whose event is still on
-        its way. Write, then send Begin or Apply; the claim ends with ``Applied``. Should nothing
-        come to be applied, call ``vectors.unclaim()``.
+        its way. Write, then send Begin or Apply; the claim ends with ``Applied``.
         """
         while not self.vectors.try_claim(fragment):  # noqa: ASYNC110 - a lock of another process
             await asyncio.sleep(CLAIM_POLL_S)

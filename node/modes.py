@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
-from gossip.company import Clients
+from gossip.attendance import Clients
 from gossip.validity import Place
 from node.errors import operator_error
 from protocols.identity import PeerId

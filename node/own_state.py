@@ -20,10 +20,11 @@ from diloco.optimizers import Rates
 from diloco.outer import outer_rates
 from gossip.letters import Letter
 from node.blending import Blend
-from node.replica import Offload, OuterReplica
+from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import PeerId
+from protocols.tasks import Offload
 
 
 class Exchanging:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootstrap.manifest import Manifest
-from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.state import BlobServer, MomentsServer, StateServer
 from gossip.catchup import Ending
 from gossip.common import AnySwarm
@@ -25,9 +24,8 @@ from node.conductor import Conductor
 from node.copying import Copying
 from node.donors import Giving, clean
 from node.entrance import Entrance, Run
-from node.errors import operator_error
 from node.fetching import Fetcher
-from node.finding import Finder
+from node.finding import Finder, check_known
 from node.hardware import Hardware, device_kind, hardware
 from node.headway import counted
 from node.hosts.crew import job_of, open_hub
@@ -93,26 +91,41 @@ class Participation:
         if self.config.role == "island" and (copy := self._copy) is not None:
             await self.node.offload(copy.check)
         store = CheckpointStore(self.node.home.checkpoints, self.config.keep_checkpoints)
-        restored = (
-            await self.node.offload(lambda: restore(store, self.events, self._copy))
-            if self.config.resume
-            else None
+        restored = await self._restored(store)
+        run, vectors, tokens = await self._find(store, restored)
+        stack.callback(vectors.close)
+        self._assemble(store, restored, run, vectors, tokens)
+        self._serve(stack, run)
+        await self._start(stack, run)
+
+    async def _restored(self, store: CheckpointStore) -> Restored | None:
+        """Where the node goes on with --resume. Raises E104, E404."""
+        if not self.config.resume:
+            return None
+        restored: Restored | None = await self.node.offload(
+            lambda: restore(store, self.events, self._copy)
         )
         if restored is not None:
-            self._check_known(restored)
+            check_known(self.node, restored)
+        return restored
+
+    async def _find(
+        self, store: CheckpointStore, restored: Restored | None
+    ) -> tuple[Run, SharedVectors, str]:
+        """The run, its state in shared memory, and where the training tokens are."""
+        tokens = ""
         reading = Reading(self.config, self.node.identity, self.events, self.node.offload)
         ready = partial(self._ready, store)
         finder = Finder(self.node, self.entrance, reading, self._offer, ready)
         while True:
             run = await finder.find(restored.signed if restored else None)
-            manifest, layout = run.manifest, self._layout
             if self.config.role == "island":
                 tokens = await reading.tokens(run)
                 await self._tell_hosts(run, tokens)
             script = self.node.daemon.script
-            vectors = script.vectors if script else SharedVectors.create(layout.size)
+            vectors = script.vectors if script else SharedVectors.create(self._layout.size)
             try:
-                self.replicas = make_replicas(self.node, run, layout, vectors)
+                self.replicas = make_replicas(self.node, run, self._layout, vectors)
                 base, _ = vectors.tensors()
                 self.fetcher = Fetcher(self.node, run, self.replicas, base, self._on_learned)
                 await self.fetcher.get(restored)
@@ -121,8 +134,17 @@ class Participation:
                 if not (isinstance(error, OperatorError) and finder.release(error)):
                     raise
             else:
-                break
-        stack.callback(vectors.close)
+                return run, vectors, tokens
+
+    def _assemble(
+        self,
+        store: CheckpointStore,
+        restored: Restored | None,
+        run: Run,
+        vectors: SharedVectors,
+        tokens: str,
+    ) -> None:
+        """Make swarm, checkpoints, trainer and reports around the state."""
         self.swarm = make_swarm(
             self.node,
             run.manifest,
@@ -144,7 +166,7 @@ class Participation:
             store,
             run.signed,
             self.replicas,
-            base,
+            vectors.tensors()[0],
             None,
             self.events,
             self.swarm.still,
@@ -155,11 +177,11 @@ class Participation:
         if self.config.role == "island":
             self.conductor = make_conductor(
                 self.node,
-                manifest,
+                run.manifest,
                 self.replicas,
                 vectors,
                 self.swarm,
-                layout,
+                self._layout,
                 tokens,
                 self._hardware(),
                 self.hub,
@@ -172,36 +194,11 @@ class Participation:
             self.conductor.refresh = self.fetcher.refresher(self.swarm)
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
-        self.reporter = make_reports(self.node, manifest, self.swarm, self.conductor)
+        self.reporter = make_reports(self.node, run.manifest, self.swarm, self.conductor)
         self.lookout = Lookout(
             self.node, self.entrance, self.swarm, self.replicas[0], self._on_rejected
         )
-        self.node.state.parameters = layout.size
-        self._serve(stack, run)
-        await self._start(stack, run)
-
-    def _check_known(self, restored: Restored) -> None:
-        """Raise E104 where nothing this island learns could ever be merged.
-
-        Rounds are made by those in office, and who is not there has to be let in by somebody.
-        """
-        signed = restored.signed
-        office = {peer for state in restored.states if state for peer in state.roster}
-        if (
-            self.config.role == "island"
-            and signed.manifest.mode not in GOSSIP
-            and self.me not in (office or {signed.creator})
-            and not self.config.peers
-            and not self.node.cache.load()
-        ):
-            raise operator_error(
-                "E104",
-                f"{restored.path.name} was made with another key than this node's",
-                why=f"{self.config.identity_path} is {'new' if self.node.new_key else 'not its'}: "
-                "the run does not know it, and no peer is known that would let it in",
-                fix="put the identity.pem back that the checkpoint was made with, or join a peer "
-                "of the run with --peers",
-            )
+        self.node.state.parameters = self._layout.size
 
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
         """What this machine lacks for a run is told before it enters. Raises E204, E402."""

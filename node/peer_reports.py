@@ -27,16 +27,23 @@ from protocols.identity import PeerId
 from protocols.messages import Announce
 from protocols.p2p import RateLimit
 
+RAW_BYTES = 4  # of a parameter in fp32
 KINDS = {  # of traffic, by the name of the verb that carried it
     "slice": "gradients",
+    "evidence": "gradients",
     "merged": "gradients",
     "sum": "gradients",
     "part": "gradients",
     "letter": "parameters",
     "chunk": "state",
+    "shared": "state",
     "moment": "state",
     "blob": "state",
     "relay": "relay",  # carried between two others
+}
+NOTICES = {  # about a peer, by what is told of it
+    "awaited": "holds the next round back for {}",
+    "expelled": "counts on {} no more",
 }
 
 
@@ -91,9 +98,16 @@ class PeerReports(ABC):
     def on_committed(self, what: Any, how: Any) -> None:
         """A round is through at this node, and the replica has stepped."""
 
-    @abstractmethod
     def on_applied(self, applied: Applied) -> bool:
         """The trainer has applied the newest round, if there was one: whether there was."""
+        if applied.fragment is None:  # it has begun
+            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
+            return any(told)
+        return self._done(applied.fragment, applied)
+
+    @abstractmethod
+    def _done(self, fragment: int, applied: Applied | None) -> bool:
+        """A round of a fragment is through, ``applied`` by the trainer if there is one."""
 
     @abstractmethod
     def on_learned(self, announce: Announce) -> None:
@@ -110,9 +124,9 @@ class PeerReports(ABC):
             self.events.emit(PeerJoined.of(announce))
         elif what == Liveness.SUSPECT:
             self.events.emit(PeerSuspected(peer=peer, reason="silent, or not to be reached"))
-        elif what == "awaited":
+        elif what in NOTICES:
             name = announce.name if announce is not None and announce.name else short(peer)
-            self.events.emit(Notice(text=f"holds the next round back for {name}: {why}"))
+            self.events.emit(Notice(text=f"{NOTICES[what].format(name)}: {why}"))
         elif what == "fault":
             self.events.emit(PeerSuspected(peer=peer, reason=why))
         elif what in (Liveness.DEAD, Liveness.LEFT):
@@ -135,7 +149,7 @@ class PeerReports(ABC):
                 "E105",
                 "this node takes no part in rounds: its state directory cannot be written",
                 why=str(error),
-                fix="mend that: this node tries again every few seconds, and goes on by itself",
+                fix="see to that: this node tries again every few seconds, and goes on by itself",
             )
             self.events.emit(Problem.of(mute))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
@@ -19,6 +19,7 @@ from node.headway import Headway, Progress, Tell
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
 from protocols.identity import Identity
+from protocols.tasks import Offload
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class Reading:
     config: NodeConfig
     identity: Identity
     events: EventLog
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    offload: Offload
 
     async def make_run(self, manifest: Manifest) -> Run:
         """Make a run of this manifest: cut its evaluation shard, name it in the manifest, sign.

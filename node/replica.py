@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -22,17 +22,16 @@ from bootstrap.state import state_digest
 from diloco import optimizers, outer
 from diloco.fragments import blend
 from diloco.pseudo_gradient import norm, pseudo_gradient
-from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
+from gossip.validity import Place
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from node.turning import Turning
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import PeerId
 from protocols.messages import Certificate, Outcome
-
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+from protocols.tasks import Offload
 
 
 class Trainer(Protocol):
@@ -69,8 +68,8 @@ class Side:
 
 
 @dataclass
-class OuterState:
-    """Everything that makes up a place in the run, as it is checkpointed and downloaded."""
+class ChainStanding:
+    """Where an outer state stands in the chain, as it is checkpointed and downloaded with it."""
 
     place: Place
     roster: tuple[PeerId, ...]
@@ -131,7 +130,10 @@ class OuterReplica:
 
     @property
     def state(self) -> list[torch.Tensor]:
-        """All that members have in common: base, and the optimizer's vectors in its order."""
+        """All that members have in common: base, and the optimizer's vectors in its order.
+
+        fp32 [size] each, or [1] where the optimizer keeps a number.
+        """
         return [self.base, *self.vectors.values()]
 
     @property
@@ -178,7 +180,7 @@ class OuterReplica:
     def _learnt(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         return pseudo_gradient(self.base[start:stop], self.sent[start:stop], out)
 
-    async def settle(self, state: OuterState | None = None) -> None:
+    async def settle(self, state: ChainStanding | None = None) -> None:
         """Take ``base`` and ``vectors`` as they are now for the state at a place of the chain.
 
         Without ``state``: at the place held already (the very first round). Computes the digest.
@@ -247,7 +249,7 @@ class OuterReplica:
     async def jump(
         self,
         vectors: Sequence[torch.Tensor],
-        state: OuterState,
+        state: ChainStanding,
         *,
         keep: str,
         decided: Outcome | None = None,

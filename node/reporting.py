@@ -13,13 +13,12 @@ from node.modes import at_will
 from node.monitor.events import (
     RoundDone,
 )
-from node.peer_reports import PeerReports
+from node.peer_reports import RAW_BYTES, PeerReports
 from node.trainer.channel import Applied
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, Contributor
 
-RAW_BYTES = 4  # of a parameter in fp32
 PAST = 64  # rounds of which the state is remembered: others may stand at any of them
 
 
@@ -92,13 +91,6 @@ class Reporter(PeerReports):
             self.state.status = "active" if self.swarm.status.status == "active" else "joining"
         if self.conductor is None or self.conductor.ready is None:
             self._done(fragment, None)
-
-    def on_applied(self, applied: Applied) -> bool:
-        """The trainer has applied the newest round, if there was one: whether there was."""
-        if applied.fragment is None:  # it has begun
-            told = [self._done(chain.fragment, applied) for chain in self.swarm.chains]
-            return any(told)
-        return self._done(applied.fragment, applied)
 
     def _done(self, fragment: int, applied: Applied | None) -> bool:
         """A round of a fragment is through, ``applied`` by the trainer if there is one."""

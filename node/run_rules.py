@@ -16,12 +16,13 @@ from node.lowrank_state import LowRankReplica, plan_of
 from node.mixing import mix_of
 from node.modes import ONLY_MERGE_S, clients_of, once
 from node.own_state import OwnReplica
-from node.replica import Offload, OuterReplica
+from node.replica import OuterReplica
 from node.sparse_state import SparseReplica
 from node.trainer.layout import Layout, Outline
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
+from protocols.tasks import Offload
 
 # what a mode keeps, or merges, in another way than parameters as a whole
 REPLICAS: dict[str, type[OuterReplica]] = {

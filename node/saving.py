@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -27,9 +27,9 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
 from diloco.optimizers import named
-from gossip.agreement import Place
 from gossip.certificate import genesis, outcome_hash
 from gossip.lineage import Lineage
+from gossip.validity import Place
 from node.checkpoint import (
     CheckpointError,
     CheckpointStore,
@@ -45,13 +45,14 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, read_outer, write_beside, write_outer
 from node.own_state import OwnReplica
-from node.replica import OuterReplica, OuterState
+from node.replica import ChainStanding, OuterReplica
 from node.trainer.channel import ChannelClosedError
 from node.trainer.resume import FOLDER, STATE
 from node.trainer_files import Asked
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
+from protocols.tasks import Offload
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
 TRAINER_TIMEOUT_S, STEPS = 120.0, 4.0  # for its copy: and so many of its inner steps
@@ -80,7 +81,7 @@ class Keeper:
     conductor: Conductor | None
     events: EventLog
     still: Callable[[], AbstractAsyncContextManager[Any]]  # no round is applied meanwhile
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    offload: Offload
     lineages: Callable[[], Sequence[Lineage]]
     copying: Copying | None = None  # to a second place for them
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -266,7 +267,7 @@ class Restored:
     base: torch.Tensor
     vectors: dict[str, torch.Tensor]  # of the outer optimizer, those of all fragments in a row
     signed: SignedManifest
-    states: tuple[OuterState | None, ...]  # by fragment; None: before its first round
+    states: tuple[ChainStanding | None, ...]  # by fragment; None: before its first round
     facts: Facts
     residual: torch.Tensor | None = None  # of this island's contributions
     weights: tuple[float, ...] = ()  # of push-sum, by fragment
@@ -318,7 +319,7 @@ def restore(
             path, outer.base, outer.vectors, outer.signed, own, facts, weights=outer.weights
         )
     try:
-        states: tuple[OuterState | None, ...] = tuple(
+        states: tuple[ChainStanding | None, ...] = tuple(
             _read_standing(path, fragment, outer.signed, needed=fragment == 0 and facts.round > 0)
             for fragment in range(outer.signed.manifest.rounds.fragments)
         )
@@ -327,15 +328,15 @@ def restore(
     return Restored(path, outer.base, outer.vectors, outer.signed, states, facts, outer.residual)
 
 
-def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> OuterState:
+def own_standing(run: bytes, creator: PeerId, round_: int, fragment: int = 0) -> ChainStanding:
     """Where an island stands that gossips: at its own count, with nothing to show for it."""
     lineage = Lineage(run, (creator,), fragment)
-    return OuterState(Place(run, fragment, round_, genesis(run), b"", 0), (), None, lineage)
+    return ChainStanding(Place(run, fragment, round_, genesis(run), b"", 0), (), None, lineage)
 
 
 def _read_standing(
     path: Path, fragment: int, signed: SignedManifest, *, needed: bool
-) -> OuterState | None:
+) -> ChainStanding | None:
     """Where a fragment stood, None: before its first round. Raises OSError, ProtocolError."""
     made, way = _files(path, fragment)
     if not needed and not made.exists():
@@ -352,7 +353,7 @@ def _files(path: Path, fragment: int) -> tuple[Path, Path]:
     return path / f"{CERTIFICATE}{suffix}", path / f"{LINEAGE}{suffix}"
 
 
-def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:
+def standing_after(certificate: Certificate, lineage: Lineage) -> ChainStanding:
     """The place in the chain behind a certificate that ``lineage`` leads to.
 
     The state's digest is left empty: whoever has the state computes it.
@@ -366,4 +367,4 @@ def standing_after(certificate: Certificate, lineage: Lineage) -> OuterState:
         b"",
         outcome.work,
     )
-    return OuterState(place, outcome.next_roster, certificate, lineage)
+    return ChainStanding(place, outcome.next_roster, certificate, lineage)

@@ -18,7 +18,7 @@ from protocols.counts import MAX_BYTES, Included, included_in
 from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
-PROTOCOL_VERSION = 3  # another one for any change below (tests/test_protocol_version.py)
+PROTOCOL_VERSION = 4  # another one for any change below (tests/test_protocol_version.py)
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it
@@ -268,6 +268,11 @@ class Gram(Message, kind=18):
     # of those, row by row up to the diagonal: float64, little endian
     products: Annotated[bytes, Max(8 * MAX_WEIGHED * (MAX_WEIGHED + 1) // 2)]
     signature: Signature
+    # what it can be asked to show later (:mod:`gossip.auditing`): of the slices that are present
+    # the roots of their chunks and the signatures of who has sent them, empty under its own
+    roots: Annotated[tuple[Digest, ...], Max(MAX_WEIGHED)] = ()
+    signatures: Annotated[tuple[Signature, ...], Max(MAX_WEIGHED)] = ()
+    tree: Digest = b""  # the root of the products by chunk
 
 
 class Group(Struct):
@@ -465,6 +470,30 @@ class PartRequest(Message, kind=22):
     stop: int
     digest: Digest
     skip: int
+
+
+class EvidenceRequest(Message, kind=48):
+    """Header of a pull: what shows how one chunk of a certified part was weighed and merged."""
+
+    run: Digest
+    fragment: int
+    round: int
+    start: int  # of the part
+    stop: int
+    chunk: int  # its number in the part
+
+
+class Accusation(Message, kind=49):
+    """An owner has merged something else than it was sent, as one chunk of its part shows.
+
+    Who says so has the evidence, and gives it to who asks.
+    """
+
+    fragment: int
+    round: int
+    start: int
+    stop: int
+    chunk: int
 
 
 class CertificateRequest(Message, kind=23):

@@ -16,6 +16,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs heavy work beside the event loop, and gives what it returns."""
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
@@ -26,7 +29,7 @@ def resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def offload_to(pool: Executor) -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+def offload_to(pool: Executor) -> Offload:
     """What runs heavy work in ``pool``, beside the event loop."""
 
     async def offload(work: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ from bootstrap.state import Sharing, StateServer, state_digest
 from gossip.catchup import Ending
 from gossip.chain import Chain
 from node.arrival import Arrival, beyond
-from node.replica import OuterState
+from node.replica import ChainStanding
 from protocols import virtual_time
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
@@ -53,7 +53,7 @@ class Stateful(ToyReplica):
         self.means.clear()  # of hundreds of rounds
 
     async def take(
-        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending, chain: Chain
+        self, vectors: Sequence[torch.Tensor], state: ChainStanding, ending: Ending, chain: Chain
     ) -> None:
         """Move to a downloaded state; ``ending`` says why."""
         self.theta, self.sent = vectors[0], vectors[0].clone()

@@ -152,9 +152,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         started.append((config, manifest))
         return 0
 
-    module = types.ModuleType("node.runtime")
+    module = types.ModuleType("node.daemon")
     module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "node.runtime", module)
+    monkeypatch.setitem(sys.modules, "node.daemon", module)
     return started
 
 

@@ -26,8 +26,9 @@ from fault_meddling import Meddling
 from gossip_kit import announce_of
 from toy_replica import RUN, ToyReplica
 
+from gossip.bodies import Wiring
 from gossip.driver import Swarm
-from gossip.exchange import Exchange, Wiring
+from gossip.exchange import Exchange
 from gossip.hooks import Hooks
 from gossip.instructions import Instruction, Work
 from gossip.membership import Membership, Patience

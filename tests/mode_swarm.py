@@ -29,7 +29,7 @@ from gossip.validity import Place
 from node.eager_state import EagerReplica
 from node.gradient_state import GradientReplica
 from node.lowrank_state import LowRankReplica
-from node.replica import OuterReplica, OuterState
+from node.replica import ChainStanding, OuterReplica
 from node.run_rules import REPLICAS, rules_of
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
@@ -55,7 +55,7 @@ class Plain:
 class Saved:
     """A checkpoint of one fragment."""
 
-    state: OuterState
+    state: ChainStanding
     vectors: list[torch.Tensor]
     residual: torch.Tensor | None
     theta: torch.Tensor
@@ -96,7 +96,7 @@ class Walker:
     def save(self) -> None:
         one = self.replica
         self.saved = Saved(
-            OuterState(one.place, one.roster, one.certificate, cast(Lineage, self.lineage)),
+            ChainStanding(one.place, one.roster, one.certificate, cast(Lineage, self.lineage)),
             [vector.clone() for vector in one.state],
             one.residual.values.clone() if one.residual is not None else None,
             self.theta.clone(),

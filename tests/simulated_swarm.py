@@ -15,10 +15,11 @@ from zlib import crc32
 from exchange_kit import until
 from toy_replica import RUN, ToyReplica
 
+from gossip.bodies import Wiring
 from gossip.catchup import Ending
 from gossip.chain import Chain
 from gossip.driver import Swarm
-from gossip.exchange import Exchange, Wiring
+from gossip.exchange import Exchange
 from gossip.grouping import UNGROUPED, Grouping
 from gossip.hooks import Hooks
 from gossip.membership import Membership, Patience

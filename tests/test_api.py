@@ -21,8 +21,9 @@ from node.monitor.events import (
 )
 from node.monitor.history import History
 from node.monitor.metrics import OTHER
-from node.monitor.state import MAX_PEERS, STALL_S
+from node.monitor.state import STALL_S
 from node.monitor.views import PeerView, Traffic
+from protocols.bounds import MAX_PEERS
 
 
 @pytest.fixture

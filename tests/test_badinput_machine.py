@@ -15,10 +15,10 @@ from bootstrap.manifest import Model
 from bootstrap.signed_manifest import SignedManifest
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.config import NodeConfig
+from node.daemon import Daemon
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
-from node.runtime import Daemon
 from node.statedir import StateDir
 
 pytestmark = pytest.mark.usefixtures("own_directory")

@@ -15,15 +15,10 @@ from typer.testing import CliRunner
 from gossip.instructions import Commit, Instruction
 from gossip.round import Round
 from node.bench.command import Json, Text
-from node.bench.member import (
-    Member,
-    Noise,
-    Settings,
-    Taken,
-    forget_peak,
-    peak_bytes,
-    resident_bytes,
-)
+from node.bench.member import Member, Taken
+from node.bench.memory import forget_peak, peak_bytes, resident_bytes
+from node.bench.noise import Noise
+from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch, WatchedChain
 from node.cli import app
 from node.outermost import first_known

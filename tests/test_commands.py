@@ -92,7 +92,7 @@ def test_an_empty_variable_is_no_list_of_peers(command, runtime, monkeypatch):
 
 
 def test_the_exit_status_of_the_daemon_is_ours(command, runtime):
-    sys.modules["node.runtime"].run = lambda config, manifest: 3
+    sys.modules["node.daemon"].run = lambda config, manifest: 3
     assert command("start")[0] == 3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +21,7 @@ from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
+from protocols.tasks import Offload
 
 SIZE = 3000
 
@@ -76,7 +77,7 @@ def vectors() -> Iterator[SharedVectors]:
 
 def conductor(
     vectors: SharedVectors,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    offload: Offload,
     tables: dict[str, Any] | None = None,
     kind: type[OuterReplica] = OuterReplica,
 ) -> tuple[Conductor, Chain]:

@@ -16,12 +16,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from dashboard_kit import Imagined
 
 from node.config import NodeConfig, resolve
+from node.daemon import Daemon
 from node.monitor import dashboard
 from node.monitor.api import make_app
 from node.monitor.console import render
 from node.monitor.dashboard import POLICY, STATIC, Cursor, Feed
 from node.monitor.events import Notice, Started
-from node.runtime import Daemon
 from node.statedir import StateDir
 from protocols.errors import OperatorError
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bootstrap.manifest_modes import EAGER_RATES
 from diloco import eager, optimizers
 
 ISLANDS = 4
+LR = EAGER_RATES["lr"]  # η of Nesterov in mode eager
 
 
 def test_a_guess_is_the_mean_where_others_bring_what_they_brought_last() -> None:
@@ -54,11 +56,11 @@ def errors(contraction: Tensor, lr: float, arrives: float, rounds: int = 200) ->
 ALL = torch.linspace(0.05, 0.9, 18)
 
 
-@pytest.mark.parametrize(("lr", "arrives"), [(0.7, 0.1), (0.7, 0.5), (eager.LR, 0.5)])
+@pytest.mark.parametrize(("lr", "arrives"), [(0.7, 0.1), (0.7, 0.5), (LR, 0.5)])
 def test_a_mean_within_half_a_round_is_as_good_as_waiting(lr: float, arrives: float) -> None:
     assert bool((errors(ALL, lr, arrives) < 1e-3).all())
 
 
 def test_a_whole_round_on_the_way_wants_shorter_outer_steps() -> None:
-    assert bool((errors(ALL, eager.LR, 1.0) < 0.1).all())
+    assert bool((errors(ALL, LR, 1.0) < 0.1).all())
     assert errors(torch.tensor([0.8]), 0.7, 1.0).item() > 1e3

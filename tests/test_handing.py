@@ -141,7 +141,7 @@ def test_what_is_handed_on_wrongly_is_the_fault_of_who_does(
         with pytest.raises(RemoteRefused):
             await it.hand_on(wrong(it))
         assert [peer for peer, _ in it.told()] == [it.hander.peer]
-        assert it.leader.peer not in it.taker.swarm.chains[0].round.company.known
+        assert it.leader.peer not in it.taker.swarm.chains[0].round.company.faulty
 
     staged(play)
 

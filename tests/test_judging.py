@@ -2,98 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from gossip_kit import leader, plan_of
+from judging_kit import ME, OTHERS, PEERS, START, STOP, Owner, Values
 
 from diloco import robust
-from gossip.buffers import Whole
-from gossip.judging import ColumnMerge, KeptMerge, WeighedMerge
-from gossip.merging import AT_A_TIME, PartMerge, SliceDrain
-from gossip.slicing import SliceFeed
-from protocols.codecs import CHUNK, RangeCodec
+from gossip.commitments import packed
+from gossip.judging import ColumnMerge, WeighedMerge
+from gossip.merging import AT_A_TIME, PartMerge
+from gossip.weighing import unpack
+from protocols.codecs import CHUNK
 from protocols.errors import Malformed, NonFinite
-from protocols.identity import Identity, PeerId
 
-MEMBERS = [Identity.from_seed(bytes([number]) * 32) for number in range(4)]
-PEERS = [c.peer for c in plan_of(leader(MEMBERS), MEMBERS).contributors]
-ME, *OTHERS = PEERS
-START, STOP = 1024, 1024 + 5 * CHUNK // 2
 CODECS = ["fp32", "int8"]
 ERRORS = {"fp32": 1e-5, "int8": 2e-2}
 
 
-class Values:
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-
-    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self.values[start - START : stop - START])
-
-
-@dataclass
-class Owner:
-    """A merge of mine and three others' slices, driven by hand."""
-
-    kind: type[PartMerge]
-    codec_name: str = "fp32"
-    more: dict[str, Any] = field(default_factory=dict)
-    posted: list[Callable[[], None]] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
-    merge: Any = field(init=False)
-    values: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.codec = RangeCodec(self.codec_name, dense=STOP - 777)
-        generator = torch.Generator().manual_seed(7)
-        self.values = torch.randn(4, STOP - START, generator=generator)
-        if issubclass(self.kind, KeptMerge):
-            self.more.setdefault("order", PEERS)
-        if self.kind is WeighedMerge:
-            self.more.setdefault("judged", lambda: self.told.append("judged"))
-        self.merge = self.kind(
-            self.codec,
-            START,
-            STOP,
-            shares=dict.fromkeys(PEERS, 0.25),
-            expected=PEERS,
-            me=ME,
-            whole=Whole(STOP),
-            post=self.posted.append,
-            begun=lambda: self.told.append("begun"),
-            finished=lambda: self.told.append("finished"),
-            **self.more,
-        )
-
-    def bring(self, peer: PeerId, chunks: int = 99) -> None:
-        first = self.merge.reached(peer)
-        source = Values(self.values[PEERS.index(peer)])
-        feed = SliceFeed(self.codec, source, START, STOP, first)
-        drain = SliceDrain(self.merge, peer, first)
-        for _ in range(min(chunks, len(self.merge.chunks) - first)):
-            data = bytes(feed.next())
-            drain.room()[: len(data)] = data
-            drain.took(len(data))
-
-    def bring_all(self) -> None:
-        self.merge.settle(Values(self.values[0]))
-        for peer in OTHERS:
-            self.bring(peer)
-        self.run()
-
-    def run(self) -> None:
-        while self.posted:
-            self.posted.pop(0)()
-
-    def result(self) -> torch.Tensor:
-        assert self.merge.done
-        found = torch.empty(STOP - START)
-        self.codec.decode(START, self.merge.result, found)
-        return found
+def products_of(merge: WeighedMerge) -> torch.Tensor:
+    return unpack(packed(merge.products.total), len(merge.seals))
 
 
 def close(got: torch.Tensor, want: torch.Tensor, codec: str) -> bool:
@@ -150,10 +78,10 @@ def test_products_first_then_the_sum_by_coefficients(codec: str) -> None:
     owner.bring_all()
     merge = owner.merge
     assert owner.told == ["judged"]
-    assert merge.present == PEERS
+    assert list(merge.seals) == PEERS
     assert merge.merged == 0
     wide = owner.values.double()
-    assert (merge.products - wide @ wide.T).norm() < ERRORS[codec] * (wide @ wide.T).norm()
+    assert (products_of(merge) - wide @ wide.T).norm() < ERRORS[codec] * (wide @ wide.T).norm()
     coefficients = dict(zip(PEERS, [0.4, 0.3, 0.2, 0.1], strict=True))
     merge.deal(coefficients)
     owner.run()
@@ -181,9 +109,9 @@ def test_a_slice_that_breaks_off_is_not_present() -> None:
     owner.merge.give_up(OTHERS[0])
     owner.run()
     assert owner.told == ["judged"]
-    assert owner.merge.present == [ME, OTHERS[1], OTHERS[2]]
+    assert list(owner.merge.seals) == [ME, OTHERS[1], OTHERS[2]]
     wide = owner.values[[0, 2, 3]].double()
-    assert torch.allclose(owner.merge.products, wide @ wide.T)
+    assert torch.allclose(products_of(owner.merge), wide @ wide.T)
 
 
 def test_without_a_contribution_of_mine() -> None:
@@ -192,14 +120,14 @@ def test_without_a_contribution_of_mine() -> None:
     for peer in OTHERS:
         owner.bring(peer)
     owner.run()
-    assert owner.merge.present == OTHERS
+    assert list(owner.merge.seals) == OTHERS
 
 
 def test_products_of_huge_values_are_finite() -> None:
     owner = Owner(WeighedMerge)
     owner.values[1] *= 1e30
     owner.bring_all()
-    assert owner.merge.products.isfinite().all()
+    assert owner.merge.products.total.isfinite().all()
 
 
 def test_products_are_multiplied_a_few_chunks_at_a_time() -> None:

@@ -20,7 +20,7 @@ from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.lowrank_state import BASES, LowRankReplica
 from node.modes import check_runs
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
-from node.replica import OuterState
+from node.replica import ChainStanding
 from node.saving import floats_saved
 from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
@@ -170,7 +170,7 @@ async def test_the_bases_are_state_of_all_and_a_newcomer_downloads_them() -> Non
     await first.settle()
     assert first.place.state != before
     first.bases[0] -= 1e-3
-    state = OuterState(first.place, first.roster, None, None)  # type: ignore[arg-type]
+    state = ChainStanding(first.place, first.roster, None, None)  # type: ignore[arg-type]
     await newcomer.jump([vector.clone() for vector in first.state], state, keep="nothing")
     await first.settle()
     assert newcomer.place.state == first.place.state

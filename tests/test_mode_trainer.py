@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer_kit import TARGET, Bench, apply, begin, committing, merge
 
-from node.trainer.channel import Command, Pace, Report, Snapshot, StepDone, Stop
+from node.trainer.channel import Command, InnerSteps, Report, Snapshot, StepDone, Stop
 from node.trainer.pieces import Piece, due, due_at_will
 from node.trainer.resume import Work
 
@@ -77,7 +77,7 @@ def test_who_is_not_drawn_rests_until_it_is_needed(tmp_path: Path) -> None:
         if bench.trainer.resting and not bench.script.commands:
             looks += 1
             if looks == 3:
-                bench.script.commands.append(Pace(TARGET))
+                bench.script.commands.append(InnerSteps(TARGET))
         return receive(timeout)
 
     bench.script.receive = woken  # type: ignore[method-assign]

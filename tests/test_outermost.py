@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from node import runtime as node_runtime
+from node import daemon as node_daemon
 from node.script import daemon
 from node.trainer.channel import Ended, Unframer
 from node.trainer.shared import SharedVectors
@@ -23,7 +23,7 @@ def _raising(error):
     def raise_it(config, manifest):
         raise error
 
-    sys.modules["node.runtime"].run = raise_it
+    sys.modules["node.daemon"].run = raise_it
 
 
 def test_a_defect_is_e999_with_a_log(command, runtime, tmp_path):
@@ -96,7 +96,7 @@ def test_a_script_is_told_of_its_own_state_directory(tmp_path, monkeypatch, capf
     def run(*given):
         raise OSError(errno.EIO, "Input/output error", str(where / "events.jsonl"))
 
-    monkeypatch.setattr(node_runtime, "run", run)
+    monkeypatch.setattr(node_daemon, "run", run)
     monkeypatch.setattr(daemon, "die_with", lambda *given: True)
     monkeypatch.setattr(daemon, "clean_up_first", lambda: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order)))

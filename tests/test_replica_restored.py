@@ -12,7 +12,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Outer, Rounds
 from gossip.lineage import Lineage
 from gossip.validity import Place
-from node.replica import OuterReplica, OuterState
+from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
@@ -137,7 +137,7 @@ async def test_a_download_keeps_local_work_unless_it_may_be_in_what_was_missed(
     replica.inherited = inherited
     work = replica.base - trainer.theta
     place = Place(replica.place.run, 0, to, bytes([3]) * 32, b"", 9)
-    state = OuterState(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
+    state = ChainStanding(place, (ME, OTHER), None, Lineage(place.run, (ME,)))
     await replica.jump([normal(20, SIZE)], state, keep="local")
     assert torch.equal(replica.base, normal(20, SIZE))
     kept = torch.zeros(SIZE) if inherited and to else work
@@ -156,7 +156,7 @@ async def test_a_download_over_the_round_of_a_snapshot_keeps_what_was_not_merged
     work = trainer.take_snapshot()
     since = 0.1 * normal(10, SIZE)
     trainer.theta -= since
-    state = OuterState(
+    state = ChainStanding(
         Place(replica.place.run, 0, 3, bytes([3]) * 32, b"", 9),
         (ME, OTHER), None, Lineage(replica.place.run, (ME,)),
     )  # fmt: skip

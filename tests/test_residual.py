@@ -14,7 +14,7 @@ from bootstrap.signed_manifest import SignedManifest
 from gossip.lineage import Lineage
 from node.checkpoint import CheckpointError, CheckpointStore, Facts
 from node.outer_files import OuterFiles, read_checkpoint, write_outer
-from node.replica import OuterReplica, OuterState
+from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
@@ -195,7 +195,7 @@ async def test_a_download_keeps_it_with_the_local_work(
     replica: OuterReplica, keep: str, stays: bool
 ) -> None:
     assert replica.residual is not None
-    state = OuterState(
+    state = ChainStanding(
         replica.place, replica.roster, None, Lineage(replica.manifest.run_id, (ME, OTHER))
     )
     await replica.jump([normal(6), normal(7)], state, keep=keep)

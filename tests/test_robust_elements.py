@@ -118,4 +118,4 @@ def test_norm_clip_is_the_clipped_mean_of_the_merge_module() -> None:
     inputs[2] *= 30
     norms = inputs.norm(dim=1).tolist()
     found = robust.norm_clip(gram(inputs), [5.0] * 6)
-    assert found == pytest.approx(merge.clipped_shares([5.0] * 6, norms))
+    assert found == pytest.approx([factor / 6 for factor in merge.clip_factors(norms)])

@@ -83,8 +83,6 @@ def test_a_snapshot_and_a_claim_exclude_each_other_across_processes() -> None:
         assert line(trainer) == "False"  # claimed
         tell(trainer)
         tell(trainer)
-    vectors.unclaim()
-    assert vectors.snapshot() == 6
     vectors.clear()
     assert vectors.snapshot() is None
     vectors.close()

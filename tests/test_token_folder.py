@@ -19,7 +19,8 @@ from data_kit import TEXTS, folder, json_lines, serving, tokenizer_bytes
 from node.data import documents
 from node.data.folder import HELD_OUT, INDEX, ends
 from node.data.prepare import PARTIAL, prepare
-from node.data.remote import DRAFT, Folder, FolderTokens, ShardCache
+from node.data.remote import Folder, FolderTokens
+from node.data.shard_cache import DRAFT, ShardCache
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.trainer.corpus import is_held_out
 from node.trainer.data import TrainingData
@@ -289,7 +290,7 @@ def test_many_fetch_at_once_into_a_cache_with_room_for_few(tmp_path):
         place = "memory"
 
         @contextlib.contextmanager
-        def _opening(self, name):
+        def opening(self, name):
             yield io.BytesIO(bodies[name])
 
     def fetch(seed: int) -> int:
@@ -321,7 +322,7 @@ def test_a_wrong_hash_is_fetched_again_and_refused_at_last(served, tmp_path):
 
 @pytest.mark.parametrize("status", [503, 0])
 def test_a_server_that_is_away_is_asked_again(served, tmp_path, monkeypatch, status):
-    monkeypatch.setattr("node.data.remote.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("node.data.shard_cache.FIRST_PAUSE_S", 0.001)
     server, url, made = served
     there = Folder(url, tmp_path / "cache")
     server.away, server.status = 5, status
@@ -340,8 +341,8 @@ def test_a_server_that_stays_away_is_told_of_and_an_answer_is_an_answer(
         there.tokens(there.index.shards[0])
     assert server.away == 97  # asked for its size in two ways, and once only
     server.status = 503
-    monkeypatch.setattr("node.data.remote.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("node.data.remote.PATIENCE_S", 0.1)
+    monkeypatch.setattr("node.data.shard_cache.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("node.data.shard_cache.PATIENCE_S", 0.1)
     with pytest.raises(OperatorError, match="503") as caught:
         there.tokens(there.index.shards[0])
     assert caught.value.code == "E603"

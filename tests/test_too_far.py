@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gossip_kit import EVERYBODY, PLACE, RUN, SHAPE, decided, roster_of
 
-from gossip.catchup import CatchUp, Ending
+from gossip.catchup import Ending, Replay
 from protocols.errors import TransportError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
@@ -18,11 +18,11 @@ from protocols.messages import Certificate
 MEMBERS = EVERYBODY[:3]
 
 
-def follows(shown: Certificate | None) -> tuple[Ending, CatchUp, list[PeerId]]:
+def follows(shown: Certificate | None) -> tuple[Ending, Replay, list[PeerId]]:
     """What comes of asking one who is far ahead; it shows that, or does not answer."""
     rejected: list[PeerId] = []
 
-    class Asked(CatchUp):
+    class Asked(Replay):
         async def certificates(
             self, source: PeerId, round_: int, count: int
         ) -> tuple[Certificate, ...]:

@@ -116,7 +116,7 @@ def test_claimed_vectors_get_no_snapshot(tmp_path: Path) -> None:
             bench.vectors.tensors()[1].fill_(7.0)
         if isinstance(report, StepDone) and report.step == TARGET + 2:
             assert bool((bench.vectors.tensors()[1] == 7.0).all())
-            bench.vectors.unclaim()
+            bench.vectors.clear()
         return [Stop()] if isinstance(report, Snapshot) else []
 
     script = Bench(tmp_path, answer).run(begin())

@@ -69,6 +69,9 @@ def said(draft: Plan, part: Part, present: Sequence[int], products: bytes) -> Gr
         tuple(present),
         products,
         b"",
+        (b"r" * 32,) * len(present),
+        (b"s" * 64,) * len(present),
+        b"t" * 32,
     )
 
 

@@ -30,7 +30,7 @@ from node.conductor import Conductor
 from node.fetching import kept_after
 from node.island import Island
 from node.monitor.event_log import EventLog
-from node.replica import OuterReplica, OuterState
+from node.replica import ChainStanding, OuterReplica
 from node.run_rules import rules_of
 from node.simulate.trainer import Line
 from node.trainer.channel import Applied, Begin, Command, Ready, StepDone
@@ -70,7 +70,7 @@ class Saved:
 
     base: torch.Tensor
     vectors: dict[str, torch.Tensor]
-    state: OuterState
+    state: ChainStanding
     theta: torch.Tensor
     share: Share
     round_step: int
@@ -99,7 +99,7 @@ class Working(OuterReplica):
         trainer = self.life.trainer
         if trainer is not None:
             trainer.obey()  # what has been written for it is a part of this moment
-        state = OuterState(self.place, self.roster, self.certificate, deepcopy(lineage))
+        state = ChainStanding(self.place, self.roster, self.certificate, deepcopy(lineage))
         return Saved(
             self.base.clone(),
             {name: vector.clone() for name, vector in self.vectors.items()},
@@ -137,7 +137,7 @@ class Working(OuterReplica):
         self.history.append((self.place.previous, self.place.state))
 
     async def take(
-        self, vectors: Sequence[torch.Tensor], state: OuterState, ending: Ending, chain: Chain
+        self, vectors: Sequence[torch.Tensor], state: ChainStanding, ending: Ending, chain: Chain
     ) -> None:
         missed = state.place.round - self.place.round
         keep = kept_after(ending, missed, self.manifest.rounds.max_staleness)

@@ -6,7 +6,8 @@ import asyncio
 import math
 
 from benchmarks.worker import SIZE, options, say, wait_for_turn
-from node.bench.member import Member, Settings, Taken
+from node.bench.member import Member, Taken
+from node.bench.settings import Settings
 from node.bench.watching import Stage
 from node.collector import spare_what_stays
 

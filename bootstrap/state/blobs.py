@@ -61,7 +61,7 @@ class BlobServer:
 
 
 async def fetch_manifest(
-    transport: Transport, peers: Sequence[PeerId], run: bytes, *, timeout: float = STALL_S
+    transport: Transport, peers: Sequence[PeerId], run: bytes
 ) -> SignedManifest:
     """The manifest of ``run``, from all of ``peers`` that have a valid one.
 
@@ -74,7 +74,7 @@ async def fetch_manifest(
 
     async def fetch(peer: PeerId) -> SignedManifest | TransportError | RemoteProtocolError:
         try:
-            data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES, timeout)
+            data = await _pull(transport, peer, "manifest", request, Envelope.MAX_BYTES)
             return SignedManifest.open(data, run)
         except (TransportError, RemoteProtocolError) as error:
             return error
@@ -100,7 +100,6 @@ async def fetch_blob(
     digest: bytes,
     *,
     max_bytes: int,
-    timeout: float = STALL_S,
 ) -> bytes:
     """The bytes with this BLAKE3 hash from the first of ``peers`` that has them.
 
@@ -109,7 +108,7 @@ async def fetch_blob(
     request = Blob(run, digest).encode()
 
     async def fetch(peer: PeerId) -> bytes:
-        data = await _pull(transport, peer, "blob", request, max_bytes, timeout)
+        data = await _pull(transport, peer, "blob", request, max_bytes)
         if await asyncio.to_thread(lambda: blake3(data).digest()) != digest:
             raise BadSignature(f"{peer} sent bytes with another hash")
         return data
@@ -118,11 +117,11 @@ async def fetch_blob(
 
 
 async def _pull(
-    transport: Transport, peer: PeerId, name: str, header: bytes, max_length: int, timeout: float
+    transport: Transport, peer: PeerId, name: str, header: bytes, max_length: int
 ) -> bytes:
     data = bytearray()  # grows with what arrives, not with what was announced
     async with transport.pull(
-        peer, name, header, max_length=max_length, timeout=timeout
+        peer, name, header, max_length=max_length, timeout=STALL_S
     ) as incoming:
         async for piece in incoming:
             data += piece

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
@@ -34,6 +34,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateOffer, StateRequest
+from protocols.tasks import Offload
 from protocols.transport import Transport
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ async def download_state(
     *,
     fragment: int = 0,
     progress: Progress | None = None,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+    offload: Offload = asyncio.to_thread,
     offer_timeout: float = OFFER_TIMEOUT_S,
     stall_timeout: float = STALL_S,
     max_sources: int = MAX_SOURCES,
@@ -133,7 +134,7 @@ async def download(
     *,
     what: str,
     progress: Progress | None = None,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+    offload: Offload = asyncio.to_thread,
     stall_timeout: float = STALL_S,
     max_sources: int = MAX_SOURCES,
 ) -> Download:
@@ -160,7 +161,7 @@ async def _download(
     work: Work,
     *,
     what: str,
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]],
+    offload: Offload,
     stall_timeout: float,
     max_sources: int,
     from_fellows: _FromFellows | None = None,
@@ -200,7 +201,7 @@ class _Fetch:
     transport: Transport
     words: Words
     work: Work
-    offload: Callable[[Callable[[], Any]], Awaitable[Any]]
+    offload: Offload
     stall_timeout: float
 
     async def serve(self, peer: PeerId, slots: asyncio.Semaphore) -> None:

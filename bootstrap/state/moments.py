@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootstrap.state.chunks import Progress, check_offer
+from bootstrap.state.chunks import check_offer
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
-from bootstrap.state.server import Offload
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MomentsChunk, MomentsOffer, MomentsRequest
+from protocols.tasks import Offload
 from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:
@@ -160,7 +160,6 @@ async def download_moments(
     vectors: Sequence[torch.Tensor],
     *,
     offload: Offload,
-    progress: Progress | None = None,
 ) -> None:
     """Fill ``vectors`` (fp32) with what was offered; chunks are asked for again as a state's are.
 
@@ -180,6 +179,5 @@ async def download_moments(
         offer.digest,
         vectors,
         what="the moments",
-        progress=progress,
         offload=offload,
     )

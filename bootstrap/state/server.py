@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from protocols.errors import Malformed, RemoteRefused, Stale
 from protocols.identity import PeerId
 from protocols.messages import MAX_READERS, ChunkRequest, StateOffer, StateRequest
+from protocols.tasks import Offload
 from protocols.transport import Feed, Transport
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 Current = Callable[[int], "tuple[int, bytes, Sequence[torch.Tensor]]"]
 Still = Callable[[], AbstractAsyncContextManager[None]]
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 MAX_PINS = 2  # copies of the state: one for those who are at it, one for who comes a round later
 EVICT_S = 10.0  # where another round is wanted and there is no room, already after this

@@ -8,7 +8,8 @@ import statistics
 import sys
 from typing import Any, TextIO
 
-from node.bench.member import Member, Settings, Taken
+from node.bench.member import Member, Taken
+from node.bench.settings import Settings
 from node.bench.watching import Stage
 from node.collector import spare_what_stays
 from protocols.codecs import RangeCodec

@@ -1,4 +1,4 @@
-"""A swarm member without a trainer: its pseudo-gradient is noise, its outer step nothing.
+"""A swarm member without a trainer: its pseudo-gradient is noise (:mod:`node.bench.noise`).
 
 Everything between is the real thing: identity, transport, presence, rounds, exchange. When all
 members that were agreed on have met, they take rounds back to back and report what each took.
@@ -10,20 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import torch
-from blake3 import blake3
 
 from bootstrap.seeds import explain
-from gossip.buffers import joined
-from gossip.certificate import genesis, outcome_hash
+from gossip.bodies import Wiring
 from gossip.driver import Swarm
-from gossip.exchange import Wiring
 from gossip.grouping import Grouping
 from gossip.hooks import Hooks
 from gossip.membership import Membership
@@ -33,13 +26,15 @@ from gossip.standing import first_announcement
 from gossip.validity import Place
 from node import __version__
 from node.bench.memory import forget_peak, peak_bytes, resident_bytes
+from node.bench.noise import Noise
+from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch, WatchedChain, WatchedTransport
 from node.errors import operator_error
 from node.own_address import hostport, outward_address
 from protocols.codecs import RangeCodec
 from protocols.errors import TransportError
 from protocols.identity import Identity, PeerId
-from protocols.messages import Announce, Certificate
+from protocols.messages import Announce
 from protocols.tasks import Tasks, offload_to
 
 TOKENS = 1000  # that each contribution claims to stand for
@@ -47,33 +42,6 @@ MEET_EVERY_S = 0.1
 LINGER_S = 10.0  # others may still have to come to the end
 FAREWELL_S = 2.0
 KEPT = 2  # merged rounds, for those who were too slow to vote and ask for them
-
-
-@dataclass(frozen=True)
-class Settings:
-    """One member. What is not marked as its own must be equal on all."""
-
-    members: int = 2
-    size: int = 25_000_000  # fp32 elements
-    codec: str = "int4"
-    rounds: int = 5
-    tls: bool = True
-    quorum: float = 1.0  # a round waits for all live members
-    groups: Literal["none", "region", "grid"] = "none"
-    # its own
-    listen: str = "0.0.0.0:4390"
-    region: str = ""  # its site, for groups
-    advertise: str = ""  # HOST:PORT where the others reach it; empty: where it listens
-    peers: tuple[str, ...] = ()  # HOST:PORT of members to begin with
-    seed: int = 0  # of its noise
-    max_upload: float = 0.0  # bytes a second; 0: no limit
-    patience_s: float = 60.0  # for the others to come
-
-    @property
-    def run(self) -> bytes:
-        """32 bytes that name what all must agree on."""
-        agreed = (self.members, self.size, self.codec, self.quorum, self.groups)
-        return blake3(f"atoll bench {agreed}".encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -89,107 +57,6 @@ class Taken:
     peak_bytes: int  # resident memory above what it was before the vector was made
     digest: str  # of the merged vector, equal on all members
     cpu_s: float = 0.0  # of this process, from ready until the mean is in its memory
-
-
-class Noise:
-    """A :class:`~gossip.hooks.Replica`: the vector is this island's noise, then the mean."""
-
-    def __init__(
-        self,
-        me: PeerId,
-        settings: Settings,
-        codec: RangeCodec,
-        watch: Watch,
-        offload: Callable[[Callable[[], Any]], Awaitable[Any]],
-    ) -> None:
-        self.me, self.settings, self.codec, self.watch = me, settings, codec, watch
-        self.offload = offload
-        self.vector = torch.empty(settings.size)
-        self.mean = self.vector  # of all, once a round is over: fp32 [size]
-        self._decoded = self.vector  # by codecs other than fp32: memory for the mean
-        if settings.codec != "fp32":
-            self._decoded = torch.empty(settings.size)
-        self._taking = False  # merged values are decoded as they come
-        self._asked: Counter[int] = Counter()  # how often for the chunk that begins there
-        self.moved = asyncio.Event()
-        self.norm = 0.0  # of the vector that was drawn
-        self.contributors, self.included = 0, 0.0
-        self.computed = 0.0  # processor seconds of this process when the mean was there
-        self._roster: tuple[PeerId, ...] = ()
-        self._place = Place(settings.run, 0, 0, genesis(settings.run), bytes(32), 0)
-
-    @property
-    def place(self) -> Place:
-        return self._place
-
-    @property
-    def roster(self) -> tuple[PeerId, ...]:
-        return self._roster
-
-    def meet(self, roster: tuple[PeerId, ...]) -> None:
-        """These decide the first round."""
-        self._roster = roster
-
-    def draw(self) -> None:
-        """New noise, determined by the member's seed and the round."""
-        self.mean = self.vector  # what fp32 was received into is not needed any more
-        generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
-        self.vector.normal_(generator=generator)
-        self.norm = torch.linalg.vector_norm(self.vector).item()  # as an island announces it
-        self._asked.clear()
-        self._taking = True
-
-    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
-        """This member's noise, where it lies."""
-        return self.vector[start:stop]
-
-    def merged(self, start: int, stop: int) -> torch.Tensor:
-        """Where to decode merged values before it is certain that they count."""
-        if not self._taking:  # of a transfer that outlived its round
-            return torch.empty(stop - start)
-        self._asked[start] += 1
-        return self._decoded[start:stop]
-
-    async def apply(
-        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
-    ) -> None:
-        """Put the mean into the place of the noise."""
-        self.watch.pass_(Stage.COMMITTED)
-        outcome = certificate.outcome
-        await self.offload(lambda: self._decode(certificate, parts))
-        self.watch.pass_(Stage.APPLIED)
-        self.computed = time.process_time()
-        state = await self.offload(self.digest)
-        self._place = Place(
-            self.settings.run, 0, outcome.round + 1, outcome_hash(outcome), state, outcome.work
-        )
-        self._roster = outcome.next_roster
-        included = [one for result in outcome.parts for one in result.included]
-        self.contributors = len({one.contributor for one in included})
-        everything = self.settings.members * self.settings.size
-        self.included = sum(one.elements for one in included) / everything
-        self.moved.set()
-
-    def _decode(self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]) -> None:
-        results = certificate.outcome.parts
-        if self.settings.codec == "fp32" and all(result.digest for result in results):
-            whole = joined([parts[result.start, result.stop] for result in results])
-            if whole is not None:  # it was received where it belongs
-                self.mean = whole.view(torch.float32)
-                return
-        self._taking, self.mean = False, self._decoded
-        for result in results:
-            into = self.mean[result.start : result.stop]
-            chunks = self.codec.chunks(result.start, result.stop)
-            if not result.digest:
-                into.zero_()
-            elif self.settings.codec == "fp32" or any(self._asked[c.start] != 1 for c in chunks):
-                self.codec.decode(result.start, parts[result.start, result.stop], into)
-
-    def digest(self) -> bytes:
-        """BLAKE3 of the mean: 32 bytes."""
-        view = memoryview(self.mean.numpy()).cast("B")  # type: ignore[arg-type]  # as in merging
-        return blake3(view, max_threads=blake3.AUTO).digest()
 
 
 @dataclass

@@ -45,7 +45,7 @@ def prepare(
     ] = 50_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Turn text into a folder of tokens; given again after a break, it goes on where it was."""
+    """Turn text into a folder of tokens; run again after a break, it goes on where it was."""
     from node.data.prepare import prepare as work
     from node.data.tokenizer import ByteTokenizer, read_tokenizer
     from node.errors import operator_error

@@ -67,13 +67,14 @@ def export(
     ],
     to: Annotated[str, typer.Option(metavar="hf", help="Format: hf (Hugging Face).")] = "hf",
     max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="The most in one file of weights, as in 500MB.")
+        str, typer.Option(metavar="SIZE", help="Largest file of weights to write, as in 500MB.")
     ] = "5GB",
     like: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Take chat template, special tokens and how to generate from this model's folder.",
+            help="Take chat template, special tokens and generation settings from this model's "
+            "folder.",
         ),
     ] = None,
 ) -> None:

@@ -50,11 +50,12 @@ def monitor(
     replay: Annotated[
         Path | None,
         typer.Option(
-            parser=given_path, metavar="FILE", help="Show an events.jsonl from its begin."
+            parser=given_path, metavar="FILE", help="Show an events.jsonl from its beginning."
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(min=0, help="Of a replay: so many seconds in one; 0: all at once.")
+        float,
+        typer.Option(min=0, help="Seconds of the run that a replay shows in one; 0: all at once."),
     ] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture as JSON.")] = False,
 ) -> None:
@@ -134,7 +135,7 @@ def doctor(
 
 
 def version() -> None:
-    """Versions of Atoll, its protocol and what it stands on."""
+    """Versions of Atoll, its protocol and what it is built on."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 

@@ -26,7 +26,7 @@ Changes = Annotated[
 ]
 Mode = Annotated[
     str,
-    typer.Option(metavar="NAME", help="How the run to create meets: diloco, async, …: docs/modes."),
+    typer.Option(metavar="NAME", help="Mode of the run to create: diloco, async, … (docs/modes)."),
 ]
 
 
@@ -102,9 +102,9 @@ def template(
     flags: dict[str, Any],
     name: Annotated[str, typer.Argument(metavar="NAME", help=TEMPLATE_NAMES)],
 ) -> None:
-    """Print a file with which nodes are run or watched elsewhere.
+    """Print a file to run or watch nodes with elsewhere.
 
-    Of a seed; with --peers of an island that trains with them.
+    For a seed; with --peers, for an island that trains with them.
     """
     config = resolve(flags, {})
     hosts = config.nnodes.rpartition(":")[2]
@@ -127,7 +127,7 @@ def demo(
         typer.Option(
             min=1,
             help="Seconds to plan rounds for, by the speed of this machine at the start; 8 rounds "
-            "at the least. It ends after the last: later where the machine gets busier.",
+            "at least. It ends with the last one, which is later if the machine gets busier.",
         ),
     ] = 90,
     islands: Annotated[int, typer.Option(min=1, max=16, help="How many islands.")] = 3,
@@ -147,22 +147,20 @@ def bench(
     members: Annotated[int, typer.Option(min=2, max=256, help="How many there are.")] = 2,
     size: Annotated[int, typer.Option(min=1, help="Parameters.")] = 25_000_000,
     codec: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8, int4, …")] = "int4",
-    rounds: Annotated[int, typer.Option(min=1, help="How often to average.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="How many times to average.")] = 5,
     groups: Annotated[str, typer.Option(help="none, region or grid: see the protocol.")] = "none",
-    tls: Annotated[bool, typer.Option(help="Without it: in the clear, at home only.")] = True,
+    tls: Annotated[bool, typer.Option(help="Without: links in the clear, at home only.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Average noise with others: what do the links and the machines give? No training."""
+    """Average noise with others, without training: how fast are the links and machines?"""
     from node.bench.command import main
-    from node.bench.member import Settings
+    from node.bench.settings import Settings
     from protocols.codecs import NAMES
 
     if codec not in NAMES:
         raise bad_config(f"no codec {codec!r}", "there are " + ", ".join(NAMES), "give one of them")
     if groups not in ("none", "region", "grid"):
-        raise bad_config(
-            f"no groups {groups!r}", "there are none, region, grid", "give one of them"
-        )
+        raise bad_config(f"no groups {groups!r}", "it is none, region or grid", "give one of them")
     config = resolve(flags, os.environ)
     settings = Settings(
         members=members,
@@ -181,6 +179,6 @@ def bench(
 
 
 def _run(config: NodeConfig, manifest: Manifest | None) -> None:
-    from node.runtime import run
+    from node.daemon import run
 
     raise typer.Exit(run(config, manifest))

@@ -43,7 +43,7 @@ def simulate(
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="How much is trained: as much as so many rounds without stragglers. [default: 20]"
+            help="How much to train: as much as this many rounds without stragglers. [default: 20]"
         ),
     ] = None,
     inner_steps: Annotated[int | None, typer.Option(help="In a round. [default: 20]")] = None,

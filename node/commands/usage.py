@@ -21,7 +21,7 @@ def told(error: Exception) -> OperatorError:
     return operator_error(
         "E204",
         text[:1].lower() + text[1:],
-        why=f"`{command}` cannot be called so",
+        why=f"`{command}` cannot be called like this",
         fix=f"{_hint(wrong)}see `{command} --help`",
     )
 

@@ -65,7 +65,7 @@ def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input
             continue
         if not place.strip():  # Path would take it for the current directory
             raise operator_error(
-                "E601", "one of the inputs is empty", why="it is '', no path and no data set"
+                "E601", "one of the inputs is empty", why="'' is neither a path nor a data set"
             )
         path = Path(place).expanduser()
         if path.is_dir():

@@ -119,7 +119,7 @@ def _begin(out: Path, job: str) -> _Place:
         raise operator_error(
             "E603",
             f"{out} has the beginning of other data",
-            why="its inputs, their contents or the settings were others",
+            why="it was begun with other inputs, other contents or other settings",
             fix="remove the folder, or name another one with --out",
         )
     if any(file.name not in BEGUN or file.stat().st_size for file in out.iterdir()):

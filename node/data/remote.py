@@ -1,10 +1,6 @@
 """Reading token folders: from this machine, or from a web server or object store by fsspec.
 
-Files that are not on this machine come through a cache of bounded size: the one that was not used
-for longest goes when room is needed. A file is named by its sha256 and checked against it before
-it is used; one with another hash is fetched again, and after some tries refused. A server that does
-not answer is asked again for some minutes. The ranks of an island share the cache, so only one of
-them fetches.
+Files that are not on this machine come through a cache (:mod:`node.data.shard_cache`).
 
 What is read at one time should lie in few files: a run over remote data sets ``data.pool_windows``
 (see :mod:`node.trainer.sampler`).
@@ -13,43 +9,26 @@ What is read at one time should lie in few files: a run over remote data sets ``
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import hashlib
-import logging
 import math
-import os
-import tempfile
 import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from node.data.folder import INDEX, MAX_INDEX_BYTES, Index, Shard, parse_index
+from node.data.shard_cache import TRIES, ShardCache, is_full, note_used, of_a_server
 from node.data.tokenizer import BYTES, FILE, MAX_TOKENIZER_BYTES
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
-logger = logging.getLogger(__name__)
-
-TRIES = 3
-# a server that is away, or the way to it: how long it is asked again, less than half of the time
-# that the other ranks wait for this one, since whoever fetched ahead may have asked as long before
-PATIENCE_S = 240.0
-FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
-FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
 GONE = (404, 410)  # a web server's word for: there is no such file
-NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-COPY_BYTES = 4 * 1024 * 1024
 DEFAULT_CACHE_BYTES = 20 * 10**9
-DRAFT = ".fetching-"
-ABANDONED_S = 3600.0  # without a byte written
 MAPPED = 64  # files of one process
 NOTED_S = 5.0  # between notes that a mapped file is in use
 
@@ -71,7 +50,7 @@ class Folder:
 
     def read(self, name: str, limit: int) -> bytes:
         """A small file's bytes; raises E603 where it has more than ``limit``."""
-        with self._opening(name) as file:
+        with self.opening(name) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
             raise operator_error(
@@ -105,7 +84,7 @@ class Folder:
             return True
         try:
             path = self._cache.directory / shard.sha256
-            _used(path) if used else path.stat()
+            note_used(path) if used else path.stat()
         except FileNotFoundError:
             return False
         return True
@@ -127,7 +106,8 @@ class Folder:
         )
 
     @contextlib.contextmanager
-    def _opening(self, name: str) -> Iterator[BinaryIO]:
+    def opening(self, name: str) -> Iterator[BinaryIO]:
+        """A file of the folder, to be read. Raises E603, and E605 where a library is missing."""
         where = f"{self.place}/{name}"
         try:
             if self.remote:
@@ -145,7 +125,7 @@ class Folder:
                 "E605", f"cannot read {where}", why=str(error), fix="install that library"
             ) from error
         except Exception as error:  # every file system has errors of its own
-            if _is_full(error):
+            if is_full(error):
                 raise  # ours, while copying
             met = _met(error)
             raise operator_error("E603", f"cannot read {where}", why=_text(met)) from met
@@ -154,27 +134,9 @@ class Folder:
 def _met(error: Exception) -> Exception:
     """What was met: fsspec says of a web server's every error that there is no such file."""
     cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and _of_a_server(cause):
+    if isinstance(error, FileNotFoundError) and of_a_server(cause):
         return error if getattr(cause, "status", None) in GONE else cause
     return error
-
-
-def _of_a_server(error: BaseException | None) -> TypeGuard[Exception]:
-    # of connections and of bodies, which are of no common kind with others
-    return isinstance(error, Exception) and type(error).__module__.startswith("aiohttp.")
-
-
-def _passes(error: BaseException | None) -> bool:
-    """Whether what could not be read may be there in a moment."""
-    if isinstance(status := getattr(error, "status", None), int):  # a web server's answer
-        return status >= 500 or status in (408, 429)
-    if isinstance(error, NOW_OR_NEVER) or _is_full(error):
-        return False
-    return isinstance(error, OSError) or _of_a_server(error)
-
-
-def _is_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in FULL
 
 
 def _text(error: Exception) -> str:
@@ -183,155 +145,6 @@ def _text(error: Exception) -> str:
     if isinstance(error, NotADirectoryError | IsADirectoryError | PermissionError):
         return reason(error)
     return f"{type(error).__name__}: {error}"[:500]
-
-
-class ShardCache:
-    """Files by sha256 in one folder; those used least recently go first. For several processes."""
-
-    def __init__(self, directory: Path, max_bytes: int) -> None:
-        self.directory, self.max_bytes = directory, max_bytes
-        self.fetched = 0  # files, by this process
-        self._checked: set[str] = set()
-
-    def get(self, folder: Folder, name: str, sha256: str, size: int) -> Path:
-        """The file, fetched if it is not there.
-
-        Raises OperatorError E603 (not to be had for minutes, or with another hash again and
-        again), E402.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / sha256
-        with self._locked(f".lock-{sha256[:2]}"):  # one fetches a file, others wait for it
-            if self._intact(path, sha256, size):
-                return path
-            left, pause, end = TRIES, FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
-            while left:
-                try:
-                    if self._fetch(folder, name, path, sha256, size):
-                        self._checked.add(sha256)
-                        return path
-                    left -= 1
-                except OperatorError as error:
-                    if _is_full(error.__cause__) and self._give_way(size):
-                        continue
-                    passes = error.code == "E603" and _passes(error.__cause__)
-                    if not passes or time.monotonic() + pause > end:
-                        raise
-                    logger.warning("%s: %s; again in %.0f s", error.what, error.why, pause)
-                    time.sleep(pause)
-                    pause = min(2 * pause, LAST_PAUSE_S)
-        raise operator_error(
-            "E603",
-            f"{folder.place}/{name} has another hash than its index says",
-            why=f"{TRIES} fetches of it, and none was the file with sha256 {sha256[:16]}…",
-        )
-
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """Alone among all threads and processes that use the cache."""
-        with (self.directory / name).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing
-            yield
-
-    def _intact(self, path: Path, sha256: str, size: int) -> bool:
-        """Whether the file is there, which notes its use; each process checks its hash once."""
-        try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size != size:
-                    return False
-                if sha256 not in self._checked:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                        return False
-                    self._checked.add(sha256)
-                _used(file.fileno())
-        except FileNotFoundError:  # others may throw it out at any time
-            return False
-        return True
-
-    def _make_room(self, size: int) -> tuple[int, str]:
-        """Throw out what was not used for longest; an open draft that holds the room meanwhile."""
-        if size > self.max_bytes:
-            raise operator_error(
-                "E603",
-                "the data cache is too small",
-                why=f"a file of {size:,} bytes does not fit into {self.max_bytes:,}",
-                fix="allow it more with --data-cache",
-            )
-        with self._locked(".lock"):
-            held, files = self._held()
-            self._throw_out(files, held + size - self.max_bytes)
-            handle, name = tempfile.mkstemp(dir=self.directory, prefix=DRAFT)
-            os.truncate(handle, size)
-            return handle, name
-
-    def _give_way(self, size: int) -> bool:
-        """The disk is full of other things: throw out as much as is to come; False: nothing is."""
-        with self._locked(".lock"):
-            return self._throw_out(self._held()[1], size)
-
-    def _held(self) -> tuple[int, list[tuple[os.stat_result, Path]]]:
-        """Bytes of all files, and those that are whole, in the order of their last use."""
-        held, files = 0, []
-        for file in self.directory.iterdir():
-            try:
-                status = file.stat()
-            except FileNotFoundError:  # given up, or a person is tidying up
-                continue
-            if file.name.startswith(DRAFT) and status.st_mtime < time.time() - ABANDONED_S:
-                file.unlink(missing_ok=True)  # whoever wrote it was killed
-                continue
-            held += status.st_size  # drafts of others count
-            if file.name[0] != ".":
-                files.append((status, file))
-        return held, sorted(files, key=lambda known: known[0].st_mtime_ns)
-
-    def _throw_out(self, files: list[tuple[os.stat_result, Path]], size: int) -> bool:
-        """Remove files, the first ones first, until ``size`` bytes are free; whether any was."""
-        before = size
-        for status, file in files:
-            if size <= 0:
-                break
-            size -= status.st_size
-            file.unlink(missing_ok=True)
-            self._checked.discard(file.name)
-        return size < before
-
-    def _fetch(self, folder: Folder, name: str, path: Path, sha256: str, size: int) -> bool:
-        """Whether what came is the file; no more than ``size`` bytes and a bit are taken."""
-        hasher = hashlib.sha256()
-        length = 0
-        draft = ""
-        try:
-            handle, draft = self._make_room(size)
-            with os.fdopen(handle, "wb") as out, folder._opening(name) as incoming:
-                while length <= size and (piece := incoming.read(COPY_BYTES)):
-                    length += len(piece)
-                    hasher.update(piece)
-                    out.write(piece)
-                out.flush()
-                _used(out.fileno())
-            if length != size or hasher.hexdigest() != sha256:
-                return False
-            with self._locked(".lock"):  # whoever counts what is held sees it once
-                os.replace(draft, path)
-            self.fetched += 1
-            return True
-        except OSError as error:
-            raise operator_error(
-                "E402",
-                f"no room for training data in {self.directory}",
-                why=error.strerror or str(error),
-                fix="free some disk space, or allow less with --data-cache",
-            ) from error
-        finally:
-            if draft:
-                Path(draft).unlink(missing_ok=True)
-
-
-def _used(file: int | Path) -> None:
-    """Note when; the file system's own clock has steps of milliseconds."""
-    now = time.time_ns()
-    os.utime(file, ns=(now, now))
 
 
 class FolderTokens:

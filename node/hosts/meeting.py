@@ -41,7 +41,6 @@ class Meeting:
 class Found:
     """What an environment says; None and empty: nothing."""
 
-    by: str
     nnodes: str = ""
     host: int | None = None
     address: str = ""
@@ -150,12 +149,11 @@ def _torchrun(environ: Mapping[str, str]) -> list[Found]:
             address = endpoint
     nnodes = first("PET_NNODES", "NNODES", "GROUP_WORLD_SIZE")
     found = Found(
-        "torchrun",
-        nnodes if re.fullmatch(r"\d+(:\d+)?", nnodes) else "",
-        _number(first("PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")),
-        address,
-        _number(port) or DEFAULT_PORT,
-        first("PET_RDZV_ID", "TORCHELASTIC_RUN_ID"),
+        nnodes=nnodes if re.fullmatch(r"\d+(:\d+)?", nnodes) else "",
+        host=_number(first("PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")),
+        address=address,
+        port=_number(port) or DEFAULT_PORT,
+        key=first("PET_RDZV_ID", "TORCHELASTIC_RUN_ID"),
     )
     return [found] if nnodes or found.host is not None or address else []
 
@@ -168,12 +166,13 @@ def _slurm(environ: Mapping[str, str]) -> list[Found]:
     names = hosts_of(listed)
     return [
         Found(
-            "Slurm",
-            environ.get("SLURM_NNODES") or environ.get("SLURM_JOB_NUM_NODES") or str(len(names)),
-            _number(environ.get("SLURM_NODEID", "")),
-            names[0] if names else "",
-            DEFAULT_PORT + int(re.sub(r"[^0-9]", "", job)[-9:] or "0") % PORTS,
-            f"slurm-{job}",
+            nnodes=environ.get("SLURM_NNODES")
+            or environ.get("SLURM_JOB_NUM_NODES")
+            or str(len(names)),
+            host=_number(environ.get("SLURM_NODEID", "")),
+            address=names[0] if names else "",
+            port=DEFAULT_PORT + int(re.sub(r"[^0-9]", "", job)[-9:] or "0") % PORTS,
+            key=f"slurm-{job}",
         )
     ]
 
@@ -206,18 +205,18 @@ def _expanded(part: str) -> list[str]:
     return names
 
 
-def _kubernetes(environ: Mapping[str, str], host: str = "") -> list[Found]:
+def _kubernetes(environ: Mapping[str, str]) -> list[Found]:
     """An indexed Job's pod, or a StatefulSet's: ``NAME-INDEX``, and host 0 is ``NAME-0``."""
     if "KUBERNETES_SERVICE_HOST" not in environ:
         return []
-    short, dot, domain = (host or socket.getfqdn()).partition(".")
+    short, dot, domain = socket.getfqdn().partition(".")
     index = _number(environ.get("JOB_COMPLETION_INDEX", ""))
     name, _, last = short.rpartition("-")
     if index is None:
         index = _number(last)
     if index is None or not name:
         return []
-    return [Found("Kubernetes", "", index, f"{name}-0{dot}{domain}", DEFAULT_PORT, name)]
+    return [Found(host=index, address=f"{name}-0{dot}{domain}", key=name)]
 
 
 def _number(text: str) -> int | None:

@@ -37,6 +37,7 @@ RISEN_BY, RISEN_TO = 0.1, 1.05  # a loss has risen above both of these and the l
 RISEN_TIMES = 3  # in a row: a single one may be chance
 LOST_STEPS = 5  # inner steps in a row whose loss is no number
 ROOM = 2  # checkpoints there should be room for
+NAMED = 4  # peers in one line; of more it says how many
 LOOK_S = 2.0  # between two looks of a Watch
 ENDED_LOOKS = 3  # in a row without an alarm end it: one that flickers is said once
 GONE = ("suspect", "dead")  # for this node, as opposed to having said farewell
@@ -314,9 +315,9 @@ def _name(peer: PeerView) -> str:
     return peer.name or "…" + peer.peer[-8:]
 
 
-def _names(peers: Sequence[PeerView], shown: int = 4) -> str:
-    names = ", ".join(_name(peer) for peer in peers[:shown])
-    return names + (f" and {len(peers) - shown} more" if len(peers) > shown else "")
+def _names(peers: Sequence[PeerView]) -> str:
+    names = ", ".join(_name(peer) for peer in peers[:NAMED])
+    return names + (f" and {len(peers) - NAMED} more" if len(peers) > NAMED else "")
 
 
 def _have(peers: Sequence[PeerView]) -> str:

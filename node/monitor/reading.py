@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from node.monitor import events
 from node.monitor.events import Event, Record
+from protocols.wire import MAX_INT
 
 _KINDS: dict[str, type[Event]] = {
     kind.kind: kind
@@ -20,7 +21,6 @@ _KINDS: dict[str, type[Event]] = {
     if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 }
 LATEST = 253_402_300_799.0  # the last second of the year 9999
-MAX_INT = 2**63 - 1
 
 
 def read_record(values: object) -> Record | None:

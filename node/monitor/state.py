@@ -35,12 +35,12 @@ from node.monitor.events import (
     table,
 )
 from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
+from protocols.bounds import MAX_PEERS
 
 SCHEMA = 1
 KEPT_ROUNDS = 256
 KEPT_STEPS = 1024
 KEPT_PROBLEMS = 20
-MAX_PEERS = 512
 MAX_LINKS = 4096
 MAX_FRAGMENTS = 64
 STALL_S = 120.0  # without an inner step, an island that takes part is not healthy

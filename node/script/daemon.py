@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     line = socket.socket(fileno=os.dup(channel))  # the daemon closes the other one when it leaves
     place: list[str] = []
     try:
-        from node.runtime import run
+        from node.daemon import run
 
         order = json.load(sys.stdin)
         place = [f"--dir={order['config']['dir']}"] if "dir" in order["config"] else []

@@ -36,7 +36,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             raise operator_error(
                 "E204",
                 f"the parameter {name} is complex",
-                why="all that is merged is of real numbers",
+                why="only real numbers are merged",
                 fix="keep it as real numbers, and make torch.view_as_complex of them in forward()",
             )
     if not any(parameter.numel() for parameter in parameters.values()):

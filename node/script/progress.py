@@ -37,7 +37,7 @@ def counted(tokens: int | Tensor) -> int:
     if not 0 <= count <= MOST_TOKENS:
         raise operator_error(
             "E204",
-            f"tokens={str(tokens)[:100]} is no number of tokens",
+            f"tokens={str(tokens)[:100]} is not a number of tokens",
             why=f"an inner step is of 0 to {MOST_TOKENS:,} tokens",
             fix="give island.step the tokens of this step's batch, of the whole island",
         )
@@ -90,7 +90,7 @@ class ScriptProgress(Progress):
         if gone and not self.sharded:
             raise operator_error(
                 "E204",
-                f"{len(gone)} of the model's parameters are others than those that have joined",
+                f"{len(gone)} of the model's parameters are not those that have joined",
                 why=f"{', '.join(gone)[:200]}: replaced after node.join, and never merged since",
                 fix="replace parameters before node.join, or copy into those that are there "
                 "(load_state_dict without assign=True)",
@@ -102,8 +102,8 @@ class ScriptProgress(Progress):
                 f"{len(late)} parameters that require a gradient have not joined",
                 why=f"{', '.join(sorted(late))[:200]}: unfrozen or added after node.join, so no "
                 "round would merge them",
-                fix="have all that is ever to train require a gradient at node.join, and freeze it "
-                "afterwards for as long as it is not to",
+                fix="let all parameters that will ever train require a gradient at node.join, and "
+                "freeze afterwards what is not to train yet",
             )
 
     def end(self) -> None:

@@ -11,26 +11,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from bootstrap import manifest_rounds
 from bootstrap.manifest_modes import check_arrivals
 from bootstrap.manifest_rounds import COARSE, SPARSE, Codec, CodecChoice
 from bootstrap.validation import bad_config, check, read_toml
 from protocols.errors import OperatorError
 
-Mode = Literal[
-    "diloco",
-    "streaming",
-    "eager",
-    "gossip",
-    "push-sum",
-    "async",
-    "server",
-    "fedavg",
-    "sparta",
-    "allreduce",
-    "powersgd",
-    "onebit-adam",
-    "btm",
-]
+Mode = Literal[manifest_rounds.Mode, "powersgd", "onebit-adam"]
 MODES: tuple[str, ...] = get_args(Mode)
 PAIRED = ("gossip", "push-sum")  # modes that meet in pairs
 IN_FRAGMENTS = ("streaming", "async", "server", "fedavg", *PAIRED)  # modes that may be
@@ -263,7 +250,7 @@ def diverged(what: str) -> OperatorError:
     """That arithmetic has ended: there is nothing to send or to learn from any more."""
     return bad_config(
         "the simulated run diverged",
-        f"{what} is no finite number any more",
+        f"{what} is no longer a finite number",
         "lower inner_lr, outer_lr or attack, or take another merge rule with --set rule=",
     )
 

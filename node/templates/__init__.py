@@ -22,29 +22,26 @@ STATE = "/var/lib/atoll"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One file: what it is for, and whether a node that is not told of peers trains there.
+    """One file, and whether a node that is not told of peers trains there.
 
     ``hosts``: how many an island has there, where nothing else is asked for.
     """
 
     file: str
-    about: str
     trains: bool = False
     hosts: int = 1
 
 
 TEMPLATES: Mapping[str, Template] = {
-    "systemd": Template("atoll.service", "a unit for /etc/systemd/system/atoll.service"),
-    "docker": Template("Dockerfile", "a Dockerfile"),
-    "compose": Template("compose.yaml", "a compose.yaml, beside the Dockerfile"),
-    "kubernetes": Template("kubernetes.yaml", "a Service and a StatefulSet"),
-    "kubernetes-hosts": Template(
-        "kubernetes-hosts.yaml", "an island on several pods", trains=True, hosts=2
-    ),
-    "slurm": Template("slurm.sh", "a job script for sbatch", trains=True),
-    "skypilot": Template("skypilot.yaml", "a task for sky launch", trains=True),
-    "prometheus": Template("alerts.yaml", "alert rules, and how to scrape a node"),
-    "grafana": Template("grafana.json", "a dashboard to import"),
+    "systemd": Template("atoll.service"),  # for /etc/systemd/system
+    "docker": Template("Dockerfile"),
+    "compose": Template("compose.yaml"),  # beside the Dockerfile
+    "kubernetes": Template("kubernetes.yaml"),  # a Service and a StatefulSet
+    "kubernetes-hosts": Template("kubernetes-hosts.yaml", trains=True, hosts=2),
+    "slurm": Template("slurm.sh", trains=True),
+    "skypilot": Template("skypilot.yaml", trains=True),
+    "prometheus": Template("alerts.yaml"),  # alert rules, and how to scrape a node
+    "grafana": Template("grafana.json"),
 }
 
 

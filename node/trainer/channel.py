@@ -96,7 +96,7 @@ class Apply(Message, kind=101):
     position: int = 0  # as in :class:`Begin`
 
 
-class Pace(Message, kind=107):
+class InnerSteps(Message, kind=107):
     """How many inner steps from the last contribution to the next; 0: rest until told otherwise.
 
     Answered by nothing.
@@ -264,7 +264,7 @@ class Leaving(Message, kind=121):
     """A script wants to leave: the daemon shall save, say farewell, send :class:`Stop` and end."""
 
 
-Command = Begin | Apply | Shift | Pace | Checkpoint | Donate | Stop | Terms | Ended
+Command = Begin | Apply | Shift | InnerSteps | Checkpoint | Donate | Stop | Terms | Ended
 Report = (
     Ready
     | StepDone
@@ -281,7 +281,7 @@ Report = (
     | Leaving
 )
 
-COMMANDS = (Begin, Apply, Shift, Pace, Checkpoint, Donate, Stop, Terms, Ended)
+COMMANDS = (Begin, Apply, Shift, InnerSteps, Checkpoint, Donate, Stop, Terms, Ended)
 REPORTS = (
     Ready,
     StepDone,

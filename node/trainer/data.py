@@ -16,13 +16,13 @@ from bootstrap.manifest import Manifest
 from node.data.ahead import Ahead, Place
 from node.data.folder import is_folder
 from node.data.remote import Folder, FolderTokens
+from node.data.tokenizer import BYTES_VOCABULARY
 from node.errors import operator_error, reason
 from node.trainer.sampler import Sampler
 from protocols.errors import OperatorError
 
 Array = npt.NDArray[np.integer[Any]]
 
-BYTES_VOCABULARY = 256
 DOCUMENT_END = b"\0"  # a byte that text does not have
 IGNORED = -100  # a target that does not count; torch's default
 

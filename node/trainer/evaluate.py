@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.trainer.data import BYTES_VOCABULARY, token_type
+from node.data.tokenizer import BYTES_VOCABULARY
+from node.trainer.data import token_type
 
 EVALUATION_BATCH = 16  # sequences at a time, where there is memory for them
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from node.trainer.foreign_context import close, short_window
+from node.trainer.foreign_context import PROBED, close, short_window
 from node.trainer.hf import ForeignDecoder, family, unfit
 from protocols.errors import OperatorError
 
-PROBED = 32  # tokens, at most
 LEAK = 1e-5  # of the largest logit: the same mask with other tokens behind it changes hardly a bit
 
 

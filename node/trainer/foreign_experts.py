@@ -23,11 +23,11 @@ from torch.distributed.tensor import Shard
 from bootstrap.manifest import Model
 from node.trainer.experts import exchange, place
 from node.trainer.foreign import expression, matching, with_local
+from node.trainer.foreign_context import close
 from node.trainer.hf import PREFIX, ForeignDecoder, family
 
 HOLDS, SLICED = "ep_dispatch_experts", "grouped_gemm"  # the plan's words
 PROBED = 8  # rows
-CLOSE = 1e-4  # of the largest element: what another order of additions may change
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -132,7 +132,7 @@ def try_experts(model: ForeignDecoder, size: int) -> None:
             rows, alone = x.repeat_interleave(chosen.shape[1], dim=0), chosen.flatten()[:, None]
             each = experts(rows, alone, x.new_ones(len(rows), 1)).view(*chosen.shape, -1)
             total = (each * weights[..., None]).sum(dim=1)
-            if not bool((total - out).abs().max() <= CLOSE * out.abs().max()):
+            if not close(total, out):
                 raise _refused(model.config, size, "a token's experts are not just added up")
 
 

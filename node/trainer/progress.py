@@ -22,7 +22,7 @@ from node.trainer.channel import (
     Cold,
     Donate,
     Evaluated,
-    Pace,
+    InnerSteps,
     Report,
     Shift,
     Shifted,
@@ -140,7 +140,7 @@ class Progress:
                 self.shift(action)
             case Begin():
                 self.begin(action)
-            case Pace(target_steps):
+            case InnerSteps(target_steps):
                 self.target_steps = target_steps
             case Terms():
                 self.overlap = action.overlap_steps

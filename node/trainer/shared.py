@@ -105,10 +105,6 @@ class SharedVectors:
         self._unlock()
         return True
 
-    def unclaim(self, fragment: int = 0) -> None:
-        """Give the fragment back as it is; a snapshot in it still waits for its answer."""
-        self._header[fragment, _CLAIMED] = 0
-
     def clear(self, fragment: int | None = None) -> None:
         """End claim and snapshot alike: the trainer has read what it was given, or is no more.
 

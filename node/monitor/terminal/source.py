@@ -31,9 +31,10 @@ from node.monitor.events import (
 )
 from node.monitor.history import History
 from node.monitor.reading import read_record
-from node.monitor.state import MAX_PEERS, NodeState
+from node.monitor.state import NodeState
 from node.monitor.views import NodeView, PeerView, RunView
 from node.status import ask
+from protocols.bounds import MAX_PEERS
 from protocols.errors import OperatorError
 
 Picture = dict[str, Any]

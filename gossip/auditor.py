@@ -1,0 +1,223 @@
+"""Asks owners, after a round, to show how they merged a chunk, and shows the same: the driver.
+
+Only where contributions are weighed (:mod:`gossip.weighing`): elsewhere owners keep no slices. Each
+member looks at one chunk that it has drawn; nobody can know before which. Whoever has merged
+something else is expelled by it, and by all others, who are told where to look
+(:class:`~protocols.messages.Accusation`) and judge for themselves. Who shows nothing proves nothing
+by that, it may have restarted: this member gives it no parts for some rounds. No round waits for
+any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from gossip.auditing import Case, Shown
+from gossip.bodies import Wiring
+from gossip.certificate import outcome_hash
+from gossip.exchange import Exchange
+from gossip.ledger import NOT_KEPT
+from gossip.mixing import Mix
+from protocols.bodies import BufferFeed
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
+from protocols.identity import PeerId
+from protocols.messages import Accusation, Certificate, EvidenceRequest, Gram
+from protocols.transport import Feed
+
+SHARE = 1 / 16  # of what came in a round may come again as evidence
+KEPT = 2  # rounds of which this node can show something, and judge
+STILL_S, WHOLE_S = 30.0, 300.0  # so long evidence may stand still, or take
+SUSPENDED = 16  # rounds in which who has shown nothing merges nothing, if there are others
+_DRAW = b"atoll audit\x00"
+
+
+class Bench(Protocol):
+    """Who is told what was found."""
+
+    def caught(self, peer: PeerId, why: str) -> None:
+        """A member has lied, for all to see."""
+        ...
+
+    def unproven(self, peer: PeerId, error: Exception) -> None:
+        """A member did not show what it merged."""
+        ...
+
+
+@dataclass
+class _Weighed:
+    """A round that this node can look into."""
+
+    certificate: Certificate
+    grams: Mapping[tuple[int, int], Gram]
+    shown: Mapping[tuple[int, int], Shown]  # of my own parts
+    convicting: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # evidence I have
+
+
+@dataclass
+class Auditor:
+    """Of one fragment. ``part``: a certified part's bytes, by round, range and digest."""
+
+    wiring: Wiring
+    mix: Mix
+    part: Callable[[int, int, int, bytes], torch.Tensor | None]
+    bench: Bench
+    _rounds: OrderedDict[int, _Weighed] = field(default_factory=OrderedDict)
+    _suspended: dict[PeerId, int] = field(default_factory=dict)  # up to which round
+    _liars: set[PeerId] = field(default_factory=set)
+
+    def ended(self, certificate: Certificate, exchange: Exchange) -> None:
+        """A round is over that this member took part in: look at something of it."""
+        plan, round_ = exchange.plan, certificate.outcome.round
+        if self.mix.weigh is None or plan is None or not plan.grams:
+            return
+        grams = {(gram.start, gram.stop): gram for gram in plan.grams}
+        self._rounds[round_] = _Weighed(certificate, grams, exchange.inbox.owning.shown)
+        while len(self._rounds) > KEPT:
+            self._rounds.popitem(last=False)
+        case = self._drawn(self._rounds[round_], exchange.bytes_received)
+        if case is not None:
+            self.wiring.spawn(self._look_at(self._rounds[round_], case))
+
+    def suspended(self, round_: int) -> frozenset[PeerId]:
+        """Who is to merge nothing in a round: it has not shown what it merged before."""
+        return frozenset(peer for peer, until in self._suspended.items() if round_ <= until)
+
+    # --- what others ask -------------------------------------------------------------------------
+
+    async def show(self, sender: PeerId, request: EvidenceRequest) -> Feed:
+        """The evidence for a chunk. Raises RemoteRefused where there is none."""
+        found = self._of(sender, request.round)
+        key, number = (request.start, request.stop), request.chunk
+        data, mine = found.convicting.get((*key, number)), found.shown.get(key)
+        if data is None and mine is not None and 0 <= number < len(mine.slices):
+            data = await self.wiring.offload(partial(mine.evidence, number))
+        if data is None:
+            raise RemoteRefused(NOT_KEPT, "no evidence of this part is kept here")
+        return BufferFeed(data)
+
+    async def accused(self, sender: PeerId, accusation: Accusation) -> None:
+        """Somebody says that an owner has lied: see for myself.
+
+        Raises Malformed where it has not, or cannot be shown to have.
+        """
+        found = self._of(sender, accusation.round)
+        case = self._case(found, accusation.start, accusation.stop, accusation.chunk)
+        if case is None:
+            raise Malformed("an accusation about what nobody has weighed")
+        if case.result.owner in self._liars:
+            return
+        try:
+            why = await self._judged(found, case, sender)
+        except RemoteRefused as error:
+            raise Malformed(f"an accusation without evidence: {error}") from error
+        if not why:
+            raise Malformed("an accusation that is not true")
+        self._convict(case.result.owner, why)
+
+    def _of(self, sender: PeerId, round_: int) -> _Weighed:
+        found = self._rounds.get(round_)
+        if found is None:
+            raise RemoteRefused(NOT_KEPT, "this round cannot be looked into here")
+        if sender not in found.certificate.roster:
+            raise RemoteRefused("stranger", "not a member of that round")
+        return found
+
+    # --- what I look at --------------------------------------------------------------------------
+
+    def _drawn(self, found: _Weighed, received: int) -> Case | None:
+        """A chunk that somebody else has merged, or nothing: it would be too much beside the round.
+
+        By a signature that only I can make, so that nobody knows it before.
+        """
+        outcome = found.certificate.outcome
+        dice = random.Random(self.wiring.identity.sign(_DRAW + outcome_hash(outcome)))
+        me, codec = self.wiring.identity.peer_id, self.wiring.codec.named(outcome.codec)
+        chunks = [
+            (part.start, part.stop, number)
+            for part in outcome.parts
+            if part.owner != me
+            for number in range(len(codec.chunks(part.start, part.stop)))
+        ]
+        case = self._case(found, *dice.choice(chunks)) if chunks else None
+        return case if case is not None and dice.random() * case.size <= SHARE * received else None
+
+    def _case(self, found: _Weighed, start: int, stop: int, number: int) -> Case | None:
+        """One chunk of a part; None where its owner has not weighed it, or it is not here."""
+        outcome, gram = found.certificate.outcome, found.grams.get((start, stop))
+        result = next((r for r in outcome.parts if (r.start, r.stop) == (start, stop)), None)
+        if gram is None or result is None or gram.owner != result.owner:
+            return None
+        merged = self.part(result.round, start, stop, result.digest)
+        if merged is None:
+            return None
+        codec = self.wiring.codec.named(outcome.codec)
+        case = Case(self.wiring.run, outcome, result, merged, gram, number, codec)
+        return case if 0 <= number < len(case.chunks) else None
+
+    async def _look_at(self, found: _Weighed, case: Case) -> None:
+        owner = case.result.owner
+        try:
+            why = await self._judged(found, case, owner)
+        except (TransportError, RemoteProtocolError) as error:
+            self._suspended[owner] = case.outcome.round + SUSPENDED
+            self.bench.unproven(owner, error)
+            return
+        if why:
+            self._convict(owner, why)
+            self._accuse(found, case)
+
+    async def _judged(self, found: _Weighed, case: Case, source: PeerId) -> str:
+        """What is wrong with a chunk, by the evidence of ``source``, which is kept if it convicts.
+
+        Raises RemoteProtocolError, TransportError.
+        """
+        result = case.result
+        where = (result.start, result.stop, case.number)
+        request = EvidenceRequest(case.run, result.fragment, result.round, *where)
+        evidence = await self._pull(source, request, case.size)
+        why: str = await self.wiring.offload(lambda: case.judge(memoryview(evidence)))
+        if why:
+            found.convicting[where] = evidence
+        return why
+
+    async def _pull(self, source: PeerId, request: EvidenceRequest, size: int) -> bytes:
+        data = bytearray()
+        try:
+            async with (
+                asyncio.timeout(WHOLE_S),
+                self.wiring.transport.pull(
+                    source, "evidence", request.encode(), max_length=size, timeout=STILL_S
+                ) as incoming,
+            ):
+                async for buffer in incoming:
+                    data += buffer
+        except TimeoutError:
+            raise RemoteRefused("slow", f"no evidence within {WHOLE_S:.0f} s") from None
+        return bytes(data)
+
+    # --- who has lied ----------------------------------------------------------------------------
+
+    def _convict(self, owner: PeerId, why: str) -> None:
+        if owner not in self._liars:
+            self._liars.add(owner)
+            self.bench.caught(owner, why)
+
+    def _accuse(self, found: _Weighed, case: Case) -> None:
+        result = case.result
+        said = Accusation(result.fragment, result.round, result.start, result.stop, case.number)
+        for peer in set(found.certificate.roster) - {self.wiring.identity.peer_id, result.owner}:
+            self.wiring.spawn(self._tell(peer, said))
+
+    async def _tell(self, peer: PeerId, said: Accusation) -> None:
+        try:
+            await self.wiring.transport.call(peer, "accuse", said.encode(), timeout=WHOLE_S)
+        except (TransportError, RemoteProtocolError):
+            return  # it looks at something of its own in every round

@@ -1,0 +1,217 @@
+"""Slices in, chunks merged of them out: what an owner and a relay have in common.
+
+The work on the numbers is :class:`gossip.merging.PartMerge`, which lives where the transport
+handles data. Here, on the event loop, is what happens once a part and not once a chunk: who may
+bring a slice, and who is given up on and when.
+
+A contributor is given up on when it is dark or much slower than it has announced
+(:class:`gossip.lateness.Lateness`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gossip.bodies import Wiring, chunk_at
+from gossip.buffers import Whole
+from gossip.lateness import Lateness
+from gossip.merging import PartMerge
+from gossip.mixing import Mix
+from gossip.owned import OwnedPart
+from gossip.routing import STRAIGHT, Paths
+from gossip.slicing import OwnContribution, shares
+from gossip.transfers import Transfers
+from gossip.validity import PartKey
+from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused
+from protocols.identity import PeerId
+from protocols.messages import Plan, Transfer
+from protocols.transport import Incoming
+
+
+class Refused(Protocol):
+    """Who is told of a contributor that is given up on, and knows who has yet to come."""
+
+    def refused(self, peer: PeerId, error: RemoteProtocolError) -> None: ...
+    def behind(self, peer: PeerId) -> bool: ...
+    def doubtful(self) -> Set[PeerId]: ...
+
+
+@dataclass
+class Collecting(ABC):
+    """The parts of one round whose slices come to this member."""
+
+    wiring: Wiring
+    transfers: Transfers
+    own: OwnContribution
+    listener: Refused
+    whole: Whole
+    mix: Mix
+    _parts: dict[PartKey, OwnedPart] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def me(self) -> PeerId:
+        return self.wiring.identity.peer_id
+
+    def work(self, key: PartKey, header: Transfer, plan: Plan, paths: Paths = STRAIGHT) -> None:
+        """Merge this part by the plan, or go on with it; it may expect fewer contributors now."""
+        expected = {c.peer for c in plan.contributors if c.active}
+        part = self._parts.get(key)
+        if part is None:
+            self._parts[key] = self._begin(key, header, plan, expected, paths)
+            return
+        self._renew(part, plan, paths)
+        for peer in part.merge.waits_for() - expected:
+            self._give_up(part, peer)
+        if part.merge.merged:
+            self._spread(part)  # not everybody has it, it seems
+
+    def _end(self, key: PartKey) -> OwnedPart | None:
+        """Let go of a part; returns it, if there was one."""
+        part = self._parts.pop(key, None)
+        if part is None:
+            return None
+        for task in part.sending.values():
+            task.cancel()
+        self._abandon(part)
+        part.sending.clear()
+        part.overseers.clear()  # a cancelled task keeps its frame, and that the part
+        return part
+
+    def stop(self) -> None:
+        """Merge no more; what is merged already is still sent to whoever is receiving it."""
+        for part in self._parts.values():
+            if not part.merge.done:
+                for task in part.sending.values():
+                    task.cancel()
+            self._abandon(part)
+
+    async def stopped(self) -> None:
+        """After :meth:`stop`: wait until nothing reads the source any more."""
+        loop = asyncio.get_running_loop()
+        passed = asyncio.Event()
+        self.wiring.transport.post(lambda: on_loop(loop, passed.set))
+        await passed.wait()
+        for part in self._parts.values():
+            part.overseers.clear()  # a cancelled task keeps its frame, and that the part
+        self._parts.clear()
+
+    # --- slices ----------------------------------------------------------------------------------
+
+    def reached(self, sender: PeerId, header: Transfer) -> Transfer:
+        """How much of a contributor's slice is in. Raises RemoteRefused ``late``."""
+        merge = self._open_to(sender, header).merge
+        return dataclasses.replace(header, done=merge.elements(sender))
+
+    async def take(self, sender: PeerId, header: Transfer, incoming: Incoming) -> None:
+        """Take a contributor's slice. Raises RemoteRefused ``late`` when it is not wanted."""
+        part = self._open_to(sender, header)
+        if header.codec != part.plan.codec:
+            raise Malformed("a slice in another codec than planned")
+        if incoming.length == 0:
+            self._give_up(part, sender)
+            return
+        drain = part.merge.drain(sender, chunk_at(self.wiring.codec, header))
+        await self.transfers.receive(sender, header, incoming, drain, part.plan.patience_s)
+
+    def _open_to(self, sender: PeerId, header: Transfer) -> OwnedPart:
+        part = self._parts.get((header.start, header.stop, self.me, header.basis))
+        if part is None or not part.merge.open_to(sender):
+            raise RemoteRefused("late", "this slice is not expected any more")
+        if header.done > part.merge.elements(sender):
+            raise Malformed("a slice that begins behind what is here")
+        return part
+
+    def _abandon(self, part: OwnedPart) -> None:
+        for overseer in part.overseers:
+            overseer.cancel()
+        self.wiring.transport.post(part.merge.close)
+
+    def _begin(
+        self, key: PartKey, header: Transfer, plan: Plan, expected: set[PeerId], paths: Paths
+    ) -> OwnedPart:
+        loop = asyncio.get_running_loop()
+        limits = {c.peer: self.mix.limit(c, plan.codec) for c in plan.contributors}
+        part: OwnedPart
+        merge = self._kind(key, header, plan, paths, lambda: part)(
+            self.wiring.codec.named(plan.codec),
+            key[0],
+            key[1],
+            shares=shares(plan.contributors),
+            scales={c.peer: c.scale for c in plan.contributors},
+            limits={peer: limit for peer, limit in limits.items() if limit is not None},
+            expected=expected,
+            me=self.me,
+            whole=self.whole,
+            post=self.wiring.transport.post,
+            begun=lambda: on_loop(loop, lambda: self._spread(part)),
+            finished=lambda: self._seal(part, loop),
+        )
+        part = OwnedPart(key, header, plan, merge, paths, plan.draft)
+        self.transfers.start(self._contribute(part, self.me in expected))
+        part.overseers.append(self.transfers.start(self._oversee(part, merge.waits_for())))
+        return part
+
+    def _renew(self, part: OwnedPart, plan: Plan, paths: Paths) -> None:
+        """Another plan goes on with a part."""
+        part.plan, part.paths = plan, paths
+
+    async def _contribute(self, part: OwnedPart, active: bool) -> None:
+        """Add my own values, if they are fit to be added."""
+        source = self.own.source if active and await self.own.is_sound() else None
+        self.wiring.transport.post(lambda: part.merge.settle(source))
+
+    async def _oversee(self, part: OwnedPart, who: Set[PeerId]) -> None:
+        """Give up on who of these is too late or stands still.
+
+        Not on everybody: where nothing comes in at all the others find me at fault, rightly, or
+        themselves, and then they bring it once more.
+        """
+        now, merge, plan = self.wiring.now, part.merge, part.plan
+        size = len(merge.result)
+        doubtful = self.listener.doubtful()
+        lateness = Lateness(now(), plan.patience_s, plan.expected_s, size, doubtful)
+        while waiting := merge.waits_for() & who:
+            if now() >= lateness.deadline and merge.empty:
+                lateness = Lateness(now(), plan.patience_s, plan.expected_s, size, doubtful)
+            arrived = dict(merge.arrived)
+            for peer, why in lateness.late(now(), waiting, arrived, merge.slices_in).items():
+                self._give_up(part, peer)
+                self.listener.refused(peer, why)
+            left = lateness.deadline - now()
+            await asyncio.sleep(min(plan.patience_s / 8, left) if left > 0 else plan.patience_s)
+
+    def _give_up(self, part: OwnedPart, peer: PeerId) -> None:
+        self.wiring.transport.post(lambda: part.merge.give_up(peer))
+
+    # --- where owners and relays differ ----------------------------------------------------------
+
+    @abstractmethod
+    def _kind(
+        self,
+        key: PartKey,
+        header: Transfer,
+        plan: Plan,
+        paths: Paths,
+        part: Callable[[], OwnedPart],
+    ) -> Callable[..., PartMerge]:
+        """How a part of this plan is merged; ``part`` gives it once it has begun."""
+
+    @abstractmethod
+    def _seal(self, part: OwnedPart, loop: asyncio.AbstractEventLoop) -> None:
+        """The last chunk is merged. Runs where data is handled."""
+
+    @abstractmethod
+    def _spread(self, part: OwnedPart) -> None:
+        """Stream what is merged to everybody who is to have it from me."""
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run something on the event loop, from where data is handled."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and the node with it
+        loop.call_soon_threadsafe(callback)

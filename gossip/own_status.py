@@ -1,0 +1,74 @@
+"""What a member says of itself in the rounds of one fragment, and what changes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gossip.common import OfFragment
+from gossip.following import Following
+from gossip.forgetting import Forgetting
+from gossip.hooks import Replica
+from gossip.membership import MEMBERS
+from gossip.promises import Promises
+from gossip.round import Round
+from gossip.validity import Place
+from protocols.messages import Announce
+
+
+class OwnStatus(OfFragment):
+    """The part of a :class:`gossip.chain.Chain` that the others know it by."""
+
+    replica: Replica
+    round: Round
+    following: Following
+    promises: Promises
+    _forgetting: Forgetting
+
+    def announced_place(self) -> Place:
+        """Our place; without its state, which would bring us into office, while we abstain."""
+        place = self.replica.place
+        if self._forgetting.abstains(self.now()) and self.me not in self.replica.roster:
+            return replace(place, state=b"")
+        return place
+
+    def _say_how_far(self) -> None:
+        """Ask the others to wait, where this node cannot catch up by itself."""
+        takes_part = self.status.role in MEMBERS and not self._forgetting.abstains(self.now())
+        before, asks = self.status.behind_s, self.following.asks() if takes_part else 0.0
+        if asks != before:
+            self.note(behind_s=asks)
+        if (asks > 0) != (before > 0):
+            self.presence.tell()
+
+    def _say_epoch(self) -> None:
+        """Tell all at once, not a candidate alone, which of them this node decides with."""
+        epoch, place = self.round.agreement.promised[0], self.round.place
+        if epoch != self.status.epoch and not self.promises.needed(place.round):
+            self.note(epoch=epoch)
+            self.presence.tell()
+
+    def _take_office(self) -> None:
+        """At a place that this node has just come to, its vote counts from now on."""
+        in_office = self.me in self.replica.roster and not self.round.forgot
+        if self.status.status == "joining" and in_office:
+            self.note(status="active")
+
+    def _leave_office(self, *, forgot: bool) -> None:
+        """Out of the roster, or of a round in which it may have voted: nobody shall wait for it."""
+        put_out = self.me not in self.replica.roster and self.status.role in MEMBERS
+        if (forgot or put_out) and self.status.status == "active":
+            self.note(status="joining")
+
+    def _take_office_again(self, seen: Announce) -> None:
+        """Restarted, with all that was promised on record: its vote counts as soon as it is there.
+
+        That is where somebody else in office stands; further back it would be waited for in vain.
+        """
+        place = self.replica.place
+        there = (seen.round, seen.head) == (place.round, place.previous)
+        in_office = {self.me, seen.peer} <= set(self.replica.roster)
+        if not there or not in_office or self.status.status != "joining":
+            return
+        if self._forgetting.remembers(place.round):
+            self.note(status="active")
+            self.presence.tell()

@@ -1,0 +1,121 @@
+"""What a bench averages: noise in the place of a pseudo-gradient."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import torch
+from blake3 import blake3
+
+from gossip.buffers import joined
+from gossip.certificate import genesis, outcome_hash
+from gossip.validity import Place
+from node.bench.settings import Settings
+from node.bench.watching import Stage, Watch
+from protocols.codecs import RangeCodec
+from protocols.identity import PeerId
+from protocols.messages import Certificate
+from protocols.tasks import Offload
+
+
+class Noise:
+    """A :class:`~gossip.hooks.Replica`: the vector is this island's noise, then the mean."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        settings: Settings,
+        codec: RangeCodec,
+        watch: Watch,
+        offload: Offload,
+    ) -> None:
+        self.me, self.settings, self.codec, self.watch = me, settings, codec, watch
+        self.offload = offload
+        self.vector = torch.empty(settings.size)
+        self.mean = self.vector  # of all, once a round is over: fp32 [size]
+        self._decoded = self.vector  # by codecs other than fp32: memory for the mean
+        if settings.codec != "fp32":
+            self._decoded = torch.empty(settings.size)
+        self._taking = False  # merged values are decoded as they come
+        self._asked: Counter[int] = Counter()  # how often for the chunk that begins there
+        self.moved = asyncio.Event()
+        self.norm = 0.0  # of the vector that was drawn
+        self.contributors, self.included = 0, 0.0
+        self.computed = 0.0  # processor seconds of this process when the mean was there
+        self._roster: tuple[PeerId, ...] = ()
+        self._place = Place(settings.run, 0, 0, genesis(settings.run), bytes(32), 0)
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def roster(self) -> tuple[PeerId, ...]:
+        return self._roster
+
+    def meet(self, roster: tuple[PeerId, ...]) -> None:
+        """These decide the first round."""
+        self._roster = roster
+
+    def draw(self) -> None:
+        """New noise, determined by the member's seed and the round."""
+        self.mean = self.vector  # what fp32 was received into is not needed any more
+        generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
+        self.vector.normal_(generator=generator)
+        self.norm = torch.linalg.vector_norm(self.vector).item()  # as an island announces it
+        self._asked.clear()
+        self._taking = True
+
+    def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """This member's noise, where it lies."""
+        return self.vector[start:stop]
+
+    def merged(self, start: int, stop: int) -> torch.Tensor:
+        """Where to decode merged values before it is certain that they count."""
+        if not self._taking:  # of a transfer that outlived its round
+            return torch.empty(stop - start)
+        self._asked[start] += 1
+        return self._decoded[start:stop]
+
+    async def apply(
+        self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
+    ) -> None:
+        """Put the mean into the place of the noise."""
+        self.watch.pass_(Stage.COMMITTED)
+        outcome = certificate.outcome
+        await self.offload(lambda: self._decode(certificate, parts))
+        self.watch.pass_(Stage.APPLIED)
+        self.computed = time.process_time()
+        state = await self.offload(self.digest)
+        self._place = Place(
+            self.settings.run, 0, outcome.round + 1, outcome_hash(outcome), state, outcome.work
+        )
+        self._roster = outcome.next_roster
+        included = [one for result in outcome.parts for one in result.included]
+        self.contributors = len({one.contributor for one in included})
+        everything = self.settings.members * self.settings.size
+        self.included = sum(one.elements for one in included) / everything
+        self.moved.set()
+
+    def _decode(self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]) -> None:
+        results = certificate.outcome.parts
+        if self.settings.codec == "fp32" and all(result.digest for result in results):
+            whole = joined([parts[result.start, result.stop] for result in results])
+            if whole is not None:  # it was received where it belongs
+                self.mean = whole.view(torch.float32)
+                return
+        self._taking, self.mean = False, self._decoded
+        for result in results:
+            into = self.mean[result.start : result.stop]
+            chunks = self.codec.chunks(result.start, result.stop)
+            if not result.digest:
+                into.zero_()
+            elif self.settings.codec == "fp32" or any(self._asked[c.start] != 1 for c in chunks):
+                self.codec.decode(result.start, parts[result.start, result.stop], into)
+
+    def digest(self) -> bytes:
+        """BLAKE3 of the mean: 32 bytes."""
+        view = memoryview(self.mean.numpy()).cast("B")  # type: ignore[arg-type]  # as in merging
+        return blake3(view, max_threads=blake3.AUTO).digest()

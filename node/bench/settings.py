@@ -1,0 +1,35 @@
+"""What one member of a bench is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from blake3 import blake3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One member. What is not marked as its own must be equal on all."""
+
+    members: int = 2
+    size: int = 25_000_000  # fp32 elements
+    codec: str = "int4"
+    rounds: int = 5
+    tls: bool = True
+    quorum: float = 1.0  # a round waits for all live members
+    groups: Literal["none", "region", "grid"] = "none"
+    # its own
+    listen: str = "0.0.0.0:4390"
+    region: str = ""  # its site, for groups
+    advertise: str = ""  # HOST:PORT where the others reach it; empty: where it listens
+    peers: tuple[str, ...] = ()  # HOST:PORT of members to begin with
+    seed: int = 0  # of its noise
+    max_upload: float = 0.0  # bytes a second; 0: no limit
+    patience_s: float = 60.0  # for the others to come
+
+    @property
+    def run(self) -> bytes:
+        """32 bytes that name what all must agree on."""
+        agreed = (self.members, self.size, self.codec, self.quorum, self.groups)
+        return blake3(f"atoll bench {agreed}".encode()).digest()

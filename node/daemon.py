@@ -1,0 +1,162 @@
+"""The daemon's process: its log, its directory, its signals, its port, and one group of all tasks.
+
+What runs in it is :class:`node.runtime.Node`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, TextIO
+
+from bootstrap.manifest import Manifest
+from node import places
+from node.config import NodeConfig
+from node.hardware import leave_cores_to_ranks
+from node.interrupts import EXIT_INTERRUPTED
+from node.monitor.console import Console
+from node.monitor.event_log import EventLog
+from node.monitor.events import Notice, Stopping
+from node.monitor.sinks import Sinks, open_sink, told
+from node.own_address import hostport
+from node.runtime import Node
+from node.setting_values import host_port, is_loopback
+from node.statedir import StateDir
+from protocols.errors import OperatorError
+from protocols.http import HttpTransport
+from protocols.identity import Identity
+from protocols.tasks import Tasks, offload_to
+
+if TYPE_CHECKING:
+    from node.script.attached import Script
+
+
+def run(config: NodeConfig, manifest: Manifest | None, script: Script | None = None) -> int:
+    """Run a node until it is stopped or the run is over; the process's exit status.
+
+    ``script``: the training script that has started it and trains in the place of ranks.
+    """
+    return asyncio.run(Daemon(config, manifest, script).main())
+
+
+class Daemon:
+    """One node, from start to end."""
+
+    def __init__(
+        self, config: NodeConfig, manifest: Manifest | None, script: Script | None = None
+    ) -> None:
+        self.config, self.manifest, self.script = config, manifest, script
+        self.home = StateDir(config.dir)
+        self.stop_reason: asyncio.Future[str]
+        self.run_id = b""
+        self.started = time.time()
+        self.dashboard_key = ""
+
+    async def main(self) -> int:
+        """Run until stopped; exit status 0, or OperatorError for the operator."""
+        loop = asyncio.get_running_loop()
+        self.stop_reason = loop.create_future()
+        self.home.lock()
+        places.note(self.home.root)
+        async with AsyncExitStack() as stack:
+            stack.callback(self.home.unlock)
+            stack.enter_context(self.home.logging())
+            events = EventLog(self.home.events)
+            stack.callback(events.close)
+            self.dashboard_key = self._dashboard_key()
+            console = Console(
+                sys.stdout,
+                as_json=self.config.json_log,
+                dashboard_key=self.printed_key(sys.stdout),
+            )
+            events.subscribe(console)
+            if self.config.sink:
+                sinks = Sinks({text: open_sink(text) for text in self.config.sink}, told(events))
+                events.subscribe(sinks)
+                stack.push_async_callback(sinks.aclose)
+            leave_cores_to_ranks(self.config)
+            pool = ThreadPoolExecutor(2, thread_name_prefix="atoll")
+            # beside the event loop, which still has to hear a second Ctrl-C
+            stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
+            self._catch_signals(loop, events)
+            new_key = not self.config.identity_path.exists()
+            identity = Identity.load_or_create(self.config.identity_path)
+            transport = await self._open_transport(identity, events)
+            stack.push_async_callback(transport.aclose)
+            async with asyncio.TaskGroup() as group:
+                tasks = Tasks(group)
+                try:
+                    node = Node(self, events, identity, new_key, transport, tasks, offload_to(pool))
+                    await node.live(stack)
+                finally:
+                    tasks.cancel()
+            self.home.check_there()
+        return 0
+
+    def stop(self, reason: str) -> None:
+        """Ask for a clean end; the first reason counts."""
+        if not self.stop_reason.done():
+            self.stop_reason.set_result(reason)
+
+    async def until_stopped(self) -> None:
+        """Return when somebody has asked for the end."""
+        await asyncio.shield(self.stop_reason)
+
+    def _dashboard_key(self) -> str:
+        """What others need to see the dashboard; empty where only this machine can reach it."""
+        shown = self.config.dashboard
+        if not shown or (not self.config.api_key and is_loopback(host_port(shown)[0])):
+            return ""
+        return self.config.api_key or self.home.dashboard_key()
+
+    def printed_key(self, out: TextIO) -> str:
+        """The dashboard's key where a person looks at ``out``: a journal or a pipe keeps it."""
+        return self.dashboard_key if out.isatty() else ""
+
+    def where_key_is(self) -> str:
+        """In words, for a log that must not have the key itself."""
+        return "the one of --api-key" if self.config.api_key else f"in {self.home.key_file}"
+
+    async def _open_transport(self, identity: Identity, events: EventLog) -> HttpTransport:
+        """Open the port; where nobody asked for this one and it is taken, any free one."""
+        limit = self.config.max_upload or None
+        transport = HttpTransport(identity, listen=self.config.listen, max_upload=limit)
+        try:
+            await transport.start()
+        except OperatorError as error:
+            if error.code != "E303" or not self.config.is_default("listen"):
+                raise
+            host, taken = host_port(self.config.listen)
+            where = hostport(host, 0)
+            transport = HttpTransport(identity, listen=where, max_upload=limit)
+            await transport.start()
+            assert transport.listening is not None
+            port = transport.listening[1]
+            text = f"port {taken} is in use: listens on {port}, the one to forward this time"
+            events.emit(Notice(text=f"{text}; --listen gives one that stays"))
+        return transport
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
+        """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process.
+
+        A terminal that is closed, which says so once and its shell once more, is a first time.
+        """
+
+        def on_signal(name: str) -> None:
+            if self.stop_reason.done():
+                if name == "SIGHUP":
+                    return
+                self.home.withdraw_api()
+                os._exit(EXIT_INTERRUPTED)
+            events.emit(Stopping(reason=name))
+            self.stop(name)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup
+            loop.add_signal_handler(number, on_signal, number.name)

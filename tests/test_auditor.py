@@ -1,0 +1,197 @@
+"""Owners that merge something else than they were sent, and those who look after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from exchange_kit import until
+from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
+
+from diloco import robust
+from gossip.auditor import SUSPENDED, Auditor
+from gossip.judging import WeighedMerge
+from gossip.mixing import Mix
+from protocols import virtual_time
+from protocols.errors import RemoteRefused
+from protocols.identity import PeerId
+from protocols.messages import Accusation, EvidenceRequest
+from protocols.transport import Feed
+
+pytestmark = pytest.mark.usefixtures("remembered_signatures")
+
+MIX = Mix(weigh=robust.geometric_median)
+
+
+@pytest.fixture(autouse=True)
+def _all_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody looks at something in each round, however small the model is."""
+    monkeypatch.setattr("gossip.auditor.SHARE", 1000.0)
+
+
+def rounds(members: list[Member]) -> int:
+    return min(len(member.replica.history) for member in members)
+
+
+def expelled(by: Member) -> set[PeerId]:
+    return {peer for peer, why in by.rejected if why.endswith("expelled")}
+
+
+@contextmanager
+def lying(
+    monkeypatch: pytest.MonkeyPatch, name: str, lie: Callable[..., Any]
+) -> Iterator[set[PeerId]]:
+    """What a merge's method gives at members that are put into this set."""
+    liars: set[PeerId] = set()
+    honest = getattr(WeighedMerge, name)
+
+    def method(self: WeighedMerge, *args: Any) -> Any:
+        found = honest(self, *args)
+        return lie(self, found) if self._me in liars else found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WeighedMerge, name, method)
+        yield liars
+
+
+def negative(merge: WeighedMerge, total: torch.Tensor) -> torch.Tensor:
+    return total.mul_(-1.0)
+
+
+def slightly_more(merge: WeighedMerge, total: torch.Tensor) -> torch.Tensor:
+    return total.mul_(1.05)
+
+
+def one_alone(merge: WeighedMerge, total: torch.Tensor) -> torch.Tensor:
+    """What one of them has sent."""
+    return total.copy_(merge._values(merge.merged)[1][0])
+
+
+@pytest.mark.parametrize("lie", [negative, slightly_more, one_alone])
+@pytest.mark.parametrize("codec", ["int4", "fp32"])
+def test_who_merges_something_else_is_expelled_by_all(
+    monkeypatch: pytest.MonkeyPatch, lie: Callable[..., Any], codec: str
+) -> None:
+    async def main() -> None:
+        with lying(monkeypatch, "_sum_of_all", lie) as liars:
+            async with simulated_swarm(5, mix=MIX, codec=codec, think=(0.4, 0.45)) as swarm:
+                await until(lambda: rounds(swarm.living()) >= 2, 10.0)
+                liar, *others = swarm.living()
+                liars.add(liar.peer)
+                await until(lambda: all(expelled(m) == {liar.peer} for m in others), 120.0)
+                before = rounds(others)
+                await until(lambda: rounds(others) >= before + 3, 30.0)
+                for certificate in others[0].replica.certificates[-1:]:
+                    assert all(part.owner != liar.peer for part in certificate.outcome.parts)
+                    assert liar.peer not in certificate.outcome.next_roster
+
+    virtual_time.run(main())
+
+
+def test_who_makes_products_up_is_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a contributor would look further away than it is."""
+
+    def half(merge: WeighedMerge, nothing: None) -> None:
+        _, products = merge._products[-1]
+        products[-1] *= 0.5
+        products[:, -1] *= 0.5
+
+    async def main() -> None:
+        with lying(monkeypatch, "_multiply", half) as liars:
+            async with simulated_swarm(5, mix=MIX, think=(0.4, 0.45)) as swarm:
+                await until(lambda: rounds(swarm.living()) >= 2, 10.0)
+                liar, *others = swarm.living()
+                liars.add(liar.peer)
+                await until(lambda: all(expelled(m) == {liar.peer} for m in others), 120.0)
+
+    virtual_time.run(main())
+
+
+def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, mute = Auditor.show, set[PeerId]()
+
+    async def show(self: Auditor, sender: PeerId, request: EvidenceRequest) -> Feed:
+        if self.wiring.identity.peer_id in mute:
+            raise RemoteRefused("gone", "I would rather not")
+        return await shown(self, sender, request)
+
+    monkeypatch.setattr(Auditor, "show", show)
+
+    def owners(member: Member) -> set[PeerId]:
+        return {part.owner for part in member.replica.certificates[-1].outcome.parts}
+
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 2, 10.0)
+            silent, *others = swarm.living()
+            mute.add(silent.peer)
+
+            def suspended() -> bool:
+                round_ = rounds(others)
+                return all(
+                    silent.peer in m.swarm.chains[0].auditor.suspended(round_) for m in others
+                )
+
+            await until(suspended, 300.0)
+            await until(lambda: silent.peer not in owners(others[0]), 10.0)
+            assert not any(expelled(member) for member in others)
+            mute.clear()
+            before = rounds(others)
+            await until(lambda: rounds(others) > before + SUSPENDED, 60.0)
+            assert not any(m.swarm.chains[0].auditor.suspended(rounds(others)) for m in others)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["without evidence", "with evidence"])
+def test_a_false_accusation_speaks_against_who_makes_it(shown: bool) -> None:
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+            outcome = swarm.living()[0].replica.certificates[-1].outcome
+            part = outcome.parts[0]
+            owner = swarm.members[part.owner]
+            other, accuser = [m for m in swarm.living() if m is not owner][:2]
+            if shown:
+                accuser = owner  # that what it did itself is wrong: nobody else has the evidence
+            said = Accusation(0, outcome.round, part.start, part.stop, 0)
+            transport = accuser.swarm.wiring.transport
+            with pytest.raises(RemoteRefused, match="is not true" if shown else "without"):
+                await transport.call(other.peer, "accuse", said.encode(), timeout=10.0)
+            assert accuser.peer in {peer for peer, _ in other.rejected}
+            assert not expelled(other)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12"])
+def test_nobody_who_is_honest_is_suspected(codec: str) -> None:
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, codec=codec, think=(0.05, 0.06)) as swarm:
+            looked = looks(swarm)
+            await until(lambda: rounds(swarm.living()) >= 12, 60.0)
+            swarm.agree()
+            assert sum(looked) > 20, "nobody has looked at anything"
+            for member in swarm.living():
+                assert not expelled(member)
+                assert not member.swarm.chains[0].auditor._suspended
+
+    virtual_time.run(main())
+
+
+def looks(swarm: SimulatedSwarm) -> list[int]:
+    """How often each of those who are there looks at something, as it goes on."""
+    found = [0] * len(swarm.living())
+    for number, member in enumerate(swarm.living()):
+        auditor = member.swarm.chains[0].auditor
+        judged = auditor._judged
+
+        async def counted(*args: Any, number: int = number, judged: Any = judged) -> str:
+            found[number] += 1
+            return str(await judged(*args))
+
+        auditor._judged = counted  # type: ignore[assignment, method-assign]
+    return found
