@@ -140,6 +140,7 @@ class Joined:
                 tokens,
                 done.seconds,
                 position=progress.position,
+                finite=finite,
             )
         )
         self._follow(until=Step)
