@@ -29,7 +29,7 @@ from node.closing import last_words, newest_round
 from node.config import NodeConfig
 from node.entrance import Entrance, Run
 from node.hardware import leave_cores_to_ranks
-from node.interrupts import EXIT_INTERRUPTED
+from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
 from node.monitor.alarms import Watch
 from node.monitor.api import ApiServer, make_app
 from node.monitor.console import Console
@@ -175,8 +175,9 @@ class Daemon:
                     return
                 self.home.withdraw_api()
                 os._exit(EXIT_INTERRUPTED)
-            events.emit(Stopping(reason=name))
-            self.stop(name)
+            reason = SCRIPT_GONE if self.script is not None and name == "SIGHUP" else name
+            events.emit(Stopping(reason=reason))
+            self.stop(reason)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:

@@ -355,7 +355,7 @@ def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(
 DIES_WITH_ITS_PARENT = """
 import os, signal, time
 from node.trainer.rank import die_with
-print(die_with(os.getppid(), signal.SIGTERM), flush=True)
+print(die_with(os.getppid(), signal.SIGHUP), flush=True)
 time.sleep(60)
 """
 
