@@ -18,7 +18,7 @@ from bootstrap.manifest import Manifest
 from node import places
 from node.config import NodeConfig
 from node.hardware import leave_cores_to_ranks
-from node.interrupts import EXIT_INTERRUPTED
+from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
@@ -153,8 +153,9 @@ class Daemon:
                     return
                 self.home.withdraw_api()
                 os._exit(EXIT_INTERRUPTED)
-            events.emit(Stopping(reason=name))
-            self.stop(name)
+            reason = SCRIPT_GONE if self.script is not None and name == "SIGHUP" else name
+            events.emit(Stopping(reason=reason))
+            self.stop(reason)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
+SCRIPT_GONE = "the training script is gone"  # why a script's node leaves; its SIGHUP says so
 
 
 def end_at_once() -> None:

@@ -26,6 +26,7 @@ def step_of(done: StepDone, tokens_per_second: float, peers: int) -> Step:
         peers=peers,
         data_s=done.data_s,
         micro_batch=done.micro_batch,
+        finite=done.finite,
     )
 
 

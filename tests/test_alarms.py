@@ -23,9 +23,10 @@ from node.monitor.alarms import (
     raised,
 )
 from node.monitor.event_log import EventLog
-from node.monitor.events import CheckpointSaved, CheckpointSkipped, RoundDone, Step
+from node.monitor.events import CheckpointSaved, CheckpointSkipped, Rejected, RoundDone, Step
 from node.monitor.state import NodeState
 from node.monitor.views import MachineView, NodeView, PeerView, RunView
+from protocols.errors import Reason
 
 NAMES = ("alps", "fjord", "mesa", "reef")
 
@@ -221,12 +222,10 @@ def of_here(here: Here, last: list[tuple[float, RoundDone]] | None = None) -> li
 
 
 def test_a_loss_that_is_no_number_is_critical_once_it_stays_so() -> None:
-    lost = [None] * LOST_STEPS
-    (alarm,) = of_here(Here(losses=[2.0, *lost]))
+    (alarm,) = of_here(Here(lost=LOST_STEPS))
     assert (alarm.kind, alarm.level) == ("loss", "critical")
-    assert of_here(Here(losses=[2.0, *lost[1:]])) == []
-    assert of_here(Here(losses=[*lost, 2.0])) == []
-    assert of_here(Here(losses=[])) == []
+    assert of_here(Here(lost=LOST_STEPS - 1)) == []
+    assert of_here(Here()) == []
 
 
 @pytest.mark.parametrize(
@@ -257,8 +256,35 @@ def test_what_a_node_says_of_its_own_loss_comes_from_its_events() -> None:
         log.emit(RoundDone(round=number, validation_loss=loss))
     assert [alarm.kind for alarm in state.alarms_now()] == ["loss"]
     for number in range(LOST_STEPS):
-        log.emit(Step(step=number, round=5, loss=None))
+        log.emit(Step(step=number, round=5, loss=None, finite=False))
     assert [alarm.level for alarm in state.alarms_now()] == ["critical", "warning"]
+    log.emit(Step(step=LOST_STEPS, round=5, loss=None))
+    assert [alarm.level for alarm in state.alarms_now()] == ["warning"]
+
+
+def test_a_script_that_does_not_tell_its_loss_raises_no_alarm() -> None:
+    """The Trainer logs it every few hundred steps; ``island.step`` does not ask for it."""
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    for number in range(3 * LOST_STEPS):
+        log.emit(Step(step=number, round=0, loss=None))
+    assert state.alarms_now() == []
+
+
+def test_parameters_that_are_not_finite_are_told_though_the_loss_is() -> None:
+    """Of a discriminator, say, whose loss nobody tells: no round would ever come of it."""
+    log = EventLog()
+    state = NodeState(NodeView(peer="me"), log=log)
+    for times, peer in enumerate(("me", "other", "me")):
+        assert state.alarms_now() == [], times
+        log.emit(Rejected(peer=peer, reason=Reason.NON_FINITE))
+    (alarm,) = state.alarms_now()
+    assert (alarm.kind, alarm.level) == ("loss", "critical")
+    assert "not finite 2 times in a row" in alarm.what
+    log.emit(RoundDone(round=0, islands={"other": {"tokens": 8}, "me": {"loss": 2.0}}))
+    assert state.alarms_now() == [alarm]
+    log.emit(RoundDone(round=1, islands={"me": {"tokens": 8}}))
+    assert state.alarms_now() == []
 
 
 def test_no_room_for_checkpoints() -> None:

@@ -118,6 +118,15 @@ def test_steps_that_go_astray_bring_the_island_back() -> None:
         played.joined.step(tokens=8, loss=math.nan)
     assert [s.finite for s in played.script.of(Snapshot)] == [False]
     assert all(done.loss is None for done in played.script.of(StepDone))
+    assert not any(done.finite for done in played.script.of(StepDone))
+
+
+def test_a_loss_that_is_not_told_is_none_that_went_astray() -> None:
+    played = Played(silent)
+    for _ in range(TARGET):
+        played.joined.step(tokens=8)
+    assert [s.finite for s in played.script.of(Snapshot)] == [True]
+    assert [(d.loss, d.finite) for d in played.script.of(StepDone)] == [(None, True)] * TARGET
 
 
 def test_numbers_may_be_tensors_or_of_numpy() -> None:
@@ -346,7 +355,7 @@ def test_a_daemon_does_not_outlive_a_join_that_was_interrupted(
 DIES_WITH_ITS_PARENT = """
 import os, signal, time
 from node.trainer.rank import die_with
-print(die_with(os.getppid(), signal.SIGTERM), flush=True)
+print(die_with(os.getppid(), signal.SIGHUP), flush=True)
 time.sleep(60)
 """
 

@@ -209,10 +209,15 @@ def test_a_script_that_is_killed_comes_back_where_it_was(make: Callable[..., Nod
     second.wait()
     wait_until(lambda: not second.left_over(), "the node of a script that is gone to leave")
     assert any(e["kind"] == "stopping" for e in second.events())
+    told = [e["text"] for e in second.events("notice")]
+    assert any(text.startswith("ended: the training script") for text in told), second.text()
+    wait_until(lambda: first.events("peer_left"), "the other one to hear of it")
+    assert first.events("peer_left")[0]["reason"] == "said farewell"
     before = len(first.events("round"))
     wait_until(lambda: len(first.events("round")) > before + 1, "the other one to go on")
     steps = max(e["step"] for e in second.events("step"))
-    second.environment |= {"ATOLL_RESUME": "true", "ATOLL_ROUNDS": "6"}
+    # those that it repeats count as well, and the other one does not wait for who has left
+    second.environment |= {"ATOLL_RESUME": "true", "ATOLL_ROUNDS": "14"}
     restarted = time.time()
     second.start_script(script, where)
     assert second.wait(200) == 0, second.text()

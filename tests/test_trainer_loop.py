@@ -181,7 +181,7 @@ def test_a_lost_island_says_so_and_is_found_again(tmp_path: Path) -> None:
     assert (bad.finite, bad.steps) == (False, 4)  # long before its twenty steps
     assert good.finite
     assert good.round == 1
-    assert [r.loss for r in script.of(StepDone)[1:4]] == [None] * 3
+    assert [(r.loss, r.finite) for r in script.of(StepDone)[1:4]] == [(None, False)] * 3
     assert script.losses[4] is not None
 
 

@@ -36,6 +36,7 @@ LAG_ROUNDS = 2  # that a live island may be behind
 RISEN_BY, RISEN_TO = 0.1, 1.05  # a loss has risen above both of these and the lowest one
 RISEN_TIMES = 3  # in a row: a single one may be chance
 LOST_STEPS = 5  # inner steps in a row whose loss is no number
+DROPPED_TIMES = 2  # in a row: after the first one it begins again at a merge that was well
 ROOM = 2  # checkpoints there should be room for
 NAMED = 4  # peers in one line; of more it says how many
 LOOK_S = 2.0  # between two looks of a Watch
@@ -60,7 +61,8 @@ class Alarm:
 class Here:
     """What alarms need to know of this node itself."""
 
-    losses: Sequence[float | None] = ()  # of the newest inner steps; None: no number
+    lost: int = 0  # inner steps in a row whose loss or gradient is no number
+    dropped: int = 0  # times that its work was not finite, since some was merged
     lowest: tuple[int, float] | None = None  # validation loss so far, and in which round
     saved: CheckpointSaved | None = None  # the newest
     skipped: CheckpointSkipped | None = None  # since then
@@ -260,14 +262,21 @@ def _stall(
 
 def _loss(here: Here, rounds: Sequence[tuple[float, RoundDone]]) -> Iterator[Alarm]:
     """The loss is no number, or was clearly lower before."""
-    newest = here.losses[-LOST_STEPS:]
-    if len(newest) == LOST_STEPS and all(loss is None for loss in newest):
+    if here.lost >= LOST_STEPS:
         yield Alarm(
             "loss",
             "critical",
             f"The training loss of this island is no number in its last {LOST_STEPS} steps.",
             "Nothing of it is sent. Look at its data; if other islands have it too, the run's "
             "learning rate is too high.",
+        )
+    elif here.dropped >= DROPPED_TIMES:
+        yield Alarm(
+            "loss",
+            "critical",
+            f"What this island has learnt was not finite {here.dropped} times in a row.",
+            "Nothing of it is sent: it went back to the last merge each time. A parameter grows "
+            "without bound, though the loss may not show it: lower the learning rate that it has.",
         )
     known = [done.validation_loss for _, done in rounds if done.validation_loss is not None]
     last = known[-RISEN_TIMES:]

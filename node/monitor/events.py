@@ -79,6 +79,7 @@ class Step(Event):
     peers: int = 0  # live islands, this one included
     data_s: float | None = None  # of the seconds: until the batch was there
     micro_batch: int | None = None  # sequences that a rank took at once
+    finite: bool = True  # loss and gradient were, as far as they are known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 from node.monitor.alarms import KEPT as ALARM_ROUNDS
-from node.monitor.alarms import LOST_STEPS, Alarm, Here, raised
+from node.monitor.alarms import Alarm, Here, raised
 from node.monitor.event_log import EventLog
 from node.monitor.events import (
     CheckpointSaved,
@@ -36,6 +35,7 @@ from node.monitor.events import (
 )
 from node.monitor.views import LinkView, MachineView, NodeView, PeerView, RunView, Traffic
 from protocols.bounds import MAX_PEERS
+from protocols.errors import Reason
 
 SCHEMA = 1
 KEPT_ROUNDS = 256
@@ -105,6 +105,8 @@ class NodeState:
         self._clock = clock
         self._moved = clock()  # when training last moved
         self._began: float | None = None  # when it took its first inner step
+        self._lost = 0  # inner steps in a row that were not finite
+        self._dropped = 0  # times that its work was not, since some was merged
         log.subscribe(self)
 
     def __call__(self, record: Record) -> None:
@@ -114,6 +116,7 @@ class NodeState:
                 self.step = step
                 self._began = record.time if self._began is None else self._began
                 self.steps.append((step.step, step.loss))
+                self._lost = 0 if step.finite else self._lost + 1
                 self.tokens += step.tokens
                 self._moved = record.time
             case RoundDone() as done:
@@ -123,8 +126,9 @@ class NodeState:
             case JoinProgress() as progress:
                 self.join[progress.step] = progress
                 self._moved = record.time
-            case Rejected(reason=reason):
+            case Rejected(reason=reason, peer=peer):
                 self.rejected[reason] += 1
+                self._dropped += reason == Reason.NON_FINITE and peer == self.node.peer
             case PeerRefused(code=code):
                 self.refused[code] += 1
             case Problem() as problem:
@@ -239,7 +243,8 @@ class NodeState:
         """What an operator should look at, worst first."""
         rounds = list(self.rounds)[-ALARM_ROUNDS:]
         here = Here(
-            [loss for _, loss in islice(reversed(self.steps), LOST_STEPS)],
+            self._lost,
+            self._dropped,
             self.lowest,
             self.checkpoint[1] if self.checkpoint else None,
             self.skipped,
@@ -277,6 +282,8 @@ class NodeState:
             self.validation_loss = loss
             if self.lowest is None or loss < self.lowest[1]:
                 self.lowest = (done.round, loss)
+        if "tokens" in done.islands.get(self.node.peer, {}):
+            self._dropped = 0
         self.outcomes[done.outcome] += 1
         self.sent_bytes += done.sent_bytes
         self.received_bytes += done.received_bytes

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
+from node.interrupts import SCRIPT_GONE
 from node.island import STOP_GRACE_S, Island
 from node.trainer.channel import ChannelClosedError, Leaving, Report, Stop, Stopped, Terms
 from node.trainer.settings import TrainerSettings
@@ -71,7 +72,7 @@ class Attached(Island):
                 self._writer.close()
         if not self._stopping:
             self._events.put_nowait(Stopped(0, 0))
-            self.on_gone("the training script is gone")
+            self.on_gone(SCRIPT_GONE)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, Leaving):

@@ -29,7 +29,10 @@ from node.trainer.shared import SharedVectors
 def main(arguments: list[str]) -> int:
     """Run the node to its end; the exit status. What ends it with an error, the script is told."""
     channel, vectors, parent = (int(argument) for argument in arguments[:3])
-    if not die_with(parent, signal.SIGTERM):  # a clean farewell, as after Ctrl-C
+    # A clean farewell, as after Ctrl-C. The channel's end may have told of it just before, and of
+    # all signals this one alone does not hurry up who leaves already.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup
+    if not die_with(parent, signal.SIGHUP):
         return EXIT_ORPHANED
     clean_up_first()
     line = socket.socket(fileno=os.dup(channel))  # the daemon closes the other one when it leaves

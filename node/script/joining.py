@@ -12,14 +12,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 import node
@@ -27,7 +28,7 @@ from bootstrap.manifest import Manifest
 from bootstrap.manifest_modes import MODE_ROUNDS
 from bootstrap.manifest_rounds import is_table
 from bootstrap.validation import check
-from node.config import resolve
+from node.config import NodeConfig, resolve
 from node.errors import operator_error
 from node.script.optimizers import Watch, as_one
 from node.script.parameters import named_parameters
@@ -42,6 +43,8 @@ from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
 
 OUR_ROUNDS = {"inner_steps": 100, "total_rounds": ENDLESS_ROUNDS}  # where the mode has none
+# the islands of this process and, on rank 0, their state directories; some of them are over
+_joined: WeakKeyDictionary[Joined, Path | None] = WeakKeyDictionary()
 
 
 def join(
@@ -71,7 +74,7 @@ def join(
     ``resume`` and so on.
 
     Raises :class:`~protocols.errors.OperatorError` for what ``node start`` refuses, E201 where the
-    swarm trains another model.
+    swarm trains another model, E204 where another island of this script trains this one.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     if peers:
@@ -80,6 +83,7 @@ def join(
     for module in sharded:  # after a forward pass alone its parameters are gathered ones
         module.reshard()
     parameters = named_parameters(model)
+    _refuse_twice(parameters.values())
     optimizer = as_one(optimizer, parameters.values())
     layout = Layout.of_shapes((name, p.shape) for name, p in parameters.items())
     first = next(iter(parameters.values()))
@@ -100,21 +104,50 @@ def join(
         whole = progress.weights.gather(name)
         if name in views and whole is not None:
             views[name].copy_(whole)
-    daemon = None
+    daemon = directory = None
     if vectors is not None:
         try:
-            daemon, channel = _start_node(given, run, layout, vectors, quiet)
+            config = resolve(given, os.environ)
+            directory = config.dir
+            _refuse_shared(directory)
+            daemon, channel = _start_node(given, config, run, layout, vectors, quiet)
         except OperatorError as error:
             ranks.broadcast(ended(error).encode())  # else the others would wait for ever
             raise
         progress.leader = Leader(Channel(channel), vectors, wait_s=0.0)
     joined = Joined(progress, daemon)
+    _joined[joined] = directory
     try:
         joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
     except BaseException:  # also Ctrl-C: in a notebook the script's process goes on
         joined.abandon()
         raise
     return joined
+
+
+def _refuse_twice(parameters: Collection[Tensor]) -> None:
+    """Raise E204 where a merge of another island would move these parameters."""
+    if any(one.trains(parameters) for one in _joined):
+        raise operator_error(
+            "E204",
+            "another island of this script trains this model",
+            why="it has joined before and has not left; each would take what the other merges "
+            "for its own work",
+            fix="call leave() of the island that there is, then node.join, with resume=True to go "
+            "on from where it was",
+        )
+
+
+def _refuse_shared(directory: Path) -> None:
+    """Raise E105 where another island of this process works in this state directory."""
+    if any(there == directory and not one.over for one, there in _joined.items()):
+        raise operator_error(
+            "E105",
+            f"another island of this script runs in {directory}",
+            why="it has joined before and has not left, as where a notebook's cell is run again",
+            fix="call leave() of the island that there is, then node.join, with resume=True to go "
+            "on from where it was; or give each island a dir= of its own",
+        )
 
 
 def _manifest(run: Mapping[str, Any], layout: Layout) -> Manifest:
@@ -136,13 +169,13 @@ def _log(directory: Path) -> IO[bytes]:
 
 def _start_node(
     given: Mapping[str, Any],
+    config: NodeConfig,
     run: Mapping[str, Any] | None,
     layout: Layout,
     vectors: SharedVectors,
     quiet: bool,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the node; its process, and this end of the channel to it. Raises OperatorError."""
-    config = resolve(given, os.environ)
     manifest = None
     if run is not None or not (config.peers or config.resume):
         manifest = _manifest(run or {}, layout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from types import TracebackType
 
@@ -91,6 +91,11 @@ class Joined:
         """Whether the run is complete, or this node has left it."""
         return self._over
 
+    def trains(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether it merges one of these tensors, and is not over."""
+        mine = {id(part) for parts in self._progress.weights.parts.values() for part in parts}
+        return not self._over and any(id(parameter) in mine for parameter in parameters)
+
     # --- taking part -----------------------------------------------------------------------------
 
     def step(
@@ -140,6 +145,7 @@ class Joined:
                 tokens,
                 done.seconds,
                 position=progress.position,
+                finite=finite,
             )
         )
         self._follow(until=Step)

@@ -164,7 +164,7 @@ class Ready(Message, kind=110):
 
 
 class StepDone(Message, kind=111):
-    """One inner step. ``loss`` and ``grad_norm`` are None when they were not finite."""
+    """One inner step. ``loss`` and ``grad_norm``: None if they were not finite, or not told."""
 
     round: int
     step: int
@@ -178,6 +178,7 @@ class StepDone(Message, kind=111):
     micro_batch: int | None = None  # sequences that a rank took at once
     halved: int = 0  # times that was halved since the rank's start, for want of memory
     position: int = 0  # in the learning rate's schedule, after this step
+    finite: bool = True  # loss and gradient were, as far as they are known
 
 
 class Snapshot(Message, kind=112):

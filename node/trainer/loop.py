@@ -166,6 +166,7 @@ class Trainer(Progress):
                 self.micro_batch,
                 self.halved,
                 self.position,
+                finite,
             )
         )
 
