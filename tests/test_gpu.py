@@ -72,7 +72,7 @@ def test_in_fp32_it_learns_what_a_cpu_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_in_bf16_it_learns_as_well(tmp_path: Path, compiled: bool) -> None:
     exact = trained(tmp_path / "fp32", **CUDA)
-    found = trained(tmp_path / "bf16", device="cuda", compile=compiled)
+    found = trained(tmp_path / "bf16", device="cuda", bf16=True, compile=compiled)
     assert found.of(Ready)[0].dtype == "bfloat16"
     assert len(found.losses) == 3 * TARGET
     assert found.losses == pytest.approx(exact.losses, abs=0.05)
