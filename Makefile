@@ -7,6 +7,7 @@
 #   make test-browser the dashboard in a headless chromium, where there is one
 #   make test-faults  every fault at every stage of a round, as root on Linux, 12 minutes
 #   make test-layouts every layout of an island against one process, 5 minutes
+#   make test-gpu     an island on a CUDA device, and on several with NCCL; passed over without
 #   make test-slow    256 members on a virtual clock
 #   make lint         style, types, and which package may import which
 #   make clean        remove .venv and caches
@@ -18,7 +19,7 @@ WORKERS ?= auto
 BIN := .venv/bin
 STAMP := .venv/.complete
 
-.PHONY: demo test test-swarm test-faults test-layouts test-slow test-browser lint lint-style lint-format lint-types \
+.PHONY: demo test test-swarm test-faults test-layouts test-gpu test-slow test-browser lint lint-style lint-format lint-types \
 	lint-imports format clean
 
 demo: $(STAMP)
@@ -40,6 +41,9 @@ test-faults: $(STAMP)
 
 test-layouts: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m layouts $(ARGS)
+
+test-gpu: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu $(ARGS)
 
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)

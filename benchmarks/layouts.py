@@ -115,6 +115,7 @@ def _rank(
     from node.trainer.leader import Leader
     from node.trainer.loop import Trainer
     from node.trainer.parallel import Ranks
+    from node.trainer.rank import pick_device
     from node.trainer.settings import TrainerSettings
     from node.trainer.shared import SharedVectors
 
@@ -130,9 +131,8 @@ def _rank(
             dims=case.dims,
             **case.settings,
         )
-        ranks = Ranks.join(
-            rank, case.dims, torch.device("cpu"), f"file://{directory / 'rendezvous'}"
-        )
+        device = pick_device(settings.device, rank)
+        ranks = Ranks.join(rank, case.dims, device, f"file://{directory / 'rendezvous'}")
         leader, reports = None, []
         if rank == 0:
             vectors = SharedVectors.create(Layout.of_config(manifest.model).size)

@@ -125,7 +125,8 @@ class IslandSettings(BaseModel):
         default="ulysses", description="How attention crosses ranks with --cp."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto", description="Of the computation; auto: bf16 on a GPU. Weights are fp32."
+        default="auto",
+        description="Of the computation; auto: bf16 on GPUs from Ampere on. Weights are fp32.",
     )
     recompute: Literal["none", "selective", "full"] = Field(
         default="none", description="Activations that are made again in backward, for memory."

@@ -33,11 +33,13 @@ class Played:
         wait_s: float = 30.0,
         away: float = 1.0,
         trained: int = 0,
+        device: str = "cpu",
         **beginning: Any,
     ) -> None:
         """``trained``: steps that the optimizer has taken before the script joins."""
         torch.manual_seed(0)
-        self.model = nn.Linear(4, 3)
+        self.device = torch.device(device)
+        self.model = nn.Linear(4, 3).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         for _ in range(trained):
             self.inner_step()
@@ -58,20 +60,20 @@ class Played:
             parameters,
             self.optimizer,
             self.layout,
-            Ranks.alone(torch.device("cpu")),
+            Ranks.alone(self.device),
             leader,
             0,
         )
         progress.model = self.model
         self.joined = Joined(progress, None)
-        self.joined.begin("cpu", "float32")
+        self.joined.begin(device, "float32")
 
     @property
     def theta(self) -> Tensor:
         return self.layout.flatten_into(self.model, torch.empty(self.layout.size))
 
     def inner_step(self) -> Tensor:
-        loss = self.model(torch.ones(2, 4)).square().mean()
+        loss = self.model(torch.ones(2, 4, device=self.device)).square().mean()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bootstrap.manifest import Model
-from node.trainer.computing import Computing, check_compiler
+from node.trainer.computing import Computing, check_compiler, has_bf16
 from node.trainer.context import attention_over
 from node.trainer.model import Decoder, build
 from protocols.errors import OperatorError
@@ -115,3 +116,14 @@ def test_without_a_compiler_that_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         check_compiler(torch.device("cpu"), tmp_path)
     assert caught.value.code == "E411"
     assert "--compile" in caught.value.fix
+
+
+@pytest.mark.parametrize("major", [7, 8])
+def test_a_gpu_that_only_imitates_bf16_does_not_take_it_by_itself(
+    monkeypatch: pytest.MonkeyPatch, major: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=major))
+    assert has_bf16(torch.device("cuda", 0)) == (major == 8)
+    assert not has_bf16(torch.device("cpu"))

@@ -1,19 +1,61 @@
-"""What an island's trainer does on a CUDA device, where there is one; one device is enough."""
+"""What an island's trainer does on a CUDA device, where there is one; one device is enough.
+
+Layouts take one for each rank, with NCCL, and are passed over where there are fewer.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainer_kit import TARGET, Bench, Script, begin, committing
+from script_kit import TARGET as SCRIPTS_TARGET
+from script_kit import Played
+from script_kit import committing as merging
+from torch import Tensor
+from trainer_kit import TARGET, Bench, Script, apply, begin, committing
 
-from node.trainer.channel import Ready, StepDone
+from benchmarks.layout_cases import CASES, Case
+from benchmarks.layouts import run
+from diloco.pseudo_gradient import rebase
+from node.trainer.channel import (
+    Applied,
+    Checkpoint,
+    Command,
+    Donate,
+    Donated,
+    Ready,
+    Report,
+    Saved,
+    StepDone,
+    Stop,
+)
+from node.trainer.optim import REENTRY_STEPS
 from node.trainer.speed import peak_flops
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+CUDA: dict[str, Any] = {"device": "cuda", "bf16": False}
+LAYOUTS = (
+    "DDP",
+    "FSDP, ZeRO 3",
+    "HSDP x TP",
+    "TP, sequence parallel",
+    "CP, Ulysses",
+    "CP, ring",
+    "PP, 1F1B",
+    "PP, ZBV",
+    "MoE, EP",
+    "FSDP, offload",
+    "FSDP x TP, Muon",
+    "llama, PP x FSDP x TP",
+)
 
 
 def trained(directory: Path, **settings: Any) -> Script:
@@ -22,15 +64,15 @@ def trained(directory: Path, **settings: Any) -> Script:
 
 def test_in_fp32_it_learns_what_a_cpu_learns(tmp_path: Path) -> None:
     here = trained(tmp_path / "cpu")
-    there = trained(tmp_path / "cuda", device="cuda", bf16=False)
+    there = trained(tmp_path / "cuda", **CUDA)
     assert there.of(Ready)[0].device.startswith("cuda")
     assert there.losses == pytest.approx(here.losses, abs=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_in_bf16_it_learns_as_well(tmp_path: Path, compiled: bool) -> None:
-    exact = trained(tmp_path / "fp32", device="cuda", bf16=False)
-    found = trained(tmp_path / "bf16", device="cuda", compile=compiled)
+    exact = trained(tmp_path / "fp32", **CUDA)
+    found = trained(tmp_path / "bf16", device="cuda", bf16=True, compile=compiled)
     assert found.of(Ready)[0].dtype == "bfloat16"
     assert len(found.losses) == 3 * TARGET
     assert found.losses == pytest.approx(exact.losses, abs=0.05)
@@ -43,3 +85,135 @@ def test_a_step_tells_its_utilisation_where_the_peak_is_known(tmp_path: Path) ->
     else:
         assert all(share is not None and math.isfinite(share) for share in shares)
         assert all(0 < share < 1 for share in shares)
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+def test_a_round_ends_on_what_all_islands_have_bit_for_bit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, committing(3), **CUDA)
+    bench.run(begin())
+    assert torch.equal(bench.theta, bench.vectors.tensors()[0])
+
+
+def test_what_was_learnt_meanwhile_is_moved_as_a_cpu_moves_it() -> None:
+    random = torch.Generator().manual_seed(0)
+    here, new, was = (torch.randn(300_000, generator=random) for _ in range(3))
+    there = here.to("cuda")
+    rebase(here, new, was)
+    rebase(there, new.to("cuda"), was.to("cuda"))
+    assert torch.equal(there.cpu(), here)
+
+
+def test_the_loss_that_is_told_is_that_of_what_all_have(tmp_path: Path) -> None:
+    def losses(**settings: Any) -> list[float | None]:
+        script = Bench(tmp_path, committing(0), **settings)
+        commands = (begin(evaluate=True), apply(1, evaluate=True, reset=True), Stop())
+        return [report.validation_loss for report in script.run(*commands).of(Applied)]
+
+    assert losses(**CUDA) == pytest.approx(losses(), abs=1e-4)
+
+
+# --- what is on disk ------------------------------------------------------------------------------
+
+
+def kept(bench: Bench) -> dict[str, Tensor]:
+    """Parameters and what the optimizer has of each, on the CPU."""
+    found: dict[str, Tensor] = {}
+    for name, (parameter,) in bench.trainer.weights.parts.items():
+        found[name] = parameter.detach().cpu()
+        state = bench.trainer.optimizer.state[parameter]
+        found |= {f"{name} {key}": value.cpu() for key, value in state.items()}
+    return found
+
+
+def test_a_checkpoint_is_gone_on_from_on_either_device(tmp_path: Path) -> None:
+    def saving(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == TARGET + 2:
+            return [Checkpoint(str(tmp_path)), Stop()]
+        return committing(99)(bench, report)
+
+    whole = trained(tmp_path, **CUDA)
+    before = Bench(tmp_path, saving, **CUDA)
+    first = before.run(begin())
+    assert first.of(Saved) == [Saved(str(tmp_path), "", False)]
+    base, resume = before.vectors.tensors()[0], begin(round=1, resume=str(tmp_path))
+    for settings in (CUDA, {}):
+        after = Bench(tmp_path, committing(1), **settings)
+        after.vectors.tensors()[0].copy_(base)
+        after.run(resume, Stop())
+        mine, theirs = kept(after), kept(before)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+        after = Bench(tmp_path, committing(3), **settings)
+        after.vectors.tensors()[0].copy_(base)
+        second = after.run(resume)
+        assert first.losses + second.losses == pytest.approx(whole.losses, abs=1e-4)
+
+
+def test_a_donors_moments_reach_a_newcomer_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "moments"
+
+    def giving(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == REENTRY_STEPS:
+            return [Donate(str(path)), Stop()]
+        return committing(99)(bench, report)
+
+    donor = Bench(tmp_path, giving, **CUDA)
+    (given,) = donor.run(begin()).of(Donated)
+    assert (given.steps, given.problem) == (REENTRY_STEPS, "")
+    newcomer = Bench(tmp_path, committing(1), **CUDA)
+    newcomer.run(begin(moments=str(path), moments_steps=given.steps), Stop())
+    mine, theirs = kept(newcomer), kept(donor)
+    moments = [key for key in theirs if " exp_avg" in key]
+    assert moments
+    assert all(torch.equal(mine[key], theirs[key]) for key in moments)
+
+
+# --- scripts --------------------------------------------------------------------------------------
+
+
+def test_a_script_on_a_gpu_learns_what_one_on_the_cpu_learns() -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        played = Played(merging, device=device)
+        played.train(2 * SCRIPTS_TARGET)
+        assert torch.equal(played.theta, played.base)  # a round has just been taken in
+        found.append(played.theta)
+    here, there = found
+    assert torch.allclose(here, there, atol=1e-5)
+
+
+def test_a_script_comes_back_with_its_moments(tmp_path: Path) -> None:
+    """Its optimizer counts steps on the CPU, as torch has it, and is not made to wait for a GPU."""
+    before = Played(merging, device="cuda")
+    before.train(SCRIPTS_TARGET)
+    before.script.commands += [Checkpoint(str(tmp_path))]
+    before.train()
+    before.joined._progress.files.finish()
+    (saved,) = before.script.of(Saved)
+    assert not saved.problem
+    after = Played(merging, device="cuda", round=before.joined.round, resume=str(tmp_path))
+    parameters = zip(before.model.parameters(), after.model.parameters(), strict=True)
+    for old, new in parameters:
+        was, has = before.optimizer.state[old], after.optimizer.state[new]
+        assert [value.device for value in has.values()] == [value.device for value in was.values()]
+        assert all(torch.equal(has[key], was[key]) for key in was)
+    assert torch.equal(after.theta, before.theta)
+
+
+# --- several ranks, with NCCL ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name in LAYOUTS], ids=lambda case: case.name
+)
+def test_a_layout_learns_what_a_cpu_learns(case: Case, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < case.dims.size:
+        pytest.skip(f"there are fewer than {case.dims.size} CUDA devices")
+    there = dataclasses.replace(case, settings=case.settings | CUDA)
+    found, _ = run(there, tmp_path / "cuda")
+    assert not found.text
+    alone, _ = run(Case("alone", model=case.model, inner=case.inner), tmp_path / "cpu")
+    assert found.losses == pytest.approx(alone.losses, abs=1e-3)
+    assert found.validation == pytest.approx(alone.validation, abs=1e-3)

@@ -239,4 +239,8 @@ def test_the_interface_of_an_address() -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "ib0",
     }
+    assert told("127.0.0.1", {}) == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",  # bare, it would stand for lo0 and lo1 too
+    }
     assert told("192.0.2.77", {}) == {}

@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +42,10 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(10 * resume + rank)
 model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 7))
-model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
+if kind == "fsdp":
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+else:
+    model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 run = {{"rounds": {{"inner_steps": {ROUND}}}}}
 island = node.join(model, optimizer, run=None if resume else run, resume=resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
@@ -25,7 +27,7 @@ from node.script.session import Joined
 from node.trainer import parallel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
-from node.trainer.optimizer_state import new_moments
+from node.trainer.optimizer_state import counted_beside, new_moments
 from node.trainer.parallel import Ranks
 from node.trainer.rank import rank_lost
 from node.trainer.shared import SharedVectors
@@ -33,6 +35,11 @@ from node.trainer.weights import Weights
 from protocols.errors import OperatorError
 
 X = torch.ones(2, 4)
+
+
+def sharded(model: nn.Module) -> Any:
+    """By FSDP2 on the CPU: by itself it takes a GPU where there is one."""
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_what_a_script_has_gathered_does_not_hide_a_merge(evaluates: bool) -> None:
     """FSDP2 keeps gathered parameters after a forward pass that no backward follows."""
-    model: Any = fully_shard(nn.Linear(4, 3))
+    model = sharded(nn.Linear(4, 3))
 
     @torch.no_grad()
     def out() -> Tensor:
@@ -96,7 +103,7 @@ def test_the_first_fsdp_is_refused() -> None:
 @pytest.mark.usefixtures("group")
 def test_parameters_are_shards_also_after_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, nn.Parameter]] = []
-    model: Any = fully_shard(nn.Linear(4, 3))
+    model = sharded(nn.Linear(4, 3))
     with torch.no_grad():
         model(X)
 
@@ -152,6 +159,24 @@ def test_parameters_on_the_cpu_are_set_though_the_scripts_group_is_of_gpus(
     spawn(_takes, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
 
 
+def _finds_its_way(rank: int, store: str) -> None:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in names:
+        os.environ.pop(name, None)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    ranks = Ranks.met(torch.device("cpu"))
+    assert [os.environ.get(name) for name in names] == ["lo", None]
+    assert ranks.all_true(True)  # gloo ends a process whose peer has gone before
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up on Linux")
+def test_how_nccl_goes_stays_the_scripts_affair(tmp_path: Path) -> None:
+    """It may use several interfaces, where gloo beside it needs one."""
+    spawn(_finds_its_way, (f"file://{tmp_path}/store",), nprocs=2)  # type: ignore[no-untyped-call]
+
+
 def _defaults(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     torch.set_default_dtype(torch.float64)
@@ -177,10 +202,21 @@ def test_ranks_agree_whatever_type_and_device_the_script_has_made_its_default(
 def test_counts_of_steps_do_not_take_the_scripts_default_type() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
-        kept = new_moments(torch.zeros(2), ["exp_avg"], 1001)
+        kept = new_moments(torch.zeros(2), ["exp_avg"], 1001, beside=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert float(kept["step"]) == 1001.0
+
+
+@pytest.mark.parametrize(("options", "place"), [({}, "cpu"), ({"capturable": True}, "meta")])
+def test_counts_of_steps_are_where_the_optimizer_reads_them(
+    options: dict[str, bool], place: str
+) -> None:
+    """On a GPU, whose place ``meta`` takes, each of them would be waited for in every step."""
+    parameter = nn.Parameter(torch.zeros(2, device="meta"))
+    counted = counted_beside(torch.optim.AdamW([parameter], **options))  # type: ignore[arg-type]
+    kept = new_moments(parameter, ["exp_avg"], 3, beside=parameter in counted)
+    assert (kept["step"].device.type, kept["exp_avg"].device.type) == (place, "meta")
 
 
 def test_each_parameter_gets_its_part_on_its_own_device() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 SIOCGIFADDR = 0x8915  # netdevice(7)
 _REQUEST = struct.Struct("16sH2x4s8x")  # struct ifreq with a sockaddr_in
 INET6 = Path("/proc/net/if_inet6")
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+GLOO = "GLOO_SOCKET_IFNAME"
+# each with what it wants before a name; a bare one is a prefix to NCCL: eth1 is eth10 as well
+VARIABLES = {GLOO: "", "NCCL_SOCKET_IFNAME": "="}
 
 
 def interface_of(address: str) -> str:
@@ -48,4 +50,4 @@ def _ipv6(wanted: ipaddress.IPv6Address) -> str:
 def told(address: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables with which ranks find each other over this address; the operator's own count."""
     name = interface_of(address)
-    return {variable: environ.get(variable) or name for variable in VARIABLES if name}
+    return {key: environ.get(key) or mark + name for key, mark in VARIABLES.items() if name}

@@ -88,6 +88,11 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether it is a GPU with kernels for bf16; those older than Ampere imitate it, slowly."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def check_compiler(device: torch.device, cache: Path) -> None:
     """Raises OperatorError E411 where nothing can be compiled for the device.
 

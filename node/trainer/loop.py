@@ -28,7 +28,7 @@ from node.data.live import StreamData, is_recipe, read_recipe
 from node.errors import operator_error, reason
 from node.schedule import learning_rate
 from node.trainer.channel import Ready, StepDone
-from node.trainer.computing import Computing
+from node.trainer.computing import Computing, has_bf16
 from node.trainer.data import Batches, TrainingData, open_tokens, unreadable
 from node.trainer.engine import Engine
 from node.trainer.evaluate import EVALUATION_BATCH, shard_tokens
@@ -63,7 +63,9 @@ class Trainer(Progress):
         if settings.micro_batch:  # memory is short, says the operator, or the daemon
             self.evaluated_at_once = min(EVALUATION_BATCH, settings.at_once)
         self._data_s = 0.0  # that this step waited for its batch
-        bf16 = settings.bf16 if settings.bf16 is not None else ranks.device.type == "cuda"
+        bf16 = settings.bf16
+        if bf16 is None:  # the same on all ranks, though their devices may differ
+            bf16 = ranks.all_true(has_bf16(ranks.device))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         computing = Computing(self.dtype, settings.recompute, settings.offload, settings.compile)
         self.data, self.validation = _read_data(settings, ranks)

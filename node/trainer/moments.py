@@ -21,7 +21,7 @@ from torch import Tensor
 from bootstrap.manifest import Inner, Manifest
 from node.trainer.layout import Entry, Layout
 from node.trainer.optim import by_muon
-from node.trainer.optimizer_state import moment_of, new_moments
+from node.trainer.optimizer_state import counted_beside, moment_of, new_moments
 from node.trainer.weights import Weights
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
@@ -143,9 +143,11 @@ def read(
     kept: dict[str, list[str]] = {}
     for place in places.places:
         kept.setdefault(place.entry.name, []).append(place.moment)
+    counted = counted_beside(optimizer)
     for name, moments in kept.items():
         for parameter in weights.parts.get(name, ()):
-            optimizer.state[parameter] = new_moments(parameter, moments, steps)
+            beside = parameter in counted
+            optimizer.state[parameter] = new_moments(parameter, moments, steps, beside=beside)
     for place in places.places:
         whole = None if vector is None else place.view(vector)
         weights.set(place.entry.name, whole, moment_of(optimizer, place.moment))

@@ -35,9 +35,23 @@ def moment_of(optimizer: torch.optim.Optimizer, name: str) -> Pick:
     return lambda parameter: optimizer.state[parameter][name]
 
 
-def new_moments(parameter: Tensor, moments: Iterable[str], steps: int) -> dict[str, Tensor]:
-    """What an optimizer keeps for a parameter after so many steps, with zeros to be filled."""
-    device = local(parameter).device
+def counted_beside(optimizer: torch.optim.Optimizer) -> set[Tensor]:
+    """Parameters whose count of steps lies on their device, where fused kernels look for it.
+
+    Others read it in every step, and would wait for a GPU each time: theirs is on the CPU.
+    """
+    groups = [g for one in getattr(optimizer, "optimizers", (optimizer,)) for g in one.param_groups]
+    return {p for g in groups if g.get("fused") or g.get("capturable") for p in g["params"]}
+
+
+def new_moments(
+    parameter: Tensor, moments: Iterable[str], steps: int, *, beside: bool
+) -> dict[str, Tensor]:
+    """What an optimizer keeps for a parameter after so many steps, with zeros to be filled.
+
+    ``beside``: see :func:`counted_beside`.
+    """
+    device = local(parameter).device if beside else "cpu"
     count = torch.tensor(float(steps), dtype=torch.float32, device=device)  # bf16 ends at 256
     return {COUNT: count, **{moment: torch.zeros_like(parameter) for moment in moments}}
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch lists no names
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from node.hosts.interface import told
+from node.hosts.interface import GLOO, told
 from node.own_address import outward_address
 from node.trainer.dims import ParallelDims
 
@@ -101,14 +101,15 @@ class Ranks:
         """The ranks of a process group that somebody else has made, alone where there is none.
 
         It may be one of NCCL alone, so what is agreed on travels by a group of gloo beside it, over
-        the interface that leads to torchrun's host, unless the environment names another.
+        the interface that leads to torchrun's host, unless the environment names another. How
+        NCCL goes is the script's affair.
         """
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return cls.alone(device)
         if master := os.environ.get("MASTER_ADDR"):
             with suppress(OSError):  # a name that does not resolve: gloo looks for itself
                 own = outward_address(socket.gethostbyname(master))
-                os.environ.update(told(own, os.environ))
+                os.environ.update({k: v for k, v in told(own, os.environ).items() if k == GLOO})
         size = dist.get_world_size()
         ranks = cls(dist.get_rank(), size, device, None, _control=[_gloo()])
         atexit.register(ranks.release)

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_now
 
 from node.trainer.optimizer_state import (
     changed,
+    counted_beside,
     kinds,
     moment_of,
     moments,
@@ -244,12 +245,14 @@ def load(
     }
     left_out = changed(standing.kinds, now)
     tensors: dict[str, Tensor] = {}
+    counted = counted_beside(optimizer)
     for name, parts in weights.parts.items():
         tensors[PARAMETER + name] = parts[0].detach()
         kept = there.get(name, [])
         for parameter in parts if kept else ():
             steps = standing.fewer.get(name, standing.optimizer_steps)
-            optimizer.state[parameter] = new_moments(parameter, kept, steps)
+            beside = parameter in counted
+            optimizer.state[parameter] = new_moments(parameter, kept, steps, beside=beside)
         tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in kept}
     if not one_disk:
         _read_whole(folder, weights, optimizer, there)

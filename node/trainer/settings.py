@@ -38,7 +38,7 @@ class TrainerSettings(BaseModel):
     threads: int = Field(1, ge=1)  # of torch and OpenMP, per rank
     wait_s: float = Field(1.0, ge=0)  # for a round's outcome, then inner steps go on
     micro_batch: int = Field(0, ge=0)  # sequences a rank takes at once; 0: all of its share
-    bf16: bool | None = None  # None: where the device is a GPU
+    bf16: bool | None = None  # None: where all ranks' GPUs have kernels for it
     recompute: Literal["none", "selective", "full"] = "none"  # activations, in backward
     offload: bool = False  # parameters and moments stay in the host's memory
     compile: bool = False
