@@ -122,7 +122,9 @@ def _stale(rows: dict[str, Row]) -> str:
 
 def _missing(rows: dict[str, Row]) -> str:
     few = sum(0 < _seeds(rows, name, 4) < len(SEEDS) for name in MAIN)
-    text = f"Of the rows with K = 4, {few} have fewer than {len(SEEDS)} seeds so far."
+    text = f"All rows with K = 4 have {len(SEEDS)} seeds or more."
+    if few:
+        text = f"Of the rows with K = 4, {few} have fewer than {len(SEEDS)} seeds so far."
     absent = [name for name in MAIN if not _seeds(rows, name, 4)]
     absent += [name for name, (count, _) in SPECIAL.items() if not _seeds(rows, name, count)]
     if absent:
