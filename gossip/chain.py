@@ -231,6 +231,7 @@ class Chain(Reports, OwnStatus):
         while True:
             now = self.now()
             self._say_how_far()
+            self._say_stuck()
             self.carry_out(self.round, self.round.tick(now))
             self._say_epoch()
             awaited = frozenset(self._holding.awaited)
@@ -299,7 +300,9 @@ class Chain(Reports, OwnStatus):
                 return  # somebody was quicker
             self.ledger.add(certificate, parts)  # first: whoever hears that we moved on may ask
             await self.exchange.stop()
+            self._stepping_since = self.now()
             await self.replica.apply(certificate, parts)
+            self._stepping_since = None
             self.lineage.add(certificate)
             self.missed.note(certificate.outcome, self.round.company.owners)
             plan = exchange.plan if exchange is not None else None

@@ -11,8 +11,11 @@ from gossip.hooks import Replica
 from gossip.membership import MEMBERS
 from gossip.promises import Promises
 from gossip.round import Round
+from gossip.timing import Timing
 from gossip.validity import Place
 from protocols.messages import Announce
+
+STUCK_S = 10.0  # or a round, that an outer step may take: it has to wait for the trainer
 
 
 class OwnStatus(OfFragment):
@@ -22,7 +25,9 @@ class OwnStatus(OfFragment):
     round: Round
     following: Following
     promises: Promises
+    timing: Timing
     _forgetting: Forgetting
+    _stepping_since: float | None = None  # the outer step of a round is under way
 
     def announced_place(self) -> Place:
         """Our place; without its state, which would bring us into office, while we abstain."""
@@ -58,6 +63,17 @@ class OwnStatus(OfFragment):
         put_out = self.me not in self.replica.roster and self.status.role in MEMBERS
         if (forgot or put_out) and self.status.status == "active":
             self.note(status="joining")
+
+    def _say_stuck(self) -> None:
+        """The trainer stands still, and takes no round in: nobody shall wait for this node's vote.
+
+        It comes back into office as soon as it is through (:meth:`_take_office`).
+        """
+        since = self._stepping_since
+        stuck = since is not None and self.now() > since + max(STUCK_S, self.timing.round_s)
+        if stuck and self.status.status == "active":
+            self.note(status="joining")
+            self.presence.tell()
 
     def _take_office_again(self, seen: Announce) -> None:
         """Restarted, with all that was promised on record: its vote counts as soon as it is there.
