@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,7 +59,6 @@ class Fetcher:
         self.lineages: list[Lineage | None] = [None] * len(self.replicas)  # to where we begin
         self.joined_under_way = False
         self.took: list[float] = []  # seconds, at entry, by fragment
-        self._sharing = Sharing(node.transport, run.signed.run_id)
         self._downloading: set[int] = set()
         self.downloaded = False  # at entry
 
@@ -251,6 +251,10 @@ class Fetcher:
 
     def _headway(self) -> Headway:
         return Headway(lambda text: self.events.emit(Notice(text=f"downloads the state: {text}")))
+
+    @cached_property
+    def _sharing(self) -> Sharing:
+        return Sharing(self.node.transport, self.run.signed.run_id)
 
     def _arrival(self, ask: Callable[[], list[PeerId]]) -> Arrival:
         kind = OwnArrival if self.run.manifest.mode in GOSSIP else Arrival

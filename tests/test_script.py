@@ -150,7 +150,7 @@ def test_numbers_may_be_tensors_or_of_numpy() -> None:
 )
 def test_what_is_no_number_of_tokens_counts_nothing(tokens: Any) -> None:
     played = Played(silent)
-    with pytest.raises(OperatorError, match="no number of tokens") as caught:
+    with pytest.raises(OperatorError, match="not a number of tokens") as caught:
         played.joined.step(tokens)
     assert caught.value.code == "E204"
     assert (played.joined.steps, played.joined.tokens) == (0, 0)
@@ -255,7 +255,9 @@ def test_parameters_that_were_replaced_are_told_of_at_the_next_step() -> None:
     assert len(played.script.of(Snapshot)) == 1
     played = Played(silent)
     played.model.load_state_dict(copies, assign=True)
-    with pytest.raises(OperatorError, match="2 of the model's parameters are others") as caught:
+    with pytest.raises(
+        OperatorError, match="2 of the model's parameters are not those that have joined"
+    ) as caught:
         played.train()
     assert caught.value.code == "E204"
     assert not played.script.of(StepDone)

@@ -65,7 +65,7 @@ class Trainer(Progress):
         self._data_s = 0.0  # that this step waited for its batch
         bf16 = settings.bf16
         if bf16 is None:  # the same on all ranks, though their devices may differ
-            bf16 = ranks.all_true(has_bf16(ranks.device))
+            bf16 = ranks.device.type == "cuda" and ranks.all_true(has_bf16(ranks.device))
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         computing = Computing(self.dtype, settings.recompute, settings.offload, settings.compile)
         self.data, self.validation = _read_data(settings, ranks)
