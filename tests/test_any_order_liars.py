@@ -28,6 +28,7 @@ from trouble_kit import HEALED_S, Mishaps, befallen
 
 from bootstrap.manifest_rounds import Merge
 from gossip.certificate import outcome_hash
+from gossip.grouping import UNGROUPED, Grouping
 from gossip.mixing import Mix
 from gossip.validity import MAX_TOKENS
 from node.mixing import mix_of
@@ -198,7 +199,9 @@ def mixed(rule: str) -> Mix:
     return mix_of(Merge(rule=rule))
 
 
-def anything_happens(seed: int, tmp_path: Path) -> None:
+def anything_happens(
+    seed: int, tmp_path: Path, grouping: Grouping = UNGROUPED, sites: int = 1
+) -> None:
     dice = random.Random(seed)
     it = drawn(dice)
     count = it.honest + (not it.liar_joins)
@@ -226,7 +229,9 @@ def anything_happens(seed: int, tmp_path: Path) -> None:
             fragments=it.fragments,
             min_grace_s=1.0,
             records=tmp_path if it.records else None,
-            mix=mixed(it.rule),
+            mix=mixed("clip" if grouping.on else it.rule),
+            grouping=grouping,
+            sites=sites,
             seed=seed,
             kind=Witnessed,
             made=LyingSwarm,
@@ -235,8 +240,8 @@ def anything_happens(seed: int, tmp_path: Path) -> None:
         ) as here:
             swarm = here.swarm
             newcomers = ["island"] * it.joiners
-            how: dict[str, Any] = {"made": AmongLiars, "lasts": LASTS_S, "kinds": KINDS}
-            await befallen(here, it.upload, dice, newcomers, **how)
+            how: dict[str, Any] = {"lasts": LASTS_S, "kinds": KINDS, "sites": sites}
+            await befallen(here, it.upload, dice, newcomers, AmongLiars, **how)
             liar.lies = it.lies_on
             assert isinstance(swarm, LyingSwarm)
             honest = swarm.honest()
@@ -261,3 +266,16 @@ def test_whatever_some_say_the_others_are_one_swarm(seed: int, tmp_path: Path) -
 @pytest.mark.parametrize("seed", range(100, 300))
 def test_whatever_some_say_the_others_are_one_swarm_many_times(seed: int, tmp_path: Path) -> None:
     anything_happens(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [2, 51])
+def test_whatever_some_say_in_groups_the_others_are_one_swarm(seed: int, tmp_path: Path) -> None:
+    anything_happens(seed, tmp_path, Grouping("region"), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_whatever_some_say_in_groups_they_are_one_swarm_many_times(
+    seed: int, tmp_path: Path
+) -> None:
+    anything_happens(seed, tmp_path, Grouping("region"), 2)
