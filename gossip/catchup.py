@@ -6,6 +6,7 @@ each part must match the digest they voted for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from protocols.messages import (
 
 CALL_TIMEOUT_S = 5.0
 AT_ONCE = 8  # certificates asked for in one call
+PROMPT_S = 1.0  # for an answer
 
 Held = Callable[[PartKey], tuple[PartResult, torch.Tensor] | None]
 Advance = Callable[[Certificate, dict[tuple[int, int], torch.Tensor]], Awaitable[None]]
@@ -72,15 +74,20 @@ class Replay:
         paces = Paces(self.announced, self.link)
         self._gathering = Gathering(self.wiring, paces, self.rejected)
 
-    async def follow(self, sources: Sequence[PeerId]) -> Ending:
+    async def follow(self, sources: Sequence[PeerId], first: int) -> Ending | None:
         """Replay rounds from ``sources`` until one of them has no more.
 
-        Where none helps, the gravest of what they say.
+        Who gives little at a time, or takes its time, is asked again after the others: the rounds
+        may be made faster than it shows them. None where there are no others: more of them may be
+        ahead by now. Where none helps, the gravest of what they say. ``first`` is the round that
+        all this began with: who has nothing beyond it does not keep what is missed.
         """
         endings = [Ending.UNREACHABLE]
-        for source in sources:
+        left = deque(sources)
+        while left:
+            source = left.popleft()
             try:
-                ending = await self._follow(source)
+                ending = await self._follow(source, first)
             except RemoteProtocolError as error:
                 self.rejected(source, error)
             except TransportError:
@@ -88,7 +95,12 @@ class Replay:
             else:
                 if ending is Ending.LEVEL:
                     return ending
-                endings.append(ending)
+                if ending is not None:
+                    endings.append(ending)
+                elif left:
+                    left.append(source)
+                else:
+                    return None
         return max(endings, key=list(Ending).index)
 
     async def certificates(
@@ -103,15 +115,16 @@ class Replay:
         )
         return found.certificates
 
-    async def _follow(self, source: PeerId) -> Ending:
-        first = self.place()[0].round
+    async def _follow(self, source: PeerId, first: int) -> Ending | None:
+        """None where the others are to be asked first."""
         while True:
             if self.far(source):
                 return await self._look(source)
-            asked = self.place()[0].round
+            asked, asked_at = self.place()[0].round, self.wiring.now()
             found = await self.certificates(source, asked, AT_ONCE)
             if not found:
                 return Ending.GONE if asked == first else Ending.LEVEL
+            prompt = len(found) == AT_ONCE and self.wiring.now() < asked_at + PROMPT_S
             for certificate in found:
                 here, roster = self.place()
                 if certificate.outcome.round < here.round:
@@ -134,6 +147,8 @@ class Replay:
                 self.replayed(self.wiring.now() - began)
             if self.place()[0].round == asked:
                 raise Malformed("certificates that lead nowhere")
+            if not prompt:
+                return None
 
     async def _look(self, source: PeerId) -> Ending:
         """It is too far to be replayed: what has become of the round that this node stands at?"""

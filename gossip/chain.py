@@ -378,8 +378,9 @@ class Chain(Reports, OwnStatus):
     def on_news(self, announce: Announce) -> None:
         """A peer has announced something new."""
         seen = seen_from(announce, self.fragment)
-        if self._forgetting.listening(self.now()) and seen.peer in self.replica.roster:
-            self._forgetting.heard(seen.round)
+        roster = self.replica.roster
+        if self._forgetting.listening(self.now()) and seen.peer in roster:
+            self._forgetting.claimed(seen.peer, seen.round, len(roster))
         self._take_office_again(seen)
         self.round.on_news(seen)
         if not self.round.awaits(seen.head, self.now()):

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from gossip.buffers import Whole
+from gossip.gathering import unless
 from gossip.lateness import Pace
 from gossip.planned import Planned
 from gossip.receiving import Inflow, Pieced
@@ -83,9 +84,13 @@ class Fetching:
         left = deque([peer for peer in sources if peer != self.me] * 2)
         while left and not self._has(result):
             peer = left.popleft()
-            before = pieced.before(peer).elements
+            inflow = pieced.before(peer)
+            before, complete = inflow.elements, False
+            too_slow = self._judge(inflow, plan) if left else no  # else nobody is quicker
             try:
-                await pieced.pull(peer, plan.patience_s)
+                async with unless(too_slow):
+                    await pieced.pull(peer, plan.patience_s)
+                    complete = True
             except RemoteProtocolError as error:
                 if pieced.spoilt_by(peer):
                     self.listener.refused(peer, error)
@@ -95,6 +100,9 @@ class Fetching:
                 if pieced.inflow.elements > before:  # it gives, if not all at once
                     left.append(peer)
             else:
+                if not complete:
+                    left.append(peer)
+                    continue
                 data = pieced.inflow.data
                 self.transfers.bytes_received += data.numel()
                 self.hold(result, data)
@@ -110,23 +118,43 @@ class Fetching:
         with.
         """
         route, now = self.planned.get(key), self.transfers.wiring.now
-        inflow, began = route.inflow if route is not None else None, now()
+        inflow = route.inflow if route is not None else None
         if route is None or inflow is None:
             return None
-        first, size = inflow.moved, inflow.left
-        pace = Pace(began, plan.patience_s)
-        slowest = plan.expected_s + plan.patience_s
+        pace = Pace(now(), plan.patience_s)
+        too_slow = self._judge(inflow, plan, pace)
         while route.inflow is inflow:
-            pace.note(now(), inflow.moved - first)
+            slow = too_slow()
             still = plan.patience_s if inflow.open else plan.patience_s / 4
-            judged = now() >= began + plan.patience_s
-            if now() >= pace.since + still or (judged and pace.end(now(), size) > now() + slowest):
+            if slow or now() >= pace.since + still:
                 break
             await asyncio.sleep(plan.patience_s / 8)
         if route.inflow is not inflow or route.passed_on is not None:
             return None  # that one goes on to a group
         route.inflow = None
         return inflow
+
+    def _judge(self, inflow: Inflow, plan: Plan, pace: Pace | None = None) -> Callable[[], bool]:
+        """To be asked again and again: whether what moves will end long after the plan expects.
+
+        Not before the plan's patience is over. ``pace`` is told how much has come.
+        """
+        now = self.transfers.wiring.now
+        pace = pace or Pace(now(), plan.patience_s)
+        first, size = inflow.moved, inflow.left
+        slowest = plan.expected_s + plan.patience_s
+
+        def too_slow() -> bool:
+            pace.note(now(), inflow.moved - first)
+            judged = now() >= pace.started + plan.patience_s
+            return judged and pace.end(now(), size) > now() + slowest
+
+        return too_slow
+
+
+def no() -> bool:
+    """It is not."""
+    return False
 
 
 def nobody(result: PartResult, data: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -166,17 +166,26 @@ class Following:
         asked = {self.wiring.identity.peer_id}
         endings = {Ending.LEVEL}
         await self.settled()  # what is being applied right now may be all we miss
-        while sources := [p for p in (*peers, *self._ahead()) if p not in asked][:MOST_ASKED]:
+        first = self.place()[0].round
+        while sources := self._sources(peers, asked):
             asked.update(sources)
-            ending = await self._replay.follow(sources)
+            ending = await self._replay.follow(sources, first)
             if ending is Ending.LEVEL:
                 self.approach.arrived()
                 return
-            endings.add(ending)
+            if ending is None:
+                asked = {self.wiring.identity.peer_id}
+            else:
+                endings.add(ending)
         if Ending.DIVERGED in endings:
             self.behind(Ending.DIVERGED, tuple(asked))
         elif endings & {Ending.FAR, Ending.GONE, Ending.FORKED}:
             await self._judge(endings)
+
+    def _sources(self, peers: Iterable[PeerId], but: Container[PeerId]) -> list[PeerId]:
+        """These, and whoever else is ahead by now."""
+        found = dict.fromkeys((*peers, *self._ahead()))
+        return [peer for peer in found if peer not in but][:MOST_ASKED]
 
     async def _judge(self, endings: set[Ending]) -> None:
         """Replaying leads nowhere: report it if somebody really is on a heavier chain."""

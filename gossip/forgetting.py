@@ -4,10 +4,13 @@ What it promised and voted is not written down, only the last round in which it 
 (:mod:`gossip.promises`). Where that record is there it stays out of deciding in rounds up to it,
 and nowhere else. Where it is lost, whoever starts again listens for :data:`LISTEN_S` how far the
 swarm has come, and does not decide anything meanwhile; in rounds up to the furthest it heard of it
-takes no part in deciding.
+takes no part in deciding. It can only have voted where most of those in office had come to the
+round before, so who claims to be further than that alone is not believed.
 """
 
 from __future__ import annotations
+
+from protocols.identity import PeerId
 
 LISTEN_S = 5.0  # a restarted member listens for so long how far the swarm is
 
@@ -31,6 +34,8 @@ class Forgetting:
         known = new_identity or promised is not None
         self.abstain_until = now + LISTEN_S if joining and not known else 0.0
         self._last = round_ if round_ > 0 and among_others else -1
+        self._claims: dict[PeerId, int] = {}  # where members say that they stand
+        self._liars = 0  # so many of them may lie
         if promised is not None and not in_office:
             self._last = promised  # it may have come into office behind its checkpoint
 
@@ -46,9 +51,21 @@ class Forgetting:
         """We may have voted in rounds up to this one."""
         self._last = max(self._last, round_)
 
+    def claimed(self, peer: PeerId, round_: int, office: int) -> None:
+        """One of so many in ``office`` says that it stands at this round: others may follow."""
+        self._claims[peer] = round_
+        self._liars = (office - 1) // 3
+
     def forgot(self, round_: int) -> bool:
         """Whether we may have voted in this round."""
-        return round_ <= self._last and not self.remembers(round_)
+        return round_ <= max(self._last, self._furthest()) and not self.remembers(round_)
+
+    def _furthest(self) -> int:
+        """The furthest round that may have been voted in, by what was claimed."""
+        claims = sorted(self._claims.values(), reverse=True)
+        if len(claims) <= self._liars:
+            return max(claims, default=-1)
+        return min(claims[0], claims[self._liars] + 1)
 
     def remembers(self, round_: int) -> bool:
         """Whether it is on record that we have promised nothing in this round before we started."""

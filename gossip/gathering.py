@@ -195,7 +195,7 @@ class Gathering:
 
         self.paces.pulls += 1
         try:
-            async with _unless(slow):
+            async with unless(slow):
                 await pieced.pull(donor, STALL_S)
         finally:
             self.paces.pulls -= 1
@@ -206,7 +206,7 @@ class Gathering:
 
 
 @asynccontextmanager
-async def _unless(given_up: Callable[[], bool]) -> AsyncIterator[None]:
+async def unless(given_up: Callable[[], bool]) -> AsyncIterator[None]:
     """Leave a block once ``given_up``, which is asked every :data:`LOOK_S`, says so."""
     loop = asyncio.get_running_loop()
     try:

@@ -30,7 +30,7 @@ from gossip.rules import Rules
 from gossip.standing import first_announcement
 from protocols.codecs import RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.messages import Certificate
 from protocols.tasks import Tasks
 from protocols.virtual_time import inline
@@ -100,7 +100,7 @@ class SimulatedSwarm:
         new_identity: bool = False,
     ) -> Member:
         peer = identity.peer_id
-        transport = self.network.join(peer, upload=upload, download=upload)
+        transport = self.wired(identity, self.network.join(peer, upload=upload, download=upload))
         replicas = tuple(replicas) or self.fresh(peer)
         self.incarnations[peer] = self.incarnations.get(peer, 0) + 1
         loop = asyncio.get_running_loop()
@@ -186,6 +186,10 @@ class SimulatedSwarm:
         self.members[peer] = member
         self.stopped.discard(peer)
         return member
+
+    def wired(self, identity: Identity, transport: MemoryTransport) -> Any:
+        """The transport that a member uses."""
+        return transport
 
     def role(self, peer: PeerId) -> str:
         """What a member is there for."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from catching_up_kit import BYTES, NEWCOMERS, ROUND_S, played, scene
+from catching_up_kit import BYTES, NEWCOMERS, ROUND_S, coming_together, played, scene
 from exchange_kit import until
 
 from gossip.holding import FIRST_S, MARGIN_S, SHARE, SLACK
+from protocols.identity import PeerId
+from protocols.messages import CertificateRequest, Certificates
 
 pytestmark = pytest.mark.usefixtures("remembered_signatures")
 
@@ -226,5 +228,29 @@ def test_two_halves_that_meet_at_any_moment_are_one_swarm_again(
 
             await until(together, 45.0)
             assert swarm.downloads - before < 5
+
+    played(story)
+
+
+def test_who_shows_one_round_at_a_time_keeps_nobody_behind() -> None:
+    """The others make rounds faster than that one shows them."""
+
+    async def story() -> None:
+        think, uploads = (0.5, 0.6), [1e7] * 4
+        async with scene(4, size=10_000, think=think, uploads=uploads, seed=2) as here:
+            behind, slow, *_ = here.founders
+            ledger = slow.swarm.chains[0].ledger
+
+            async def one_by_one(peer: PeerId, body: bytes) -> bytes:
+                found = ledger.since(CertificateRequest.decode(body).round, 1)
+                await asyncio.sleep(4.5)
+                return Certificates(tuple(found)).encode()
+
+            slow.swarm.wiring.transport.on_call("certificates", one_by_one)
+            await asyncio.sleep(5.0)
+            here.swarm.network.freeze(behind.peer)
+            await asyncio.sleep(15.0)
+            here.swarm.network.thaw(behind.peer)
+            await until(coming_together(here.founders), 30.0)
 
     played(story)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import torch
@@ -17,9 +17,10 @@ from gossip.estimating import stillness_of
 from gossip.planning import renewed_plan
 from gossip.validity import Shape, key_of
 from protocols.codecs import CHUNK
+from protocols.identity import PeerId
 from protocols.memory import Link
-from protocols.messages import Part, PartResult, Plan
-from protocols.transport import CHUNK_BYTES
+from protocols.messages import Part, PartRequest, PartResult, Plan
+from protocols.transport import CHUNK_BYTES, Outgoing
 
 SIZE = 10 * CHUNK + 12_345  # two and a half chunks a part
 ERRORS = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-3, "int8": 2e-2, "int4": 0.2}
@@ -202,6 +203,43 @@ def test_a_link_that_is_too_slow_counts_with_what_it_brought() -> None:
             ]
             assert elements
             assert min(elements) < size // 8
+
+    run(scene)
+
+
+def test_a_merged_part_that_its_owner_trickles_is_taken_from_another() -> None:
+    """A byte now and then never stands still for long, and would take hours."""
+
+    async def trickle(data: torch.Tensor) -> AsyncIterator[bytes]:
+        for byte in bytes(data.numpy()):
+            yield bytes([byte])
+            await asyncio.sleep(1.0)
+
+    async def scene() -> None:
+        async with world() as here:
+            here.work()
+            await until(here.whole)
+            late, owner, *_ = here.peers
+
+            async def on_part(sender: PeerId, header: bytes) -> Outgoing:
+                wanted = PartRequest.decode(header)
+                [data] = [
+                    data
+                    for result, data in owner.exchange.parts.values()
+                    if result.digest == wanted.digest
+                ]
+                return Outgoing(len(data) - wanted.skip, trickle(data[wanted.skip :]))
+
+            owner.wiring.transport.on_pull("part", on_part)
+            results = {result.start: result for result, _ in owner.exchange.parts.values()}
+            parts = [dataclasses.replace(p, result=results[p.start]) for p in here.plan.parts]
+            await late.exchange.stop()
+            late.exchange = late.fresh()
+            late.exchange.work(dataclasses.replace(here.plan, ballot=4, parts=tuple(parts)))
+            patience = here.plan.patience_s + here.plan.expected_s
+            await until(here.whole, 4 * patience)
+            assert same_bytes(here.peers)
+            assert not late.lost_
 
     run(scene)
 

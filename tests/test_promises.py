@@ -71,6 +71,24 @@ def test_rounds_behind_the_record_are_not_forgotten() -> None:
     assert [newcomer.forgot(r) for r in (8, 9, 10)] == [True, True, False]
 
 
+def test_who_claims_to_be_far_ahead_mutes_nobody_for_good() -> None:
+    """A member can only have voted where most of those in office had come to the round before."""
+
+    def listening(*claims: int) -> Forgetting:
+        found = Forgetting(
+            100.0, 5, joining=True, new_identity=False, in_office=True, among_others=True
+        )
+        for number, round_ in enumerate(claims):
+            peer = Identity.from_seed(bytes([number]) * 32).peer_id
+            found.claimed(peer, round_, len(claims) + 1)
+        return found
+
+    assert [listening(7, 2**62, 6).forgot(r) for r in (7, 8, 9)] == [True, True, False]
+    assert [listening(6, 7, 7).forgot(r) for r in (7, 8)] == [True, False]
+    assert [listening(6, 6, 7).forgot(r) for r in (7, 8)] == [True, False]
+    assert [listening(7).forgot(r) for r in (7, 8)] == [True, False]  # no liar among two
+
+
 # --- nothing leaves before it is written ------------------------------------------------------
 
 

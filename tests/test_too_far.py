@@ -44,7 +44,7 @@ def follows(shown: Certificate | None) -> tuple[Ending, Replay, list[PeerId]]:
         unused,
         unused,
     )
-    return asyncio.run(made.follow([MEMBERS[0].peer_id])), made, rejected
+    return asyncio.run(made.follow([MEMBERS[0].peer_id], PLACE.round)), made, rejected
 
 
 def test_it_learns_what_was_decided_where_it_stands() -> None:

@@ -208,19 +208,25 @@ class Mishaps(Troubles):
 
 
 async def befallen(
-    here: Scene, upload: float, dice: random.Random, newcomers: Sequence[str], **how: Any
+    here: Scene,
+    upload: float,
+    dice: random.Random,
+    newcomers: Sequence[str],
+    made: type[Mishaps] = Mishaps,
+    lasts: tuple[float, float] = (20, 60),
+    **how: Any,
 ) -> list[Member]:
-    """Have all that happen for a while, once ``newcomers`` of these roles are on their way.
+    """Have all that happen, for ``lasts`` seconds, once ``newcomers`` of these roles are coming.
 
     Returns who is there when the network is whole again.
     """
     async with asyncio.TaskGroup() as group:
-        mishaps = Mishaps(here.swarm.network, dice, group.create_task, upload, here=here, **how)
+        mishaps = made(here.swarm.network, dice, group.create_task, upload, here=here, **how)
         mishaps.members.update({member.peer: member for member in here.founders})
         for role in newcomers:
             mishaps.join(role)
         now = asyncio.get_running_loop().time
-        end = now() + dice.uniform(20, 60)
+        end = now() + dice.uniform(*lasts)
         while now() < end:
             await asyncio.sleep(dice.choice([0.05, 0.5, 2, 6]) * dice.uniform(0.5, 1.5))
             await mishaps.befall()
@@ -250,7 +256,7 @@ def anything_happens(
             seed=seed,
         ) as here:
             newcomers = ["island"] * it.joiners
-            how = {"most": it.most, "kinds": it.kinds, "sites": it.sites}
+            how: dict[str, Any] = {"most": it.most, "kinds": it.kinds, "sites": it.sites}
             members = await befallen(here, it.upload, dice, newcomers, **how)
             await until(coming_together(members), healed_s)
 
