@@ -65,3 +65,34 @@ def test_the_mean_does_not(
     honest, _ = poisoned_swarm(tmp_path, monkeypatch, merge__rule="mean")
     record_property("losses", losses(honest[0]))
     assert losses(honest[0])[-1] > losses(honest[0])[0]
+
+
+def test_who_merges_something_else_is_expelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """One of four turns round what it merges: the others see it by the slices, and go on alone."""
+    with islands(tmp_path) as made:
+
+        def start(name: str, *arguments: str) -> Island:
+            island = Island(name, tmp_path)
+            island.program = (str(Path(__file__).with_name("lying_owner.py")),)
+            made.all.append(island)
+            island.start(*arguments)
+            return island
+
+        first = start("first", *settings(**(RUN | {"total_rounds": 30}), merge__trust="open"))
+        address = first.await_up()
+        honest = [first, *(start(f"honest-{n}", "--peers", address) for n in "ab")]
+        monkeypatch.setenv("LIES", "1")
+        liar = start("liar", "--peers", address)
+        liar.await_up()
+        for island in honest:
+            assert island.await_end(300) == 0, island.tail()
+    for island in honest:
+        told = [e for e in island.events("rejected") if e["detail"].endswith("expelled")]
+        assert {event["peer"] for event in told} == {liar.peer}, island.tail()
+    last = max(honest[0].rounds())
+    record_property("rounds", last)
+    assert liar.peer not in honest[0].rounds()[last]["islands"]
+    found = digests(honest)
+    assert {r: states for r, states in found.items() if len(states) != 1} == {}
