@@ -121,6 +121,7 @@ class Arrival:
     broken: Callable[[str], object] = lambda why: None  # told why nothing comes, while it tries
     wanted: Callable[[Announce], bool] = lambda announce: True  # whether its state is worth having
     sharing: Sharing | None = None  # with others who download the same
+    mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None  # who was named by whom
     _greeted: set[PeerId] = field(default_factory=set)
     _named: dict[PeerId, None] = field(default_factory=dict)  # by others, in what they know
 
@@ -157,7 +158,7 @@ class Arrival:
                         progress=progress,
                         fragment=fragment,
                         offer_timeout=OFFER_TIMEOUT_S,
-                        fellows=Fellows(self.sharing, self.greet) if self.sharing else None,
+                        fellows=self._fellows,
                     )
                 except RemoteProtocolError as error:
                     wrong = str(error)  # the next best may be true
@@ -213,6 +214,11 @@ class Arrival:
             if len(found) > 1 and any(map(self.wanted, found.values())):
                 break
         return list(found.values())
+
+    @property
+    def _fellows(self) -> Fellows | None:
+        sharing = self.sharing
+        return None if sharing is None else Fellows(sharing, self.greet, self.mention)
 
     async def _introduce(self, peers: Iterable[PeerId]) -> None:
         """Greet those who have not seen us yet; who does not answer gives no state either."""

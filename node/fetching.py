@@ -270,6 +270,7 @@ class Fetcher:
             self.node.offload,
             len(self.replicas),
             sharing=self._sharing,
+            mention=lambda peer, by: self.node.whereabouts.mention(peer, by=by),
         )
 
     def _on_untrue(self, peer: PeerId, error: RemoteProtocolError) -> None:

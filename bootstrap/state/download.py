@@ -99,8 +99,10 @@ async def download_state(
 
     async def offer(peer: PeerId) -> StateOffer:
         found = await ask(transport, peer, "state", request, StateOffer, timeout=offer_timeout)
-        for reader in found.readers if fellows else ():
-            work.is_shared_by(reader)
+        if fellows is not None:
+            for reader in found.readers:
+                fellows.mention(reader, peer)
+                work.is_shared_by(reader)
         return found
 
     def header(index: int) -> bytes:
@@ -182,10 +184,14 @@ async def _download(
 
 @dataclass(frozen=True)
 class Fellows:
-    """How to share with others who download the same: ``introduce`` this node to one of them."""
+    """How to share with others who download the same: ``introduce`` this node to one of them.
+
+    ``mention`` is told who was named by whom, who knows where it is.
+    """
 
     sharing: Sharing
     introduce: Callable[[PeerId], Awaitable[object]]
+    mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None
 
 
 @dataclass(frozen=True)
