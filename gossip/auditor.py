@@ -35,6 +35,7 @@ from protocols.transport import Feed
 SHARE = 1 / 16  # of what came in a round may come again as evidence
 KEPT = 2  # rounds of which this node can show something, and judge
 STILL_S, WHOLE_S = 30.0, 300.0  # so long evidence may stand still, or take
+PATIENT = 3  # times that an owner may say that it is not there yet, each after some seconds
 SUSPENDED = 16  # rounds in which who has shown nothing merges nothing, if there are others
 _DRAW = b"atoll audit\x00"
 
@@ -165,7 +166,7 @@ class Auditor:
     async def _look_at(self, found: _Weighed, case: Case) -> None:
         owner = case.result.owner
         try:
-            why = await self._judged(found, case, owner)
+            why = await self._judged_in_time(found, case, owner)
         except (TransportError, RemoteProtocolError) as error:
             self._suspended[owner] = case.outcome.round + SUSPENDED
             self.bench.unproven(owner, error)
@@ -173,6 +174,16 @@ class Auditor:
         if why:
             self._convict(owner, why)
             self._accuse(found, case)
+
+    async def _judged_in_time(self, found: _Weighed, case: Case, owner: PeerId) -> str:
+        """As :meth:`_judged`; an owner may come to the end of the round later than this member."""
+        for _ in range(PATIENT):
+            try:
+                return await self._judged(found, case, owner)
+            except RemoteRefused as error:
+                if error.code != "behind":
+                    raise
+        return await self._judged(found, case, owner)
 
     async def _judged(self, found: _Weighed, case: Case, source: PeerId) -> str:
         """What is wrong with a chunk, by the evidence of ``source``, which is kept if it convicts.

@@ -265,11 +265,15 @@ class Service:
     async def _on_evidence(self, sender: PeerId, header: bytes) -> Feed:
         request = EvidenceRequest.decode(header)
         self._check_run(request.run)
-        return await self._chain(request.fragment).auditor.show(sender, request)
+        chain = self._chain(request.fragment)
+        await self._come_to(chain, request.round + 1, sender)
+        return await chain.auditor.show(sender, request)
 
     async def _on_accuse(self, sender: PeerId, body: bytes) -> bytes:
         accusation = Accusation.decode(body)
-        await self._chain(accusation.fragment).auditor.accused(sender, accusation)
+        chain = self._chain(accusation.fragment)
+        await self._come_to(chain, accusation.round + 1, sender)
+        await chain.auditor.accused(sender, accusation)
         return b""
 
     def _chain(self, fragment: int) -> Chain:

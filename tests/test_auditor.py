@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import robust
 from gossip.auditor import SUSPENDED, Auditor
+from gossip.chain import Chain
 from gossip.judging import WeighedMerge
 from gossip.mixing import Mix
 from protocols import virtual_time
@@ -142,6 +144,30 @@ def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.Monkey
             before = rounds(others)
             await until(lambda: rounds(others) > before + SUSPENDED, 60.0)
             assert not any(m.swarm.chains[0].auditor.suspended(rounds(others)) for m in others)
+
+    virtual_time.run(main())
+
+
+def test_who_ends_a_round_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked by those who were quicker, and has nothing to show before it is there."""
+    applied, slow = Chain._advance, set[PeerId]()
+
+    async def advance(self: Chain, *args: Any) -> None:
+        if self.me in slow:
+            await asyncio.sleep(2.0)
+        await applied(self, *args)
+
+    monkeypatch.setattr(Chain, "_advance", advance)
+
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(3.0, 3.1)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 2, 60.0)
+            looked = looks(swarm)
+            slow.add(swarm.living()[0].peer)
+            await until(lambda: rounds(swarm.living()) >= 8, 120.0)
+            assert sum(looked) > 10
+            for member in swarm.living():
+                assert not member.swarm.chains[0].auditor._suspended
 
     virtual_time.run(main())
 
