@@ -25,7 +25,7 @@ from protocols import virtual_time
 from protocols.errors import RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork, MemoryTransport
-from protocols.messages import ChunkRequest, InPlace, InPlaceRequest
+from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateRequest
 from protocols.virtual_time import inline
 
 RATE = 1e6  # bytes a second, of every link; the state goes out once in 4 s
@@ -111,6 +111,26 @@ def test_many_have_it_hardly_later_than_one_would(identities: Identities, apart:
             sources = one.download.sources
             from_fellows += sum(n.bytes for p, n in sources.items() if p != together.source.peer_id)
         assert from_fellows > 0.6 * NEWCOMERS * BYTES
+
+    virtual_time.run(main())
+
+
+def test_who_begins_a_little_later_is_asked_again(identities: Identities) -> None:
+    """It was named by whoever has the state, and answers that it downloads nothing yet."""
+
+    async def main() -> None:
+        crowd = Crowd(identities(3))
+        one, other = crowd.newcomers
+        request = StateRequest(RUN, ROUND)
+        await other.transport.call(
+            crowd.source.peer_id, "state", request.encode(), timeout=5.0, max_reply=2**20
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(crowd.fetch(one))
+            group.create_task(crowd.fetch(other, after=0.5))
+        for mine, theirs in ((one, other), (other, one)):
+            assert mine.download is not None
+            assert mine.download.sources[theirs.transport.peer_id].bytes > 0.1 * BYTES
 
     virtual_time.run(main())
 

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 OFFER_TIMEOUT_S = 120.0  # a peer copies and hashes its state before it answers
 STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
-POLL_S = 1.0  # between two questions what a fellow has
+POLL_S = 1.0  # between two questions what a fellow has; a quarter of it where something has changed
 STREAMS = 2  # per source, so that its link is not idle while a request travels
 MAX_FAILURES = 3  # of a source's link; wrong bytes end it at once
 
@@ -234,14 +234,22 @@ class _Fetch:
                 await self.work.changed(POLL_S)
 
     async def _from_fellow(self, peer: PeerId, how: _FromFellows) -> None:
-        source = Served()
+        source, refused = Served(), 0
         try:
             await how.introduce(peer)
             while not source.dropped:
                 if self.work.chunk:
-                    self.work.has(peer, await how.in_place(peer))
-                    self.work.sources.setdefault(peer, source)
-                    await self._stream(peer, source, fellow=True)
+                    try:
+                        self.work.has(peer, await how.in_place(peer))
+                    except RemoteRefused:  # it may not have begun yet
+                        refused += 1
+                        if refused == MAX_FAILURES:
+                            raise
+                        await asyncio.sleep(POLL_S)
+                    else:
+                        self.work.sources.setdefault(peer, source)
+                        await self._stream(peer, source, fellow=True)
+                await asyncio.sleep(POLL_S / 4)
                 await self.work.changed(POLL_S)
         except (TransportError, ProtocolError, OperatorError) as error:
             log.info("state download: nothing from %s, which downloads it too: %s", peer, error)
