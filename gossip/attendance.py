@@ -76,10 +76,11 @@ class Attendance:
 
     def _able(self, now: float) -> Iterator[PeerId]:
         for peer in self.agreement.office:
-            if self._takes_part(peer) and self.alive(peer, now):
+            if self.takes_part(peer) and self.alive(peer, now):
                 yield peer
 
-    def _takes_part(self, peer: PeerId) -> bool:
+    def takes_part(self, peer: PeerId) -> bool:
+        """Whether it votes and goes by plans, as far as it has said: who has restarted may not."""
         return self.agreement.promised[0] > 0 or peer == self.me or self.active(peer)
 
     def here(self, now: float) -> tuple[PeerId, ...]:

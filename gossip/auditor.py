@@ -4,15 +4,15 @@ Only where contributions are weighed (:mod:`gossip.weighing`): elsewhere owners 
 member looks at one chunk that it has drawn; nobody can know before which. Whoever has merged
 something else is expelled by it, and by all others, who are told where to look
 (:class:`~protocols.messages.Accusation`) and judge for themselves. Who shows nothing proves nothing
-by that, it may have restarted: this member gives it no parts for some rounds. No round waits for
-any of this.
+by that, it may have restarted, or its link is dark: this member gives it no parts for some rounds,
+once it was told so, or was not answered some times in a row. No round waits for any of this.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,7 @@ SHARE = 1 / 16  # of what came in a round may come again as evidence
 KEPT = 2  # rounds of which this node can show something, and judge
 STILL_S, WHOLE_S = 30.0, 300.0  # so long evidence may stand still, or take
 PATIENT = 3  # times that an owner may say that it is not there yet, each after some seconds
+UNANSWERED = 3  # questions in a row, which may be the link alone: no answer is one as well
 SUSPENDED = 16  # rounds in which who has shown nothing merges nothing, if there are others
 _DRAW = b"atoll audit\x00"
 
@@ -72,6 +73,7 @@ class Auditor:
     bench: Bench
     _rounds: OrderedDict[int, _Weighed] = field(default_factory=OrderedDict)
     _suspended: dict[PeerId, int] = field(default_factory=dict)  # up to which round
+    _unanswered: Counter[PeerId] = field(default_factory=Counter)  # questions in a row
     _liars: set[PeerId] = field(default_factory=set)
 
     def ended(self, certificate: Certificate, exchange: Exchange) -> None:
@@ -168,9 +170,14 @@ class Auditor:
         try:
             why = await self._judged_in_time(found, case, owner)
         except (TransportError, RemoteProtocolError) as error:
-            self._suspended[owner] = case.outcome.round + SUSPENDED
-            self.bench.unproven(owner, error)
+            said = isinstance(error, RemoteRefused | RemoteProtocolError)
+            self._unanswered[owner] += 1
+            if said or self._unanswered[owner] == UNANSWERED:
+                self._suspended[owner] = case.outcome.round + SUSPENDED
+                self.bench.unproven(owner, error)
+                del self._unanswered[owner]
             return
+        del self._unanswered[owner]
         if why:
             self._convict(owner, why)
             self._accuse(found, case)

@@ -168,7 +168,7 @@ class Opening:
             shown = [keys for peer, keys in self._shown.items() if peer not in gone]
             at_hand = frozenset[PartKey]().union(*shown) - self.lost
             held = usable(remains.held, plan, self.agreement.held, at_hand)
-            here = [a for a in self.company.members(now) if a.peer in remains.roster]
+            here = self._owners(remains.roster, now)
             owners = {announce.peer for announce in owners_among(here, self.rules, self.unreliable)}
             live = [peer for peer in remains.roster if peer not in gone]
             live = [peer for peer in live if peer in owners] or live
@@ -193,7 +193,7 @@ class Opening:
             )
         if not ready:
             return None
-        members = [a for a in self.company.members(now) if a.peer in remains.roster]
+        members = self._owners(remains.roster, now)
         return fresh_plan(
             self.identity,
             self.place,
@@ -208,6 +208,11 @@ class Opening:
             patience_s=measured,
             unreliable=self.unreliable,
         )
+
+    def _owners(self, roster: Sequence[PeerId], now: float) -> list[Announce]:
+        """Who can merge something: not who abstains, since it goes by no plan."""
+        here = [one for one in self.company.members(now) if one.peer in roster]
+        return [one for one in here if self.company.takes_part(one.peer)] or here
 
     def bounded(self, plan: Plan, now: float) -> Plan:
         """Somebody's plan, with no longer waits than I find reasonable myself."""

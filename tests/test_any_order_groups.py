@@ -24,7 +24,8 @@ pytestmark = [
 ]
 
 FOUND_IN_GROUPS = (6,)  # most restarted in a round that others had yet to come to
-FOUND_BY_RULE = (5001,)  # owners were asked for a draft whose slices they had no more
+# owners were asked for a draft whose slices they had no more; parts were given to who abstains
+FOUND_BY_RULE = (5001,)
 # At the timings of then: four of twelve in a later epoch, which the others found out one by one
 # (test_round_epochs.py has it at any timing).
 FOUND_BY_LINKS = (4004,)

@@ -402,6 +402,23 @@ def test_whom_a_new_leader_doubts_owns_nothing_in_its_plan_though_it_is_not_cert
     assert {c.peer for c in plan.contributors if not c.active} == {dark}
 
 
+def test_who_has_restarted_and_abstains_owns_nothing_in_a_plan() -> None:
+    """It would go by none, and its part be waited for in vain, plan after plan."""
+    world = World(4, seed=1)
+    leader, others = under_way(world)
+    current, now = others[0].round, world.now
+    assert current is not None
+    peer = leader.identity.peer_id
+    said = others[0].membership.announcement(peer)
+    assert said is not None
+    others[0].membership.on_announce(replace(said, status="joining"), b"", 10_000, now)
+    remains = Remains((0, 1), current.roster, None, {}, frozenset(current.roster) - {peer})
+    plan = current.opening.compose(remains, now, 1.0)
+    assert plan is not None
+    assert peer not in {part.owner for part in plan.parts}
+    assert peer in plan.roster
+
+
 def test_a_candidate_with_promises_and_no_plan_is_at_fault() -> None:
     world = World(4, seed=1)
     leader, others = under_way(world)
