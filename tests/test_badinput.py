@@ -44,6 +44,7 @@ def test_an_address_that_is_none(refused, address, said, tmp_path):
     assert not (tmp_path / "state").exists()  # nothing was begun
 
 
+@pytest.mark.usefixtures("quick_resolver")
 def test_a_name_that_does_not_resolve(refused):
     text, events = refused("E101", *START, "--peers", "no-such-host.invalid:4390")
     assert "cannot reach no-such-host.invalid:4390" in text
