@@ -35,8 +35,7 @@ from gossip.commitments import (
     way,
     way_length,
 )
-from gossip.merging import encode_within
-from gossip.slicing import shares
+from gossip.slicing import encode_within, shares
 from gossip.weighing import inner_products, triangle
 from protocols.codecs import Chunk, RangeCodec
 from protocols.errors import BadSignature, Malformed, NonFinite

@@ -26,7 +26,7 @@ from gossip.certificate import outcome_hash
 from gossip.exchange import Exchange
 from gossip.ledger import NOT_KEPT
 from gossip.mixing import Mix
-from protocols.bodies import BufferFeed
+from protocols.bodies import BufferFeed, read_into
 from protocols.errors import Malformed, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.messages import Accusation, Certificate, EvidenceRequest, Gram
@@ -207,7 +207,7 @@ class Auditor:
         return why
 
     async def _pull(self, source: PeerId, request: EvidenceRequest, size: int) -> bytes:
-        data = bytearray()
+        data = bytearray(size)
         try:
             async with (
                 asyncio.timeout(WHOLE_S),
@@ -215,8 +215,7 @@ class Auditor:
                     source, "evidence", request.encode(), max_length=size, timeout=STILL_S
                 ) as incoming,
             ):
-                async for buffer in incoming:
-                    data += buffer
+                await read_into(incoming, data)
         except TimeoutError:
             raise RemoteRefused("slow", f"no evidence within {WHOLE_S:.0f} s") from None
         return bytes(data)

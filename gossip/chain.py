@@ -278,8 +278,7 @@ class Chain(Reports, OwnStatus):
                 case CatchUp(peers):
                     self.following.begin(peers)
                 case Accuse(peer, error):
-                    self.hooks.rejected(peer, error)
-                    self.hooks.peer(peer, "expelled", str(error))
+                    self.accuse(peer, error)
 
     def _answered(self, of: Round, peer: PeerId, answer: Promise | Certificate) -> None:
         if of is self.round:

@@ -96,6 +96,7 @@ class WeighedMerge(KeptMerge):
         self._leaves: dict[PeerId, list[Node]] = {peer: [] for peer in self._order}
         self._seals: dict[PeerId, bytes] = {}
         self._products: list[tuple[list[PeerId], torch.Tensor]] = []  # float64 [K, K] of each chunk
+        self._tree: list[Node] = []  # of those who came whole, once all are in
         self._dealt: Mapping[PeerId, float] | None = None
 
     @property
@@ -110,19 +111,16 @@ class WeighedMerge(KeptMerge):
     @property
     def seals(self) -> dict[PeerId, bytes]:
         """Of those whose slices came whole, in order; of mine the root alone."""
-        if self._source is not None:
-            self._seals[self._me] = root(self._leaves[self._me]).hash
         return {peer: self._seals[peer] for peer in self._order if peer in self._seals}
 
     @property
     def products(self) -> Node:
         """The inner products of those slices: the lower triangle of float64 [K, K]."""
-        return root(self._by_chunk())
+        return root(self._tree)
 
     def shown(self) -> Shown:
         """What is to be kept of it when it is merged."""
-        leaves = {peer: self._leaves[peer] for peer in self.seals}
-        return Shown(self._kept, leaves, self._by_chunk())
+        return Shown(self._kept, {peer: self._leaves[peer] for peer in self.seals}, self._tree)
 
     def deal(self, coefficients: Mapping[PeerId, float]) -> None:
         """Merge: the sum of these, who are all present, each times its coefficient."""
@@ -170,6 +168,9 @@ class WeighedMerge(KeptMerge):
                 return
             self._multiply(len(self._products))
             if len(self._products) == len(self.chunks):
+                if self._source is not None:
+                    self._seals[self._me] = root(self._leaves[self._me]).hash
+                self._tree = self._by_chunk()
                 self._judged()
                 return
         self._busy = True

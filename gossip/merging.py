@@ -25,8 +25,16 @@ from blake3 import blake3
 
 from gossip.bodies import as_bytes
 from gossip.buffers import Whole
-from gossip.slicing import FINITE, KeepsLost, Source, largest, squared_norm, within
-from protocols.codecs import CHUNK, Chunk, RangeCodec
+from gossip.slicing import (
+    FINITE,
+    KeepsLost,
+    Source,
+    encode_within,
+    largest,
+    squared_norm,
+    within,
+)
+from protocols.codecs import CHUNK, RangeCodec
 from protocols.errors import Malformed, NonFinite, RemoteRefused
 from protocols.identity import PeerId
 from protocols.transport import Buffer
@@ -387,15 +395,6 @@ class MergedFeed:
             found = self._merge.trailer
         self.given += len(found)
         return found or None
-
-
-def encode_within(codec: RangeCodec, chunk: Chunk, values: torch.Tensor, out: torch.Tensor) -> None:
-    """Encode sums, fp32 [n]; those beyond what the codec carries are brought to its bound."""
-    try:
-        codec.encode_chunk(chunk, values, out)
-    except ValueError:  # what a decoder takes is a little more than what an encoder does
-        bound = largest(codec)
-        codec.encode_chunk(chunk, values.clamp_(-bound, bound), out)
 
 
 def _nothing() -> None:

@@ -56,9 +56,12 @@ class Reports(Wired, CarriesOut):
 
     def caught(self, peer: PeerId, why: str) -> None:
         self.round.membership.expel(peer)
-        why = f"it merged a part with {why}: expelled"
-        self.hooks.rejected(peer, Contradiction(why))
-        self.hooks.peer(peer, "expelled", why)
+        self.accuse(peer, Contradiction(f"it merged a part with {why}: expelled"))
+
+    def accuse(self, peer: PeerId, error: Contradiction) -> None:
+        """Tell the operator of a member that lies, and is expelled."""
+        self.hooks.rejected(peer, error)
+        self.hooks.peer(peer, "expelled", str(error))
 
     def unproven(self, peer: PeerId, error: Exception) -> None:
         self.hooks.peer(peer, "fault", f"it does not show what it has merged: {error}")

@@ -90,6 +90,15 @@ def largest(codec: RangeCodec) -> float:
     raise ValueError(f"{codec.name} carries less than {BOUNDS[-1]}")
 
 
+def encode_within(codec: RangeCodec, chunk: Chunk, values: torch.Tensor, out: torch.Tensor) -> None:
+    """Encode sums, fp32 [n]; those beyond what the codec carries are brought to its bound."""
+    try:
+        codec.encode_chunk(chunk, values, out)
+    except ValueError:  # what a decoder takes is a little more than what an encoder does
+        bound = largest(codec)
+        codec.encode_chunk(chunk, values.clamp_(-bound, bound), out)
+
+
 def squared_norm(values: torch.Tensor) -> float:
     """The sum of squares of finite fp32 [n], whatever their magnitude."""
     square = torch.dot(values, values).item()

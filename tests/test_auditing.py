@@ -127,6 +127,7 @@ def test_products_of_something_else_are_found() -> None:
     owner = brought()
     peers, products = owner.merge._products[1]
     owner.merge._products[1] = (peers, 2 * products)
+    owner.merge._tree = owner.merge._by_chunk()
     assert "not those of its slices" in verdict(merged_by(owner), owner)
 
 

@@ -111,8 +111,12 @@ def test_a_token_folder_here_or_at_a_url(tmp_path, bpe, remote, monkeypatch):
         run = supply.manifest
         assert (run.data.tokenizer == "bytes") != bpe
         tokens = open_tokens(place, run.model.vocab_size, tmp_path / "cache", 10**9)
-        inputs, _ = TrainingData.of(run, tokens).batch(0, 0, 1, 0)
+        data = TrainingData.of(run, tokens)
+        inputs, _ = data.batch(0, 0, 1, 0)
         assert inputs.shape == (8, 64)
+        assert (data.ahead is not None) == remote
+        if data.ahead is not None:  # else it would go on asking when the server is gone
+            assert data.ahead.wait(60.0)
         assert tokens_for(run, supply.shard, supply.tokenizer, place, QUIET) == place
         other = run.model_copy(update={"data": run.data.model_copy(update={"tokenizer": "0" * 64})})
         with pytest.raises(OperatorError, match="another tokenizer"):

@@ -66,7 +66,7 @@ class Work:
     """Which chunks are wanted, under way, and in place."""
 
     def __init__(
-        self, state: StateBytes, digest: bytes, progress: Progress | None, me: PeerId
+        self, state: StateBytes, digest: bytes, me: PeerId, progress: Progress | None = None
     ) -> None:
         self.state = state
         self.digest = digest

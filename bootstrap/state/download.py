@@ -5,7 +5,7 @@ digest; from then on a wrong chunk is told from a right one. Sources take chunks
 so that each contributes what its link carries. When the queue is empty, whoever is free also
 asks for a chunk that another source has been at for longest, or several, each for a while: slow
 ones do not hold up the end. A source that sends wrong bytes is dropped at once, one whose link
-fails is after a few failures.
+fails is after a few failures. Others who download the same are sources as well, of what they have.
 """
 
 from __future__ import annotations
@@ -50,17 +50,25 @@ STREAMS = 2  # per source, so that its link is not idle while a request travels
 MAX_FAILURES = 3  # of a source's link; wrong bytes end it at once
 
 
+Introduce = Callable[[PeerId], Awaitable[object]]
+"""Greets a peer, which gives nothing to strangers."""
+
+
 class NoSourceError(TransportError):
     """No peer is left that would deliver the state."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """How a copy is asked for: its offer, and the name and header of a chunk's pull."""
+    """How a copy is asked for: its offer, and the name and header of a chunk's pull.
+
+    ``in_place`` asks one who downloads it too what it has (:meth:`Work.in_place`).
+    """
 
     offer: Callable[[PeerId], Awaitable[Offer]]
     pull: str
     header: Callable[[int], bytes]
+    in_place: Callable[[PeerId], Awaitable[bytes]] | None = None
 
 
 @dataclass
@@ -94,8 +102,7 @@ async def download_state(
     others who download the same.
     """
     request = StateRequest(run, round_, fragment)
-
-    work = Work(StateBytes(vectors), expected_digest, progress, transport.peer_id)
+    work = Work(StateBytes(vectors), expected_digest, transport.peer_id, progress)
 
     async def offer(peer: PeerId) -> StateOffer:
         found = await ask(transport, peer, "state", request, StateOffer, timeout=offer_timeout)
@@ -114,16 +121,16 @@ async def download_state(
         return found.chunks
 
     with fellows.sharing.open(fragment, round_, work) if fellows else nullcontext():
-        return await _download(
+        return await download(
             transport,
             peers,
-            Words(offer, "chunk", header),
+            Words(offer, "chunk", header, in_place),
             work,
             what=f"the state of round {round_}",
             offload=offload,
             stall_timeout=stall_timeout,
             max_sources=max_sources,
-            from_fellows=_FromFellows(fellows.introduce, in_place) if fellows else None,
+            introduce=fellows.introduce if fellows else None,
         )
 
 
@@ -131,50 +138,25 @@ async def download(
     transport: Transport,
     peers: Sequence[PeerId],
     words: Words,
-    expected_digest: bytes,
-    vectors: Sequence[torch.Tensor],
-    *,
-    what: str,
-    progress: Progress | None = None,
-    offload: Offload = asyncio.to_thread,
-    stall_timeout: float = STALL_S,
-    max_sources: int = MAX_SOURCES,
-) -> Download:
-    """Fill ``vectors``, float32 each, with the copy of that digest; ``what`` it is, for errors.
-
-    As :func:`download_state`.
-    """
-    return await _download(
-        transport,
-        peers,
-        words,
-        Work(StateBytes(vectors), expected_digest, progress, transport.peer_id),
-        what=what,
-        offload=offload,
-        stall_timeout=stall_timeout,
-        max_sources=max_sources,
-    )
-
-
-async def _download(
-    transport: Transport,
-    peers: Sequence[PeerId],
-    words: Words,
     work: Work,
     *,
     what: str,
-    offload: Offload,
-    stall_timeout: float,
-    max_sources: int,
-    from_fellows: _FromFellows | None = None,
+    offload: Offload = asyncio.to_thread,
+    stall_timeout: float = STALL_S,
+    max_sources: int = MAX_SOURCES,
+    introduce: Introduce | None = None,
 ) -> Download:
+    """Do all of ``work``, which is to get a copy; ``what`` it is, for errors.
+
+    With ``introduce`` also from those who download the same. Otherwise as :func:`download_state`.
+    """
     fetch = _Fetch(transport, words, work, offload, stall_timeout)
     slots = asyncio.Semaphore(max_sources)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fetch.serve(peer, slots)) for peer in dict.fromkeys(peers)]
-        helping = group.create_task(fetch.share(from_fellows, peers)) if from_fellows else None
+        helping = [group.create_task(fetch.share(introduce, peers))] if introduce else []
         await work.ended(tasks)
-        for task in (*tasks, *([helping] if helping else ())):
+        for task in (*tasks, *helping):
             task.cancel()
     if not work.complete:
         reasons = [f"{peer}: {one.dropped}" for peer, one in work.sources.items()]
@@ -190,14 +172,8 @@ class Fellows:
     """
 
     sharing: Sharing
-    introduce: Callable[[PeerId], Awaitable[object]]
+    introduce: Introduce
     mention: Callable[[PeerId, PeerId], object] = lambda peer, by: None
-
-
-@dataclass(frozen=True)
-class _FromFellows:
-    introduce: Callable[[PeerId], Awaitable[object]]
-    in_place: Callable[[PeerId], Awaitable[bytes]]
 
 
 @dataclass
@@ -223,24 +199,25 @@ class _Fetch:
                 for _ in range(STREAMS):
                     streams.create_task(self._stream(peer, source))
 
-    async def share(self, how: _FromFellows, sources: Sequence[PeerId]) -> None:
+    async def share(self, introduce: Introduce, sources: Sequence[PeerId]) -> None:
         """Use those who download the same as well, as they come to be known; until cancelled."""
         asked = set(sources)
         async with asyncio.TaskGroup() as group:
             while True:
                 for peer in self.work.fellows.keys() - asked:
                     asked.add(peer)
-                    group.create_task(self._from_fellow(peer, how))
+                    group.create_task(self._from_fellow(peer, introduce))
                 await self.work.changed(POLL_S)
 
-    async def _from_fellow(self, peer: PeerId, how: _FromFellows) -> None:
+    async def _from_fellow(self, peer: PeerId, introduce: Introduce) -> None:
         source, refused = Served(), 0
+        assert self.words.in_place is not None
         try:
-            await how.introduce(peer)
+            await introduce(peer)
             while not source.dropped:
                 if self.work.chunk:
                     try:
-                        self.work.has(peer, await how.in_place(peer))
+                        self.work.has(peer, await self.words.in_place(peer))
                     except RemoteRefused:  # it may not have begun yet
                         refused += 1
                         if refused == MAX_FAILURES:
@@ -266,7 +243,8 @@ class _Fetch:
             if index is None:
                 return
             try:
-                await self._pull(peer, source, index, buffer, "shared" if fellow else "")
+                name = "shared" if fellow else self.words.pull
+                await self._pull(peer, source, index, buffer, name)
             except (TransportError, RemoteProtocolError) as error:
                 _blame(peer, source, error, fatal=source.failures + 1 >= MAX_FAILURES)
                 if fellow:
@@ -281,7 +259,7 @@ class _Fetch:
         data = buffer[: min(work.chunk, work.state.length - start)]
         async with self.transport.pull(
             peer,
-            name or self.words.pull,
+            name,
             self.words.header(index),
             max_length=len(data),
             timeout=self.stall_timeout,

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootstrap.state.chunks import check_offer
+from bootstrap.state.chunks import Work, check_offer
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
+from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteRefused, Stale
@@ -176,8 +177,7 @@ async def download_moments(
         transport,
         [peer],
         Words(known, "moment", header),
-        offer.digest,
-        vectors,
+        Work(StateBytes(vectors), offer.digest, transport.peer_id),
         what="the moments",
         offload=offload,
     )
