@@ -103,6 +103,7 @@ DECISIVE = (
     "Muon inside, H 150, int2",
 )
 STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}
+LONG = {"rounds": 2 * ROUNDS}
 # what the keys beside the table come from: K, what differs
 SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "straggler, waited for": (
@@ -116,6 +117,12 @@ SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "8 islands, 2 attack, open trust": (8, DILOCO | {"attackers": 2, "rule": "open"}),
     "8 islands, 2 attack, mean": (8, DILOCO | {"attackers": 2, "rule": "mean"}),
     "8 islands, 30 % replaced": (8, DILOCO | {"churn": 0.3}),
+    # what liars do not contribute is data, of which a longer run has more
+    "8 islands, twice as long": (8, DILOCO | LONG),
+    "8 islands, 2 attack, open trust, twice as long": (
+        8,
+        DILOCO | LONG | {"attackers": 2, "rule": "open"},
+    ),
 }
 
 BASE = "data parallel, fp32"

@@ -22,6 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
+from protocols import same_machine
 from protocols import tls as tls_links
 from protocols.address_book import AddressBook
 from protocols.addresses import parse_address
@@ -133,7 +134,8 @@ class HttpTransport:
             listener = await open_listener(self._listen)
             host, port = listener.getsockname()[:2]
             self._listening = host, port
-            self._server.start(listener)
+            near = same_machine.listener(port, self.peer_id)
+            self._server.start([listener] if near is None else [listener, near])
         self._reactor.start()
         self._client = HttpClient(
             self.peer_id,

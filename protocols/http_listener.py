@@ -15,7 +15,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -29,6 +29,7 @@ from protocols.lane_wire import MARK
 from protocols.limits import IPV6_PREFIX, Limits
 from protocols.relay_wire import MARK as CALL_MARK
 from protocols.relay_wire import introduced
+from protocols.same_machine import is_near
 from protocols.seen import MARK as SEEN_MARK
 from protocols.seen import tell
 from protocols.sockets import prefer_small_queue
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LINE = 512  # of a request line and of a header field; ours are below 200
 _MAX_FIELDS = 24
+_THIS_MACHINE = "this machine"  # what connections past TCP are counted by
 _LINGER = 2.0  # seconds; so that a refusal reaches a peer that is still sending
 _REFUSED_REASONS = frozenset(
     {
@@ -118,13 +120,17 @@ class Listener:
         for link in list(self.links):
             link.abort()
 
-    async def run(self, listener: socket.socket, server: web.Server) -> None:
-        """Accept until cancelled; then close the socket and every connection."""
-        with listener:
+    async def run(self, listeners: Sequence[socket.socket], server: web.Server) -> None:
+        """Accept until cancelled; then close the sockets and every connection."""
+        with contextlib.ExitStack() as open_sockets:
+            for listener in listeners:
+                open_sockets.enter_context(listener)
             async with asyncio.TaskGroup() as group:
                 self._group, self._server = group, server
                 try:
-                    await self._accept(listener, group, server)
+                    for listener in listeners:
+                        group.create_task(self._accept(listener, group, server))
+                    await asyncio.get_running_loop().create_future()  # until cancelled
                 finally:
                     self._group = None
 
@@ -139,7 +145,8 @@ class Listener:
                 logger.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            self._take(group, sock, source_of(address[0]), server)
+            source = _THIS_MACHINE if is_near(sock) else source_of(address[0])
+            self._take(group, sock, source, server)
             await asyncio.sleep(0)  # a flood of connections must not hold the loop
 
     def adopt(self, sock: socket.socket, caller: str) -> None:
@@ -167,14 +174,15 @@ class Listener:
             mark = await self._mark(sock)
             if mark == MARK:
                 await self._lanes.serve(sock, source)
+            elif not mark or is_near(sock):  # nothing but lanes comes past TCP
+                sock.close()
+                self._stats.garbage_connections += 1
             elif mark == CALL_MARK:
                 await self._bring(sock)
             elif mark == SEEN_MARK:
                 await tell(sock)
-            elif mark:
-                await self._serve_http(sock, server)
             else:
-                self._stats.garbage_connections += 1
+                await self._serve_http(sock, server)
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _REFUSED_REASONS:
                 self._stats.refused_handshakes += 1

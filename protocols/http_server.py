@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -74,10 +74,10 @@ class HttpServer:
 
     # --- connections --------------------------------------------------------------------------
 
-    def start(self, listener: socket.socket) -> None:
-        """Accept on a bound and listening socket, which from now on is ours to close."""
+    def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept on bound and listening sockets, which from now on are ours to close."""
         self._web = web.Server(self._handle, handler_cancellation=True)
-        self._accepting.spawn(self._listener.run(listener, self._web))
+        self._accepting.spawn(self._listener.run(listeners, self._web))
 
     def adopt(self, sock: socket.socket, caller: str) -> None:
         """Serve a connection that this node has dialled because ``caller`` called it."""

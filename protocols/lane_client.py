@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from protocols import tls
+from protocols import same_machine, tls
 from protocols.address_book import AddressBook
 from protocols.addresses import is_relayed
 from protocols.dialling import reach, unreached
@@ -210,6 +210,8 @@ class LaneClient:
             async with asyncio.timeout(self._limits.connect * (2 if relayed else 1)):
                 if relayed:
                     sock = await self._relays.connect(address, peer)
+                elif (near := same_machine.connection(address, peer)) is not None:
+                    sock = near
                 else:
                     began = asyncio.get_running_loop().time()
                     sock = await connected(address)

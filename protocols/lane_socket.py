@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import select
 import selectors
 import socket
 import ssl
@@ -17,13 +18,13 @@ from typing import NamedTuple
 
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.identity import PeerId
+from protocols.same_machine import is_near
 from protocols.tls import PeerSSLSocket, is_refusal, tls_reason
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 FRAMES = 8  # at one look: whoever sends a byte in each must not hold up the other lanes
 
-_CLOSE_WAIT, _CLOSED = 8, 7  # states of TCP, Linux's numbers
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
@@ -121,7 +122,9 @@ def host_of(sock: socket.socket) -> str:
 
 
 def same_machine(sock: socket.socket) -> bool:
-    """Whether both ends have one address: no link is between them."""
+    """Whether both ends are on one machine: no link is between them."""
+    if is_near(sock):
+        return True
     try:
         return bool(host_of(sock) == sock.getsockname()[0])
     except (OSError, IndexError):  # gone already, or no address at all
@@ -148,14 +151,13 @@ def _asked(sock: socket.socket, what: int) -> int:
 
 
 def other_end_left(sock: socket.socket) -> bool:
-    """Whether the other end has closed, as far as that shows without reading."""
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None:
+    """Whether the other end has closed, as far as that shows without reading (Linux)."""
+    event = getattr(select, "POLLRDHUP", None)
+    if event is None:
         return False
-    try:
-        return sock.getsockopt(socket.IPPROTO_TCP, option, 1)[0] in (_CLOSE_WAIT, _CLOSED)
-    except OSError:
-        return True
+    poller = select.poll()
+    poller.register(sock, event)
+    return bool(poller.poll(0))
 
 
 def throw_away_unsent(sock: socket.socket) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import socket
 
 from protocols.listening import listen_on
+from protocols.same_machine import is_near
 
 _UNSENT_BYTES = 256 * 1024  # of messages
 _UNSENT_LANE_BYTES = 1024 * 1024  # a quarter of it costs a quarter of the speed
@@ -29,6 +30,8 @@ def prepare_lane(sock: socket.socket) -> None:
     sock.setblocking(False)
     with contextlib.suppress(OSError):  # the connection may have ended already
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if is_near(sock):  # by default a sealed frame does not fit
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_LANE_BYTES)
     _small_queue(sock, _UNSENT_LANE_BYTES)
 
 
