@@ -16,8 +16,8 @@ import torch
 
 from gossip.bodies import Wiring
 from gossip.certificate import check_certificate
-from gossip.gathering import Gathering, NotKeptError, Paces
-from gossip.validity import PartKey, Place, Shape, check_outcome, key_of
+from gossip.gathering import Gathering, Held, NotKeptError, Paces
+from gossip.validity import Place, Shape, check_outcome
 from protocols.asking import ask
 from protocols.errors import Malformed, RemoteProtocolError, TransportError
 from protocols.identity import PeerId
@@ -33,7 +33,6 @@ CALL_TIMEOUT_S = 5.0
 AT_ONCE = 8  # certificates asked for in one call
 PROMPT_S = 1.0  # for an answer
 
-Held = Callable[[PartKey], tuple[PartResult, torch.Tensor] | None]
 Advance = Callable[[Certificate, dict[tuple[int, int], torch.Tensor]], Awaitable[None]]
 
 
@@ -53,7 +52,8 @@ class Replay:
     """Replays rounds that others have committed.
 
     ``place`` gives our place in the chain and the roster in office there; ``held`` parts that
-    are here already; ``advance`` applies a verified round, after which ``place`` is one further.
+    are here already, or on their way; ``advance`` applies a verified round, after which ``place``
+    is one further.
     """
 
     wiring: Wiring
@@ -72,7 +72,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         paces = Paces(self.announced, self.link)
-        self._gathering = Gathering(self.wiring, paces, self.rejected)
+        self._gathering = Gathering(self.wiring, paces, self.held, self.rejected)
 
     async def follow(self, sources: Sequence[PeerId], first: int) -> Ending | None:
         """Replay rounds from ``sources`` until one of them has no more.
@@ -190,13 +190,8 @@ class Replay:
         """All parts of a certified round; raises as :meth:`Gathering.gather` does."""
         me, outcome = self.wiring.identity.peer_id, certificate.outcome
         donors = [source, *(s.voter for s in certificate.votes if s.voter != source)]
-        parts: dict[tuple[int, int], torch.Tensor] = {}
         wanted: dict[PartResult, list[PeerId]] = {}
         for index, result in enumerate(result for result in outcome.parts if result.digest):
-            kept = self.held(key_of(result))
-            if kept is not None and kept[0].digest == result.digest:
-                parts[result.start, result.stop] = kept[1]
-                continue
             turn = index % len(donors)  # so that all are asked at once
             wanted[result] = [p for p in donors[turn:] + donors[:turn] if p != me]
-        return parts | await self._gathering.gather(wanted, outcome.parts[-1].stop)
+        return await self._gathering.gather(wanted, outcome.parts[-1].stop)

@@ -41,7 +41,7 @@ from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import seen_from
 from gossip.timing import Timing
-from gossip.validity import PartKey, Place
+from gossip.validity import Place
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Announce, Certificate, PartResult, Passed, Plan, Promise
@@ -369,8 +369,8 @@ class Chain(Reports, OwnStatus):
         )
         self.signed_plan = None  # one of a fork's other side would have the same number
 
-    def _held(self, key: PartKey) -> tuple[PartResult, torch.Tensor] | None:
-        return self.exchange.parts.get(key)
+    async def _held(self, result: PartResult) -> torch.Tensor | None:
+        return await self.exchange.inbox.part(result)
 
     # --- news of others --------------------------------------------------------------------------
 

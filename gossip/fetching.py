@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +42,7 @@ class Fetching:
     planned: Planned
     whole: Whole
     hold: Callable[[PartResult, torch.Tensor], None]
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # who waits is woken by each part
     _tasks: dict[PartKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def want(self, result: PartResult, plan: Plan) -> None:
@@ -75,7 +77,7 @@ class Fetching:
 
     async def _fetch(self, result: PartResult, plan: Plan) -> None:
         """Pull a part from its owner or from any other member, each where the last one ended."""
-        here = await self._while_it_comes(key_of(result), plan)
+        here = await self._left_over(key_of(result), plan)
         if self._has(result):
             return
         pieced = Pieced(self.transfers.wiring, result, self.whole, here)
@@ -110,28 +112,34 @@ class Fetching:
         if not self._has(result):
             self.listener.lost(result)
 
-    async def _while_it_comes(self, key: PartKey, plan: Plan) -> Inflow | None:
+    async def while_it_comes(self, key: PartKey, plan: Plan) -> None:
         """Wait as long as a part is on its way here already and moves: nobody sends it twice.
 
         As long as its connection stands it may stand still for the plan's patience, but is to end
-        at its pace about when the plan expects all to. Returns what has come by then, to go on
-        with.
+        at its pace about when the plan expects all to.
         """
         route, now = self.planned.get(key), self.transfers.wiring.now
         inflow = route.inflow if route is not None else None
         if route is None or inflow is None:
-            return None
+            return
         pace = Pace(now(), plan.patience_s)
         too_slow = self._judge(inflow, plan, pace)
-        while route.inflow is inflow:
+        while route.inflow is inflow and not self.transfers.closed:
             slow = too_slow()
             still = plan.patience_s if inflow.open else plan.patience_s / 4
             if slow or now() >= pace.since + still:
-                break
-            await asyncio.sleep(plan.patience_s / 8)
-        if route.inflow is not inflow or route.passed_on is not None:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(plan.patience_s / 8):
+                    await self.news.wait()
+
+    async def _left_over(self, key: PartKey, plan: Plan) -> Inflow | None:
+        """What has come of a part that comes no further, to go on with."""
+        await self.while_it_comes(key, plan)
+        route = self.planned.get(key)
+        if route is None or route.passed_on is not None:
             return None  # that one goes on to a group
-        route.inflow = None
+        inflow, route.inflow = route.inflow, None
         return inflow
 
     def _judge(self, inflow: Inflow, plan: Plan, pace: Pace | None = None) -> Callable[[], bool]:

@@ -10,8 +10,9 @@ import torch
 
 from gossip.approach import Approach
 from gossip.bodies import Wiring
-from gossip.catchup import Ending, Held, Replay
+from gossip.catchup import Ending, Replay
 from gossip.certificate import heavier
+from gossip.gathering import Held
 from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
 from protocols.errors import RemoteProtocolError, TransportError

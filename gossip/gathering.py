@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -30,6 +30,10 @@ LOOK_S = 0.5  # so often it is looked at what a donor gives
 JUDGED_S = 2.0  # by what came in so long, and not before; what is here sooner is waited for
 FAR = 4.0  # another one has to be quicker by so much
 STALL_S = 5.0  # without a byte, or less than the transport's least rate: the donor has failed
+
+
+# The bytes of a part that is here, or comes: waited for. None: it has to be fetched.
+Held = Callable[[PartResult], Awaitable[torch.Tensor | None]]
 
 
 class NotKeptError(TransportError):
@@ -124,10 +128,14 @@ class _Moving:
 
 @dataclass
 class Gathering:
-    """Pulls parts from several donors at once; ``rejected`` is told of wrong bytes."""
+    """Pulls parts from several donors at once, but those that are ``held``.
+
+    ``rejected`` is told of wrong bytes.
+    """
 
     wiring: Wiring
     paces: Paces
+    held: Held
     rejected: Callable[[PeerId, RemoteProtocolError], None]
 
     async def gather(
@@ -143,7 +151,10 @@ class Gathering:
         found: dict[tuple[int, int], torch.Tensor] = {}
 
         async def get(result: PartResult, donors: Sequence[PeerId]) -> None:
-            found[result.start, result.stop] = await self._get(result, donors, whole)
+            data = await self.held(result)
+            if data is None:
+                data = await self._get(result, donors, whole)
+            found[result.start, result.stop] = data
 
         await every(get(result, donors) for result, donors in wanted.items())
         return found

@@ -194,7 +194,20 @@ class Inbox:
         self.parts[key] = (result, data)
         if (route := self.planned.get(key)) is not None:
             route.inflow = None
+        self.fetching.news.set()
+        self.fetching.news.clear()
         self.listener.held(result)
+
+    async def part(self, result: PartResult) -> torch.Tensor | None:
+        """The bytes of a certified part, waited for while it is on its way here and moves.
+
+        None where it is not, or is another one.
+        """
+        key = key_of(result)
+        if self.plan is not None and result.round == self.place.round:
+            await self.fetching.while_it_comes(key, self.plan)
+        here = self.parts.get(key)
+        return here[1] if here is not None and here[0].digest == result.digest else None
 
     # --- what is wanted no more --------------------------------------------------------------
 

@@ -25,8 +25,9 @@ SOON = 10.0  # seconds; nothing here should take that long
 class HttpNet:
     """Real transports on loopback; every one knows where the earlier ones live."""
 
-    def __init__(self, *, tls: bool) -> None:
+    def __init__(self, *, tls: bool, host: str = "127.0.0.1") -> None:
         self.tls = tls
+        self.host = host  # by which members are dialled: a name is always dialled by TCP
         self.stack = AsyncExitStack()
         self.members: list[HttpTransport] = []
 
@@ -42,8 +43,7 @@ class HttpNet:
         return transport
 
     def address(self, transport: Any) -> str:
-        host, port = transport.listening
-        return f"{host}:{port}"
+        return f"{self.host}:{transport.listening[1]}"
 
     async def aclose(self) -> None:
         await self.stack.aclose()
@@ -72,6 +72,8 @@ Net = HttpNet | MemoryNet
 NETWORKS: dict[str, Callable[[], Net]] = {
     "tls": lambda: HttpNet(tls=True),
     "plain": lambda: HttpNet(tls=False),
+    "tls by tcp": lambda: HttpNet(tls=True, host="localhost"),
+    "plain by tcp": lambda: HttpNet(tls=False, host="localhost"),
     "memory": MemoryNet,
 }
 

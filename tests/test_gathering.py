@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,6 +46,9 @@ class Scene:
         self.given[sender] += len(data)
         return bytes(len(data)) if sender in self.spoilt and len(data) > 1000 else data
 
+    async def nothing_held(self, result: PartResult) -> None:
+        """The newcomer was not in that round."""
+
     async def gather(self, announced: float = FAST, link: float = 0.0) -> float:
         """Get all parts, of which donors announce so much; returns the virtual seconds."""
         rates = self.rates
@@ -56,6 +61,7 @@ class Scene:
         gathering = Gathering(
             self.newcomer.wiring,
             Heard(lambda peer: announced, lambda: link),
+            self.nothing_held,
             lambda peer, error: self.rejected.append(peer),
         )
         names = [donor.me for donor in self.donors]
@@ -183,3 +189,32 @@ def test_paces_know_who_would_be_far_quicker() -> None:
     assert paces.order([a, c, b]) == [a, c, b]
     assert paces.better(1.0, [a]) == a
     assert paces.better(1e5, [b]) is None
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_is_on_its_way_is_waited_for_as_long_as_it_moves(broken: bool) -> None:
+    """The others have certified the round while the last part comes in by a slow link."""
+
+    async def scene() -> None:
+        async with world(SHAPE, upload=FAST) as here:
+            slow, *others = here.peers
+            node = here.network.node(slow.me)
+            assert node is not None
+            node.download = FAST / 4
+            here.work(dataclasses.replace(here.plan, patience_s=4.0, expected_s=12.0))
+            await until(lambda: here.whole(slow))
+            missing = [
+                (result, data)
+                for key, (result, data) in others[0].exchange.parts.items()
+                if key not in slow.exchange.parts and result.owner != slow.me
+            ]
+            assert missing
+            if broken:
+                for result, _ in missing:
+                    here.network.kill(result.owner)
+            came = await asyncio.gather(*(slow.exchange.inbox.part(one) for one, _ in missing))
+            assert broken == any(found is None for found in came)  # that one is to be fetched
+            for (_, data), found in zip(missing, came, strict=True):
+                assert found is None or torch.equal(found, data)
+
+    run(scene)

@@ -31,7 +31,7 @@ class Counted(BufferDrain):
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection that is not one machine talking to itself over TCP."""
+    """Two ends of a connection."""
     near, far = socket.socketpair()
     near.setblocking(False)
     with near, far:
@@ -55,6 +55,7 @@ async def test_packets_of_a_slow_link_gather_before_they_are_read(
     reactor.start()
     try:
         lane = Lane(reactor, near, "somebody", lambda: None)
+        lane.local = False  # as if a link were between them
         receiving = Receiving(
             drain, len(body), stall=10.0, min_rate=0.0, last=True, done=ended.append
         )
