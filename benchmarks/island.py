@@ -14,8 +14,10 @@ where the median is that of the steps that no sync interrupts.
 Daemons and trainers share the machine's cores here. What they do not owe to each other is told in
 processor time: `trainer_cpu_ratio` is that of a step of the tuned bare loop over that of an
 island's trainer with all that it does for the rounds, and `daemon_core_share` what a daemon takes
-of one core. With as many islands as cores no trainer can be faster than 1 less that share. Needs
-Linux, root, `ip`, `tc`, and the `bench` extra.
+of one core. With as many islands as cores no trainer can be faster than 1 less that share. So both
+are measured once more for an island whose trainer has a core of its own, as where a GPU computes
+or a core is free: the other trainer and both daemons share the other core (`…_own_core`), at 50
+Mbit with two bits an element as well. Needs Linux, root, `ip`, `tc`, and the `bench` extra.
 """
 
 from __future__ import annotations
@@ -56,16 +58,26 @@ class Scale:
     turns: int
 
 
-FULL, QUICK = Scale(45, 5), Scale(25, 3)
+FULL, QUICK = Scale(45, 5), Scale(12, 3)
 
 
 class Islands:
     """Two ``node start`` processes that train one model."""
 
-    def __init__(self, root: Path, net: Network | None, seconds: float) -> None:
+    def __init__(
+        self,
+        root: Path,
+        net: Network | None,
+        seconds: float,
+        *,
+        apart: bool = False,
+        codec: str = "int4",
+    ) -> None:
         self.root, self.net, self.seconds = root, net, seconds
+        self.apart = apart  # the first trainer has a core of its own
         self.run = root / "run.toml"
-        self.run.write_text(to_toml(MANIFEST))
+        rounds = MANIFEST.rounds.model_copy(update={"codec": codec})
+        self.run.write_text(to_toml(MANIFEST.model_copy(update={"rounds": rounds})))
 
     def measure(self) -> list[Fact]:
         """Train with both for so long; what each did after the first rounds."""
@@ -74,6 +86,11 @@ class Islands:
         second = self._start(1, ["--peers", peer])
         self._together()
         trainers = [_trainer(process.pid) for process in (first, second)]
+        if self.apart:
+            _pin(trainers[0], 0)
+            for pid in (first.pid, second.pid, trainers[1]):
+                _pin(pid, 1)
+            self._wait(lambda: len(self._both()) > 2 * WARM_ROUNDS)
         watched = [first.pid, second.pid, *trainers]
         before, rounds = [_cpu(pid) for pid in watched], len(self._both())
         began, since = [len(self._events(rank, "step")) for rank in (0, 1)], time.monotonic()
@@ -136,7 +153,7 @@ class Islands:
 
     def _fact(self, rank: int) -> Fact:
         """From the end of the warm rounds to the end of the last round of both."""
-        since = self._both()[WARM_ROUNDS]["time"]
+        since = self._both()[2 * WARM_ROUNDS if self.apart else WARM_ROUNDS]["time"]
         until = self._both()[-1]["time"]
         rounds = [e for e in self._events(rank, "round") if since < e["time"] <= until]
         steps = [e for e in self._events(rank, "step") if since < e["time"] <= until]
@@ -152,12 +169,16 @@ class Islands:
         }
 
 
-def bare(text: Path, seconds: float, *, tuned: bool = False) -> list[Fact]:
-    """Two bare loops at once; ``tuned``: with the environment of a rank."""
+def bare(text: Path, seconds: float, *, tuned: bool = False, apart: bool = False) -> list[Fact]:
+    """Two bare loops at once; ``tuned``: with the environment of a rank, ``apart``: pinned."""
     words = [sys.executable, "-m", "benchmarks.systems.bare", str(seconds), str(text)]
     env = rank_environment(1) if tuned else None
     pipe = subprocess.PIPE
-    return _results([subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(2)])
+    loops = [subprocess.Popen(words, stdout=pipe, text=True, env=env) for _ in range(2)]
+    if apart:
+        for core, loop in enumerate(loops):
+            _pin(loop.pid, core)
+    return _results(loops)
 
 
 def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
@@ -175,6 +196,12 @@ def torchft(text: Path, root: Path, net: Network, seconds: float) -> list[Fact]:
         words = ["-m", "benchmarks.systems.torchft_diloco", json.dumps(given)]
         processes.append(net.python(name, *words, stdout=subprocess.PIPE, text=True))
     return _results(processes)
+
+
+def _pin(pid: int, core: int) -> None:
+    """Keep all threads of a process, and those that they start, on one core."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), {core})
 
 
 def _cpu(pid: int) -> float:
@@ -215,13 +242,19 @@ def figures(runs: dict[str, list[list[Fact]]]) -> Fact:
     def median(name: str, of: Any) -> float:
         return statistics.median(of(fact) for turn in runs[name] for fact in turn)
 
+    def first(name: str, of: Any) -> float:
+        return statistics.median(of(turn[0]) for turn in runs[name])
+
     return {
         "island_overhead_ratio": median("island", speed) / median("bare", speed),
         "island_overhead_ratio_tuned": median("island", speed) / median("bare tuned", speed),
         "trainer_cpu_ratio": median("bare tuned", _cpu_a_step) / median("island", _cpu_a_step),
         "daemon_core_share": median("island", _core_share),
         "daemon_core_share_50mbit": median("island 50 Mbit", _core_share),
+        "island_overhead_ratio_own_core": first("island apart", speed) / first("bare apart", speed),
         "utilization_50mbit": median("island 50 Mbit", utilisation),
+        "utilization_50mbit_own_core": first("island 50 Mbit apart", utilisation),
+        "utilization_50mbit_own_core_int2": first("island 50 Mbit apart, int2", utilisation),
         "torchft_utilization_50mbit": median("torchft 50 Mbit", utilisation),
     }
 
@@ -242,24 +275,36 @@ def main() -> None:
         "bare": [],
         "bare tuned": [],
         "island": [],
+        "bare apart": [],
+        "island apart": [],
         "torchft 50 Mbit": [],
         "island 50 Mbit": [],
+        "island 50 Mbit apart": [],
+        "island 50 Mbit apart, int2": [],
     }
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_bytes(collect(MANIFEST.data).path.read_bytes())
         for turn in range(scale.turns):
             root = Path(folder) / str(turn)
-            for name in ("loopback", "shaped"):
+            for name in ("loopback", "loopback apart", "shaped", "int4 apart", "int2 apart"):
                 (root / name).mkdir(parents=True)
             runs["bare"].append(bare(text, scale.seconds))
             runs["bare tuned"].append(bare(text, scale.seconds, tuned=True))
             runs["island"].append(Islands(root / "loopback", None, scale.seconds).measure())
+            runs["bare apart"].append(bare(text, scale.seconds, apart=True))
+            alone = Islands(root / "loopback apart", None, scale.seconds, apart=True)
+            runs["island apart"].append(alone.measure())
             with Network(["one", "two"], mbit=MBIT) as net:
                 runs["torchft 50 Mbit"].append(torchft(text, root, net, scale.seconds + 10))
             with Network(["one", "two"], mbit=MBIT) as net:
                 found = Islands(root / "shaped", net, scale.seconds).measure()
                 runs["island 50 Mbit"].append(found)
+            for codec, kept in (("int4", ""), ("int2", ", int2")):
+                with Network(["one", "two"], mbit=MBIT) as net:
+                    where = root / f"{codec} apart"
+                    alone = Islands(where, net, scale.seconds, apart=True, codec=codec)
+                    runs[f"island 50 Mbit apart{kept}"].append(alone.measure())
             result = figures(runs)
             print(json.dumps(result), flush=True)
             plain = {
