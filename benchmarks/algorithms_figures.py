@@ -16,9 +16,9 @@ COMPARED: dict[str, tuple[str, str, int, int]] = {
     "muon_h10_vs_dp_loss": ("Muon inside, H 10, int4", BASE, 4, 4),
     "churn_loss_pct": ("8 islands, 30 % replaced", "8 islands", 8, 8),
     "byzantine_loss_pct": ("8 islands, 2 attack, open trust", "8 islands", 8, 8),
-    "byzantine_twice_as_long_loss_pct": (
-        "8 islands, 2 attack, open trust, twice as long",
-        "8 islands, twice as long",
+    "byzantine_equal_tokens_loss_pct": (
+        "8 islands, 2 attack, open trust, as many tokens",
+        "8 islands",
         8,
         8,
     ),

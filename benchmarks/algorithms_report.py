@@ -183,7 +183,7 @@ TARGETS = {
     "straggler_speedup": "at least 2",
     "churn_loss_pct": "at most 1",
     "byzantine_loss_pct": "at most 2",
-    "byzantine_twice_as_long_loss_pct": "the same in a run of 360 rounds",
+    "byzantine_equal_tokens_loss_pct": "the same where the honest have as many tokens",
     "byzantine_loss_over_the_honest_alone_pct": "-",
     "byzantine_mean_loss_pct": "large: the mean fails",
 }
@@ -214,8 +214,8 @@ def _keys(rows: dict[str, Row]) -> str:
 def _special(rows: dict[str, Row]) -> str:
     lines = [
         "## Stragglers, churn, attackers\n",
-        f"Rows with a straggler have the tokens of {SHORT} rounds, the others of {ROUNDS}, or of "
-        "twice as many. The "
+        f"Rows with a straggler have the tokens of {SHORT} rounds, the others of {ROUNDS}; with "
+        "as many tokens six honest islands have in more rounds what eight have in those. The "
         f"time is virtual, until {1 + WITHIN[1] / 100:g} times the loss at which the run that "
         "waits ends. Whoever waits there stands still, as in DiLoCo's paper; a node would train on "
         "meanwhile.\n",

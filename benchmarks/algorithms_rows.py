@@ -103,7 +103,6 @@ DECISIVE = (
     "Muon inside, H 150, int2",
 )
 STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}
-LONG = {"rounds": 2 * ROUNDS}
 # what the keys beside the table come from: K, what differs
 SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "straggler, waited for": (
@@ -117,11 +116,10 @@ SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
     "8 islands, 2 attack, open trust": (8, DILOCO | {"attackers": 2, "rule": "open"}),
     "8 islands, 2 attack, mean": (8, DILOCO | {"attackers": 2, "rule": "mean"}),
     "8 islands, 30 % replaced": (8, DILOCO | {"churn": 0.3}),
-    # what liars do not contribute is data, of which a longer run has more
-    "8 islands, twice as long": (8, DILOCO | LONG),
-    "8 islands, 2 attack, open trust, twice as long": (
+    # what liars do not contribute is data: here the other six have as much as eight have else
+    "8 islands, 2 attack, open trust, as many tokens": (
         8,
-        DILOCO | LONG | {"attackers": 2, "rule": "open"},
+        DILOCO | {"attackers": 2, "rule": "open", "rounds": ROUNDS * 8 // 6},
     ),
 }
 

@@ -129,6 +129,8 @@ def test_all_rows_can_be_asked_for_and_have_equal_tokens() -> None:
         special = name in algorithms_rows.SPECIAL
         short = name.startswith("straggler") if special else islands != "4"
         steps = 1200 if short else 3600
+        if name.endswith("as many tokens"):  # of those that do not attack
+            steps = 3600 * one.islands // (one.islands - one.attackers)
         assert one.rounds * one.inner_steps == pytest.approx(steps, rel=0.01), key
 
 
