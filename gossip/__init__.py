@@ -1,1 +1,7 @@
-"""How islands agree: membership, matchmaking, the all-reduce, certificates and catching up."""
+"""How islands agree: who is there, rounds and their certificates, the all-reduce, catching up.
+
+Islands that meet in pairs, without rounds that are agreed on, are here too (docs/gossip.md). What
+decides is pure, events and ``now`` in, instructions out; thin drivers do the IO. Begin with
+:mod:`gossip.agreement`, then :mod:`gossip.round`; docs/architecture.md follows a round through the
+files, docs/protocol.md says it in words.
+"""

@@ -1,4 +1,4 @@
-"""What an agreement tells its round (:mod:`gossip.agreement`)."""
+"""The answers of an agreement to its round (:mod:`gossip.agreement`), as plain values."""
 
 from __future__ import annotations
 

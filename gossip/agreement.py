@@ -1,4 +1,4 @@
-"""How the members of one round come to one outcome, whoever dies on the way. Sans-IO.
+"""How the members of a round come to one outcome, whoever dies on the way. Sans-IO.
 
 This is single-decree Paxos (Lamport, "Paxos Made Simple", 2001) with the certified roster of
 the previous round as acceptors, and one twist: a member votes only when it holds the bytes of

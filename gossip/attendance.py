@@ -1,7 +1,7 @@
 """Who is there in one round, as one member sees it: alive, able to vote, on the way.
 
-The membership knows who answers; a round wants more: the same place in the chain, and the process
-that was there when the round began.
+The membership knows which nodes answer. A round needs more: that a node stands at the same place in
+the chain, and that it is still the process that was there when the round began.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an owner has weighed and merged what it was sent, seen by one chunk of its part. Pure.
+"""Proving from one chunk whether an owner weighed and merged what it was sent. Pure.
 
 Where strangers merge, a rule that withstands liars is worth nothing if the owner of a part may
 return anything for it. So contributors seal their slices, and an owner states, before weights are

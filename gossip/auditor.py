@@ -1,11 +1,12 @@
-"""Asks owners, after a round, to show how they merged a chunk, and shows the same: the driver.
+"""After a round, asks owners to show how they merged a chunk, and answers such questions itself.
 
-Only where contributions are weighed (:mod:`gossip.weighing`): elsewhere owners keep no slices. Each
-member looks at one chunk that it has drawn; nobody can know before which. Whoever has merged
-something else is expelled by it, and by all others, who are told where to look
-(:class:`~protocols.messages.Accusation`) and judge for themselves. Who shows nothing proves nothing
-by that, it may have restarted, or its link is dark: this member gives it no parts for some rounds,
-once it was told so, or was not answered some times in a row. No round waits for any of this.
+Only where contributions are weighed (:mod:`gossip.weighing`); elsewhere owners keep no slices. Each
+member looks at one chunk that it has drawn, and nobody can know beforehand which. An owner that has
+merged something else is expelled by it, and by all others, who are told where to look
+(:class:`~protocols.messages.Accusation`) and judge for themselves. An owner that shows nothing is
+not convicted: it may have restarted, or its link may be dark. But once it has refused, or has not
+answered some times in a row, this member gives it no parts for some rounds. No round waits for any
+of this.
 """
 
 from __future__ import annotations

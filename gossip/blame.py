@@ -1,16 +1,16 @@
-"""Who fails whom in one round, and who is to blame for all of it. Pure.
+"""Who is to blame for the failed transfers of a round. Pure.
 
-A transfer that fails tells that one of two members is at fault, not which of them. All of them
-together do tell: an owner that delivers nothing fails everybody, and who cannot reach anybody finds
-all others at fault, at once or one after the other. So the blame is on the fewest members that
-explain every failure of the round. Where that leaves it open, as with a single failure, it is on
-the one that was named: nobody would say so of itself. Unless one of the two fits in worse with the
-others as it is: whoever waited in vain for slices of several, or was waited for in vain, is the
-likelier end of a failure (:meth:`Failures.hint`). So a leader whose own link has become slow hands
-over, instead of leading one plan after the other that leaves out somebody else.
+A failed transfer shows that one of two members is at fault, not which of them. All failures
+together do show it: an owner that delivers nothing fails everybody, and a member that cannot reach
+anybody finds all others at fault, at once or one after the other. So the blame goes to the fewest
+members that explain every failure of the round. If that leaves it open, as with a single failure,
+it goes to the one that was named, since nobody reports itself. But if one of the two has failed
+others as well (it waited in vain for slices of several, or was waited for in vain), it is the
+likelier culprit (:meth:`Failures.hint`). So a leader whose own link has become slow hands over,
+instead of leading one plan after the other that leaves out somebody else.
 
 Failures stay known when the plan changes, else a member could have others taken out of one plan
-after the other. But only what happens under the plan there is now speaks against it.
+after the other. But only what happens under the current plan speaks against that plan.
 """
 
 from __future__ import annotations

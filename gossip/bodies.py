@@ -1,4 +1,4 @@
-"""What every exchange of a node shares, and the form of what is streamed.
+"""What all exchanges of a node share, and the format of a merged part on the wire.
 
 A merged part is streamed while it is merged, so what its owner states about it comes last: the
 body is the encoded part and a trailer of a length that both ends know beforehand::

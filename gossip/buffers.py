@@ -1,7 +1,7 @@
-"""Memory for parts, used again round after round.
+"""Memory for parts that is used again round after round.
 
-Memory that is fresh from the system costs a page fault every four kilobytes, which takes longer
-than receiving into it. A block goes back by itself, when the last tensor or view of it is gone,
+Fresh memory from the system costs a page fault every four kilobytes, which takes longer than
+receiving into it. A block returns to the pool by itself when the last tensor or view of it is gone,
 so nobody has to know who still streams a part.
 """
 

@@ -1,8 +1,9 @@
-"""Whose lead a member of a round follows, whether it is asked first or just gets a plan. Sans-IO.
+"""Whether a member of a round accepts another one as its leader. Sans-IO.
 
-A ballot above the one promised last ends what the others work by, so a member that comes up with
-one after the other would end every round. Nobody has to ask before it plans (a majority of the
-others may have promised, and the question got lost), so plans are looked at as questions are.
+A new ballot ends the work under the last one, so a member that comes up with one after the other
+would end every round. This is checked when a candidate asks for a promise, and also when a plan
+just arrives: nobody has to be asked before somebody plans (a majority of the others may have
+promised, and the question got lost).
 """
 
 from __future__ import annotations

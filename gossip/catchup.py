@@ -1,7 +1,7 @@
-"""Catching up: repeat the rounds this node missed from their certificates and parts.
+"""Catching up: a node replays the rounds that it missed from their certificates and parts.
 
-Nothing is taken on trust: each certificate must continue our chain with a majority's votes, and
-each part must match the digest they voted for.
+Nothing is taken on trust: each certificate must continue this node's chain with a majority's votes,
+and each part must match the digest that they voted for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Certificates: what a round came to, and the proof that a majority held all of it.
+"""Certificates: the outcome of a round, and the proof that a majority holds all of it.
 
 A round is committed when more than half of its roster has signed the hash of one
 :class:`~protocols.messages.Outcome`. A member signs only when it holds the bytes of every part

@@ -1,4 +1,4 @@
-"""The rounds of one fragment at one member: the thin asyncio driver around rounds and exchanges.
+"""The rounds of one fragment at one member: the asyncio driver around rounds and exchanges.
 
 It carries out what :class:`gossip.round.Round` instructs, feeds it what arrives, and moves from
 round to round. What a round means for parameters is the :class:`~gossip.hooks.Replica`'s business.

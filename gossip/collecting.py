@@ -1,10 +1,8 @@
-"""Slices in, chunks merged of them out: what an owner and a relay have in common.
+"""Collecting the slices of a part and merging them chunk by chunk: for owners and relays alike.
 
-The work on the numbers is :class:`gossip.merging.PartMerge`, which lives where the transport
-handles data. Here, on the event loop, is what happens once a part and not once a chunk: who may
-bring a slice, and who is given up on and when.
-
-A contributor is given up on when it is dark or much slower than it has announced
+The arithmetic is :class:`gossip.merging.PartMerge`, which runs where the transport handles data.
+Here, on the event loop, is what happens once for a part and not for each chunk: who may bring a
+slice, and when to give up on a contributor, because it is dark or much slower than it has announced
 (:class:`gossip.lateness.Lateness`).
 """
 

@@ -1,4 +1,4 @@
-"""Commitments to what was sent: trees of hashes over the chunks of a slice. Pure.
+"""Commitments to what was sent: hash trees over the chunks of a slice. Pure.
 
 A contributor signs the root of its slice of a part, and the part's owner signs the roots of all
 slices that it has, before anybody knows their weights. Whoever gets one chunk later, with the

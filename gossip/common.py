@@ -1,7 +1,7 @@
-"""What the two kinds of swarms have in common: certified rounds, and islands that meet in pairs.
+"""The interfaces that both kinds of swarms offer: certified rounds, and islands that meet in pairs.
 
 :class:`gossip.driver.Swarm` has a chain of rounds for each fragment of the model,
-:class:`gossip.pairs.Pairs` exchanges of each. Whoever drives a trainer, keeps checkpoints or
+:class:`gossip.pairs.Pairs` a series of exchanges. Whoever drives a trainer, keeps checkpoints or
 looks who is there needs no more than this.
 """
 

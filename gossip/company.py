@@ -1,6 +1,6 @@
-"""Who counts in one round, as one member sees it: who is there, and delivers.
+"""Whom one member counts on in a round: who is there, and delivers what the plan asks.
 
-Who is there is :mod:`gossip.attendance`; here is who was found not to deliver what the plan asks.
+Who is there is :mod:`gossip.attendance`; here is who was found not to deliver.
 """
 
 from __future__ import annotations

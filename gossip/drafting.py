@@ -1,7 +1,7 @@
-"""Watching over a draft: until its leader makes the plan proper of it. Sans-IO.
+"""Watching over a draft until its leader makes the final plan of it. Sans-IO.
 
-Nobody votes for a draft (:mod:`gossip.weighing`), so one that never becomes a plan would hold a
-round for good. Its leader gathers the inner products of all parts; everybody looks at the clock.
+Nobody votes for a draft (:mod:`gossip.weighing`), so one that never becomes a plan would hold up a
+round for good. Its leader gathers the inner products of all parts; everybody watches the clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A member of a swarm of certified rounds: a chain of them for each fragment."""
+"""A member of a swarm of certified rounds: it runs a chain of rounds for each fragment.
+
+This is what a node opens to take part (:class:`Swarm`). The chains themselves are
+:mod:`gossip.chain`, what pairs do instead is :mod:`gossip.pairs`.
+"""
 
 from __future__ import annotations
 

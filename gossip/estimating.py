@@ -1,7 +1,7 @@
-"""What a round's bytes will take, by the links as they were announced. Pure.
+"""How long a round's bytes should take on the links as they were announced. Pure.
 
-A leader plans by it (:mod:`gossip.planning`), and everybody else bounds by it what a plan may ask
-them to wait for.
+A leader puts the result into its plan (:mod:`gossip.planning`), and everybody else uses it to limit
+how long a plan may make them wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Getting parts that are merged already: from their owner, or from whoever else holds them."""
+"""Fetching parts that are merged already, from their owner or from whoever else holds them.
+
+A member needs this when a part was not pushed to it: it came late, or the push failed.
+"""
 
 from __future__ import annotations
 

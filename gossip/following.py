@@ -1,4 +1,8 @@
-"""Keeping up with the others: who is ahead, who is on a heavier chain, and what to do about it."""
+"""Keeping up with the others: noticing who is ahead or on a heavier chain, and what to do about it.
+
+The answer is to replay the missed rounds (:mod:`gossip.catchup`) or to say that the state has to be
+downloaded. Announcements are claims; whoever is behind a claim has to prove it first.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a restarted member must not do: it has forgotten what it promised and voted.
+"""What a restarted member must not do, since it has forgotten what it promised and voted.
 
-What it promised and voted is not written down, only the last round in which it did
-(:mod:`gossip.promises`). Where that record is there it stays out of deciding in rounds up to it,
-and nowhere else. Where it is lost, whoever starts again listens for :data:`LISTEN_S` how far the
-swarm has come, and does not decide anything meanwhile; in rounds up to the furthest it heard of it
-takes no part in deciding. It can only have voted where most of those in office had come to the
-round before, so who claims to be further than that alone is not believed.
+Only the last round in which it promised anything is on disk (:mod:`gossip.promises`). With that
+record it takes no part in deciding rounds up to it, and is free in all later ones. If the record is
+lost, the member first listens for :data:`LISTEN_S` how far the swarm has come and decides nothing
+meanwhile; then it takes no part in deciding rounds up to the furthest it heard of. It can only have
+voted where most of those in office had come to the round before, so a few who claim to be further
+than the others are not believed.
 """
 
 from __future__ import annotations

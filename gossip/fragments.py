@@ -1,7 +1,7 @@
-"""A member of the swarm: who is there, and what it does about each fragment, side by side.
+"""A member's fragments, side by side: what they share, and what runs for each of them.
 
-A model is merged as a whole, or in fragments each of which has rounds of its own: several of them
-are then in flight at once, and what holds one up holds up none of the others. They share the
+A model is merged as a whole, or in fragments each of which has rounds of its own. Several rounds
+are then in flight at once, and one that stalls holds up none of the others. They share the
 transport, one announcement and one membership.
 """
 

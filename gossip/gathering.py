@@ -1,9 +1,9 @@
-"""The parts of a certified round, pulled from all who hold them, and from none that is far slower.
+"""Pulling the parts of a certified round from all who hold them, but not from far slower donors.
 
-Each part is pulled from one donor at a time. How much comes is looked at again and again: a donor
-that gives far less than another one would is left for that one, which is asked for the rest.
-What a donor gives is measured; of one not tried yet it is assumed to be what it announces and the
-link carries. So where this node's own link is what is short, no donor seems slow.
+Each part is pulled from one donor at a time, and how much comes is looked at again and again. If
+another donor would give far more, the part's rest is asked of that one. What a donor gives is
+measured; a donor not tried yet is assumed to give what it announces and this node's link carries.
+So where this node's own link is the bottleneck, no donor seems slow.
 """
 
 from __future__ import annotations

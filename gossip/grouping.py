@@ -1,4 +1,4 @@
-"""Groups: members that do not all deal with every owner, but through one of them. Pure.
+"""Groups: members deal with a part's owner through one of them, not each by itself. Pure.
 
 A butterfly of N members has N(N − 1) links, and every slice and every merged part crosses from
 site to site once for each member. With groups a part has a *relay* in each group but its owner's:

@@ -1,9 +1,9 @@
-"""Handing on a round's plan: to who works with those who know it, and has not heard of it.
+"""Handing on a round's plan to members that have not received it.
 
-A leader may end, or its link may, when its plan has come to some and not to others. To the former
-the latter would seem to deliver nothing, and would be left out of the next plan, with all that is
-sent again for it. So a leader signs its plans, whoever adopts one keeps it as it was signed, and
-whoever hears from a member what no plan it knows explains asks that member for it.
+A leader may die, or its link may fail, when its plan has reached some members and not others. To
+those who have it the others would seem to deliver nothing. They would be left out of the next plan,
+and much would be sent again. So a leader signs its plan, and whoever adopts it keeps it as signed.
+Whoever hears something from a member that no plan it knows explains asks that member for the plan.
 """
 
 from __future__ import annotations

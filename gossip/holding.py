@@ -1,11 +1,11 @@
-"""How long those who are ready hold a round back for who cannot catch up by itself. Pure.
+"""How long those who are ready hold a round back for a member that cannot catch up alone. Pure.
 
-Whoever needs longer to repeat a round than the others need to make one never stands where they do,
-however near it comes. It says so (``Announce.behind_s``: in so many seconds it would be there, if
-the others waited), and they wait: for the word of each not longer than twice what it said, of all
-words together not longer than the credit, which grows by a share of the time. The more are in
-office, the shorter a single wait may be: they drift apart meanwhile. Who was waited for in vain is
-not waited for again for a while, four times as long each time.
+A node that needs longer to replay a round than the others need to make one never catches up,
+however near it comes. So it says in how many seconds it would be there if the others waited
+(``Announce.behind_s``), and they wait: for each request at most twice what it says, and for all of
+them together no longer than a credit, which grows by a share of the time. The more are in office,
+the shorter a single wait may be, since they drift apart meanwhile. A node that was waited for in
+vain is not waited for again for a while, four times as long each time.
 
 So a hopeless link holds up nothing, any number of liars :data:`SHARE` of the time, and one of them
 a few rounds a day. Inner steps go on meanwhile, and none of them is lost.

@@ -1,4 +1,7 @@
-"""What a chain of rounds works on, and whom it tells: to be supplied by whoever runs one."""
+"""What a chain of rounds needs from whoever runs it: the state it changes, and whom it tells.
+
+:class:`Replica` is the outer state (a node's is :mod:`node.replica`), :class:`Hooks` are callbacks.
+"""
 
 from __future__ import annotations
 

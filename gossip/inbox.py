@@ -1,8 +1,8 @@
 """What others bring to this member in one round: slices to merge, and parts that are merged.
 
-A slice or the sum of a group goes to what merges it here (:mod:`gossip.owning`), or collects it
+A slice, or the sum of a group, goes to what merges it here (:mod:`gossip.owning`), or collects it
 for its group (:mod:`gossip.relaying`). A merged part comes from its owner or its relay, or is
-fetched from whoever holds it; what does not come though it could is watched for.
+fetched from whoever holds it. A part that does not come although it could is watched for.
 """
 
 from __future__ import annotations

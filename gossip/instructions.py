@@ -1,4 +1,4 @@
-"""What a round tells its driver to do (:mod:`gossip.round`)."""
+"""What a round tells its driver to do: the instructions of :mod:`gossip.round`, as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An owner's merge where groups bring sums instead of slices (:mod:`gossip.grouping`).
+"""How an owner merges where groups bring sums instead of slices (:mod:`gossip.grouping`).
 
 A relay streams the sum of share·scale·x over its group chunk by chunk, and with each chunk a mark
 of whose slices are in it, so the owner knows of every contributor how much is merged, as without

@@ -1,4 +1,4 @@
-"""Merges that look at all slices of a chunk, or of the part, before any of them counts.
+"""Merging by rules that must see all slices of a chunk, or of a part, before any of them counts.
 
 Slices are kept encoded as they arrive. Where members merge equal parts that is about one encoded
 vector for all contributors together; who merges more keeps more, and a lone server an encoded

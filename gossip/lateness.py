@@ -1,4 +1,4 @@
-"""When to wait no longer: for a contributor at an owner, and for an owner at everybody else.
+"""When to stop waiting: an owner for a contributor, everybody else for an owner.
 
 Both are judged by what has moved, beside what the others have moved meanwhile, and by the seconds
 that the bytes need on the links as they were announced (``expected``). Whoever keeps to the speed

@@ -1,4 +1,4 @@
-"""What this node keeps of the last rounds, for those who missed them.
+"""What this node keeps of the last rounds, for members that missed them.
 
 A certificate and the encoded bytes of its parts are all that a member needs to repeat a round:
 half a byte a parameter with int4, four with fp32. Rounds whose bytes add up to more than those of

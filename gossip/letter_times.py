@@ -1,11 +1,11 @@
-"""What an island's letters take, and which codec the next one has where the run leaves that open.
+"""How long an island's letters take, and which codec the next one gets where that is ``auto``.
 
 Each island chooses for itself, by the rules of certified rounds (:mod:`gossip.ladder`): the finest
-codec whose letters pass in their share of the time that a round may wait, and the time that is
+codec whose letters fit into the share of a round that may be spent waiting and the time that is
 hidden behind inner steps. Its own letters are timed from the first byte to the receiver's word that
-all of it is there. A partner that has announced a link too narrow for that gets a coarser letter,
-of which nothing is concluded about the others. What the partner chooses for its own letter is its
-business: an exchange moves both by what travelled.
+all of it has arrived. A partner that has announced a link too narrow for that gets a coarser
+letter, from which nothing is concluded about the others. The partner chooses the codec of its own
+letter; an exchange moves both sides by what really travelled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parameters on their way from island to island: bounded, resumed where a connection breaks.
+"""Sending parameters from island to island: bounded, and resumed if a connection breaks.
 
 A letter is the encoded vector and a trailer of twenty bytes (which exchange of its round it is of,
 which letter it answers, and its push-sum weight), pushed over a lane as slices are

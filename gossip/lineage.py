@@ -1,4 +1,4 @@
-"""Who handed office to whom, from the run's creator to now: how a stranger can trust a chain.
+"""Who handed office to whom since the run's creator: how a stranger can trust a chain.
 
 The roster of a round is named by the certificate of the round before, so authority goes from
 majority to majority, and only the rounds in which the roster changes matter for it. Of these a

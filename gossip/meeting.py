@@ -1,6 +1,7 @@
-"""Islands that meet in pairs: what one of them knows of letters, is told to do, and has done.
+"""The values that pass between deciding and acting where islands meet in pairs.
 
-The words between :mod:`gossip.wandering`, which decides, and :mod:`gossip.roamer`, which acts.
+:mod:`gossip.wandering` decides, :mod:`gossip.roamer` acts; here is what is known of letters, the
+instructions, and what was done.
 """
 
 from __future__ import annotations

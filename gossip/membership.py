@@ -1,4 +1,4 @@
-"""Who is there: what islands said of themselves, and whether they still answer.
+"""Who is there: what islands have said about themselves, and whether they still answer.
 
 Pure bookkeeping: verified announcements, contacts and failures go in with ``now``; liveness
 comes out. The patience with a silent peer follows from how regularly it has been heard before

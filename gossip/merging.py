@@ -1,4 +1,4 @@
-"""An owner's work on one part: add chunks as they arrive, pass each on as soon as it is merged.
+"""An owner's arithmetic on one part: add chunks as they arrive, pass each on once it is merged.
 
 A part is merged chunk by chunk (:data:`protocols.codecs.CHUNK` elements). Every contributor's
 chunks arrive in order, so what of a contributor is in the part is a prefix of it. A chunk is

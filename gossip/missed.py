@@ -1,4 +1,7 @@
-"""Of whom nothing was merged lately, and who was left out, as far as one node has seen. Pure."""
+"""Whose work was missing from recent rounds, and who was left out, as far as a node has seen. Pure.
+
+Plans count less on these: they own no parts for some rounds, lead last, or are waited for less.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How contributions become one: the run's rule, as far as plans and owners have to know it.
+"""How contributions are combined: the run's merge rule, as far as plans and owners know it.
 
-The arithmetic is injected as pure functions (a node takes those of :mod:`diloco`). Of these every
-rule has at most one:
+The arithmetic is injected as pure functions (a node takes those of :mod:`diloco`). Every rule has
+at most one of these:
 
 - ``clip``: each share is scaled by what all contributors have announced of their norms.
 - ``weigh``: each share is scaled by what the inner products of all slices say. They are known only

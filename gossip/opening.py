@@ -1,6 +1,6 @@
-"""When a round is to begin, and what its leader proposes: who is waited for, and how long. Pure.
+"""When a round should begin, whom it waits for and how long, and who may lead it. Pure.
 
-What a plan contains is :mod:`gossip.planning`; who is to propose one is :mod:`gossip.round`.
+What a plan contains is :mod:`gossip.planning`; when a leader acts is :mod:`gossip.round`.
 """
 
 from __future__ import annotations

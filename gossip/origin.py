@@ -1,9 +1,9 @@
-"""From where an identity comes, as far as can be told: what a flood of them has in common.
+"""Where an identity comes from, so that a flood of identities from one place can be limited. Pure.
 
-Keys cost nothing, addresses do. An identity's *origin* is the address that its connection comes
-from, where it has one here, else that of the first address it announces, which is a claim: others
-call there, so whoever claims a foreign one is found dead. An IPv6 customer has a network of
-addresses, so there it is the /56 that counts. Machines are not limited on their own loopback.
+Keys cost nothing, addresses do. An identity's *origin* is the address from which it connects, if it
+has a connection here, else the first address that it announces. The latter is a claim: others call
+there, so whoever claims a foreign address is found dead. An IPv6 customer has a whole network of
+addresses, so there the /56 counts. Machines are not limited on their own loopback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What this member sends of its own in one round: its slice of every part, to who merges it.
+"""What this member sends of its own in one round: its slice of every part, to whoever merges it.
 
-That is the part's owner or, where the plan has groups, its relay. Where the relay takes nothing,
-or the owner waits for it no more, what has not come through it goes straight to the owner.
+That is the part's owner or, where the plan has groups, its relay. If the relay takes nothing, or
+the owner no longer waits for it, what has not come through the relay goes straight to the owner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a member says of itself in the rounds of one fragment, and what changes it."""
+"""What a member announces about itself in the rounds of one fragment, and what changes it.
+
+For example that it is joining, active or leaving, or that it gives up its vote for a while because
+its trainer stands still.
+"""
 
 from __future__ import annotations
 

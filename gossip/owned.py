@@ -1,4 +1,4 @@
-"""What :mod:`gossip.owning` keeps of each part that a member merges."""
+"""One part that a member merges, with all that :mod:`gossip.owning` keeps about it."""
 
 from __future__ import annotations
 

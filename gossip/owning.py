@@ -1,7 +1,7 @@
 """The parts that this member merges: slices in, merged chunks out to everybody, as they come.
 
-How slices come in is :mod:`gossip.collecting`. Here is what an owner alone does: weigh the slices
-of a draft, take the sums of groups in the place of slices, sign what came out and send it to all.
+How slices come in is :mod:`gossip.collecting`. Here is what only an owner does: weigh the slices
+of a draft, take the sums of groups in place of slices, sign the result and send it to all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who meets whom: partners follow from the membership and the round, and nobody has to ask.
+"""Who meets whom in pairs: it follows from the membership and the round, without asking.
 
 Everybody sorts the members it knows by a hash of run, round and name, and neighbours in that
 order are partners. Where two have the same list both come to the same pair without a word; where

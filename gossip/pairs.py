@@ -1,4 +1,7 @@
-"""A member of a swarm that meets in pairs: exchanges of each fragment, with partners of its own."""
+"""A member of a swarm that meets in pairs: it runs the exchanges of each fragment.
+
+The counterpart of :mod:`gossip.driver`, without rounds that are agreed on (docs/gossip.md).
+"""
 
 from __future__ import annotations
 

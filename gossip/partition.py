@@ -1,4 +1,4 @@
-"""Who merges how much: parts of the vector sized by what each member's link can carry.
+"""How large a part each member merges: as much as its link can carry in the time of the others.
 
 In a butterfly all-reduce a member with a share ``f`` of the vector sends its slices of the
 other shares and its merged share to everybody, and receives the mirror image:

@@ -1,6 +1,6 @@
-"""The parts of a round as its plans ask for them, and which way each of them takes.
+"""The parts of a round as its plans ask for them, and the route that each of them takes.
 
-What comes for a part may overtake the plan that asks for it, so whoever brings it waits a little.
+Bytes of a part may overtake the plan that asks for them, so whoever brings them waits a little.
 """
 
 from __future__ import annotations

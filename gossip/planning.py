@@ -1,4 +1,7 @@
-"""What a leader decides: who contributes, who merges what, who is in office next. Pure."""
+"""Making a round's plan: who contributes, who merges which part, who is in office next. Pure.
+
+When a plan is made, and by whom, is :mod:`gossip.round`.
+"""
 
 from __future__ import annotations
 

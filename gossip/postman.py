@@ -1,7 +1,7 @@
-"""Letters on their way from one member: sent, and of shares none is lost or counted twice.
+"""Delivering letters where islands meet in pairs, so that no share is lost or counted twice.
 
-For :mod:`gossip.roamer`. In pairs whose letters are answered a letter that did not arrive changes
-nothing. A share of push-sum is gone from here once it is sent, so it matters whether it came.
+For :mod:`gossip.roamer`. If letters are answered, one that did not arrive changes nothing. But a
+share of push-sum is gone from here once it is sent, so it matters whether it came.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Being there: what this node says of itself, and what it hears of others.
+"""Announcements: what this node says about itself, and what it hears about others.
 
 Every second or so, and whenever something about it changes, a node signs an
-:class:`~protocols.messages.Announce` and sends it to everybody it knows to be there; in a large
-swarm to a few, who pass it on (:mod:`gossip.rumours`). Whoever wants to know who else is there asks
-any node for the announcements it holds (``known``); they are signed, so it does not matter who
-passes them on.
+:class:`~protocols.messages.Announce` and sends it to everybody who is there as far as it knows; in
+a large swarm to a few, who pass it on (:mod:`gossip.rumours`). To find out who else is there, a
+node asks any other for the announcements that it holds (``known``). They are signed, so it does not
+matter who passes them on.
 """
 
 from __future__ import annotations

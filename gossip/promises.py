@@ -1,4 +1,4 @@
-"""What a member has promised, on disk before anybody hears of it: for when it starts again.
+"""The record on disk of the last round in which a member has promised anything, for a restart.
 
 A restarted member does not know what it had promised, voted for, or signed as the owner of a part.
 So it keeps one number for each fragment: *the last round in which it has promised anything*. Plans
@@ -6,13 +6,13 @@ are adopted, and votes cast, only by who has promised the ballot (:mod:`gossip.a
 nothing that binds it leaves it without a promise; and nothing leaves it, no message and no answer,
 while that number is smaller than the round and not safely on the disk. Therefore:
 
-- in a round up to the number it takes no part in deciding after a restart (it may have voted);
-- in every later round it has bound itself to nothing, and takes part as if it had never been away.
+- in a round up to the number it takes no part in deciding after a restart, since it may have voted;
+- in every later round it is bound by nothing, and takes part as if it had never been away.
 
-So no member votes twice differently in one round, killed at whatever moment: before the number is
-on disk nothing has left; afterwards it keeps out of that round. A record that is missing, torn, or
-another member's or run's counts for nothing, and the member abstains as :mod:`gossip.forgetting`
-says. A disk that was put back to an earlier state must be treated as lost: remove the file.
+So no member votes for two outcomes of one round, whenever it is killed: before the number is on
+disk nothing has left; afterwards it keeps out of that round. A record that is missing, torn, or
+of another member or run counts for nothing, and the member abstains as :mod:`gossip.forgetting`
+says. A disk that was restored to an earlier state must be treated as lost: remove the file.
 """
 
 from __future__ import annotations

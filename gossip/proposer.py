@@ -1,6 +1,7 @@
-"""A member's own candidacies in a round: what it asks for, and what was promised to it. Sans-IO.
+"""A member that stands for leader: what it asks for, and what it was promised. Sans-IO.
 
-The proposer of Paxos; the acceptor, and what may be proposed at all, is :mod:`gossip.agreement`.
+This is the proposer of Paxos. The acceptor, and what may be proposed at all, is
+:mod:`gossip.agreement`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whether a round's plan can still be completed, or somebody has to make another one. Pure."""
+"""Whether a round's plan can still be completed, or somebody has to make a new one. Pure.
+
+Each member judges it by what it holds, and by who seems to be at fault.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merged parts on their way in, checked while they arrive.
+"""Receiving merged parts, and checking them while they arrive.
 
 A part counts as held only when its bytes match the digest *and* decode: what a majority has voted
 for must be applicable everywhere. Bytes go straight to where the part will be kept; each chunk is

@@ -1,4 +1,8 @@
-"""When a round goes on without a majority of its roster, and with whom. Sans-IO."""
+"""When, and with whom, a round goes on without a majority of its roster. Sans-IO.
+
+If a majority is gone for good, no plan can succeed. The survivors then open a new epoch, in which
+they are the roster.
+"""
 
 from __future__ import annotations
 

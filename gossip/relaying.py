@@ -1,4 +1,4 @@
-"""A relay's work for its group: slices in, their sum on to the owner; the merged part back.
+"""A relay's work for its group: add up its slices for the owner, pass the merged part back.
 
 Slices are collected as an owner does (:mod:`gossip.collecting`), with another end: chunks are not
 divided by the weight of who is in them, and are streamed to the part's owner with a mark of who

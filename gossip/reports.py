@@ -1,4 +1,4 @@
-"""What an exchange tells of its transfers, as events of the round that it belongs to."""
+"""Turns what an exchange finds out about its transfers into events of the round it belongs to."""
 
 from __future__ import annotations
 

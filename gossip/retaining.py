@@ -1,7 +1,7 @@
-"""What plans of one round have asked for: how much of it is kept when later ones do not. Pure.
+"""How much is kept of what earlier plans of a round have moved. Pure.
 
 An earlier plan may come back, by a leader who knows of no other, so what it has moved is worth
-something. But every ballot may bring another plan, and memory must not grow with their number.
+keeping. But every ballot may bring another plan, and memory must not grow with their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exchanges of one fragment at one member: carries out what :mod:`gossip.wandering` instructs.
+"""The exchanges of one fragment in pairs: carries out what :mod:`gossip.wandering` instructs.
 
 What :class:`gossip.chain.Chain` is for certified rounds, but there is no chain and nothing to agree
 on. After a snapshot the parameters are encoded once for each exchange, sent as a letter

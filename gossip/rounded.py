@@ -1,4 +1,4 @@
-"""A round of an island's in a run in pairs, as it ended, and with whom the island has mixed."""
+"""How a round of an island that meets in pairs ended, and with whom it has mixed its parameters."""
 
 from __future__ import annotations
 

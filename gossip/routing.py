@@ -1,4 +1,7 @@
-"""Through whom the bytes of a plan go, where it has groups (:mod:`gossip.grouping`). Pure."""
+"""The way that the bytes of a plan take where it has groups (:mod:`gossip.grouping`). Pure.
+
+Who relays which part for whom. Without groups everything goes straight to the owner.
+"""
 
 from __future__ import annotations
 

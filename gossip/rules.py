@@ -1,4 +1,7 @@
-"""The rules of a run as far as rounds are concerned."""
+"""The rules of a run that rounds follow: codecs, quorum, patience, staleness, how work is merged.
+
+They come from the manifest, and are the same on all members.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""News on their way through a large swarm: what a node passes on, and to whom. Sans-IO.
+"""Spreading announcements through a large swarm: what a node passes on, and to whom. Sans-IO.
 
 Up to :data:`EVERYBODY` peers are told directly what a node says of itself. In larger swarms that
 would be N² messages at every heartbeat, so there news travel as rumours do (epidemic push: Demers

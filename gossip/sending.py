@@ -1,4 +1,4 @@
-"""Control messages of a round on their way: straight, or by way of others, and again if need be."""
+"""Sending a round's control messages: straight, or passed on by others, and again if need be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a member answers to others: control messages, slices, merged parts, past rounds."""
+"""A member's handlers: what it answers when others send control messages, slices or merged parts.
+
+Past rounds are asked for here, too. Whatever breaks the rules is refused.
+"""
 
 from __future__ import annotations
 

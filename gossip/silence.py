@@ -1,9 +1,9 @@
-"""How long somebody's silence means nothing: by its rhythm, its link, and how awake I am. Pure.
+"""How long a peer's silence is normal: by its rhythm, its link, and this node's own stalls. Pure.
 
-Whoever lives says so every heartbeat. It is overdue once a heartbeat is over, and as much time as
-it has usually been late by (a loaded machine), and as long as its link may stand still (round
-trips, :mod:`gossip.trips`). All three are measured here, so what the way and this node itself add
-is in them. What this node misses while it stands still itself (a laptop lid, a stopped process, a
+Every live node announces itself once a heartbeat. It is overdue after a heartbeat, plus the time by
+which it has usually been late (a loaded machine), plus as long as its link may stand still (round
+trips, :mod:`gossip.trips`). All of this is measured here, so delays of the path and of this node
+are included. What this node misses while it stands still itself (a laptop lid, a stopped process, a
 processor that it does not get) is nobody's silence at all: :class:`Wakefulness`.
 """
 

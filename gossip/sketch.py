@@ -1,4 +1,4 @@
-"""Consensus without moving parameters: 1 KB from which distances can be estimated.
+"""1 KB sketches of the parameters, from which the distances between islands can be estimated.
 
 Every element gets a random sign and lands in one of :data:`SIZE` buckets (a count sketch,
 Charikar, Chen and Farach-Colton 2002, whose hash is the position modulo a prime). The sketch is

@@ -1,8 +1,8 @@
-"""This island's own contribution: looked at once, then encoded chunk by chunk while it is sent.
+"""This island's own contribution: checked once, then encoded chunk by chunk while it is sent.
 
-A pseudo-gradient that diverged helps nobody, so all of it is checked before any of it leaves
-(:class:`OwnContribution`). What is sent then is made on demand (:class:`SliceFeed`): a slice never
-lies in memory as a whole.
+A pseudo-gradient that has diverged helps nobody, so all of it is checked before any of it is sent
+(:class:`OwnContribution`). Then slices are encoded on demand (:class:`SliceFeed`), so a slice is
+never in memory as a whole.
 """
 
 from __future__ import annotations

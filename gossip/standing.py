@@ -1,8 +1,8 @@
-"""Where a node stands with each fragment of the model, as its announcements say it. Pure.
+"""How far a node has come in each fragment of the model, as its announcements say it. Pure.
 
 Every fragment has a chain of rounds of its own. An announcement speaks of fragment 0 in its own
-fields and of the others in ``others``; seen from the chain of a fragment (:func:`seen_from`) it
-looks as if there were no other, so whatever looks at announcements knows nothing of fragments.
+fields and of the others in ``others``. :func:`seen_from` turns it into one that speaks only of the
+fragment asked about, so whatever looks at announcements need not know about fragments.
 """
 
 from __future__ import annotations

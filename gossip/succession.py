@@ -1,11 +1,11 @@
-"""Whether a member votes for those who are to be in office next, by a plan. Pure.
+"""Whether a member votes for the next roster that a plan names. Pure.
 
-A leader names them, and whoever is named decides the next round: a leader that named whom it likes
-would have the run to itself after one round that all others have voted for. So nobody votes for a
-plan that puts out of office who is there, or brings in who was never heard of, as far as it sees.
-It does the plan's work all the same: members hear of things at different moments, and if it is
-only a few who see it otherwise the others decide, and those few catch up. If it is most, nobody has
-to stop its transfers: the next leader takes over what is merged, and names others.
+A leader names the next roster, and that decides the next round. A leader that names whom it likes
+would have the run to itself after one round for which the others have voted. So a member does not
+vote for a plan that puts out of office somebody who is there, or brings in somebody of whom it has
+never heard. It does the plan's work all the same, since members hear of things at different
+moments. If only a few object, the others decide and the few catch up. If most do, no transfer has
+to stop: the next leader takes over what is merged, and names others.
 """
 
 from __future__ import annotations

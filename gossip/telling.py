@@ -1,11 +1,11 @@
-"""Who tells whom in a round: everybody everybody, or in a large roster by way of a few. Pure.
+"""Whom a member tells of plans and votes: everybody, or in a large roster a few. Pure.
 
-Among up to :data:`~gossip.spreading.SMALL` members a plan goes from the leader to all, and a vote
-from each to all: nothing is quicker, and nobody is needed. Among more that would be N² votes, each
-of which is a signature to be verified by all. There the leader and :data:`STANDBY` others collect
-the votes, and the leader tells everybody what they come to; plans and collected votes go over two
-hops (:mod:`gossip.spreading`). Should the leader die before it has told, those who know stand ahead
-of the rest, which catches up with them.
+With up to :data:`~gossip.spreading.SMALL` members a plan goes from the leader to all, and a vote
+from each to all: nothing is quicker, and it depends on nobody. With more that would be N² votes,
+each a signature that all have to verify. There the first :data:`STANDBY` of the leading order, and
+the leader if it is another, collect the votes. The first of these who is alive tells everybody what
+they come to; plans and collected votes go over two hops (:mod:`gossip.spreading`). If the leader
+dies before it has told, those who know are ahead of the rest, which catches up with them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the rounds of one chain take, as this member sees them."""
+"""When things happened in the round under way, and how long a chain's rounds usually take."""
 
 from __future__ import annotations
 

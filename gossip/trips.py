@@ -1,8 +1,8 @@
-"""How long a link's standing still means nothing, from the round trips measured over it.
+"""How long a transfer over a link may stand still, by the round trips measured over it.
 
-A transfer over TCP stands still for one retransmission time-out when a segment and those behind it
-are lost, and for three when its repetition is lost as well, since the time-out doubles. That is
-forgiven, and not more.
+When a segment is lost with those behind it, a transfer over TCP stands still for one retransmission
+time-out, and for three if the repetition is lost as well, since the time-out doubles. That much is
+tolerated, and no more.
 """
 
 from __future__ import annotations

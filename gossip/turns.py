@@ -1,7 +1,8 @@
-"""When one member of a round stands for leader: each waits a turn longer than the one before. Pure.
+"""When a member of a round stands for leader: each waits a turn longer than the one before. Pure.
 
-A turn is a patience (seconds), in which whoever stands has asked and been answered; who is asked
-waits for its own turn from then on. So two who stand at once are the exception, and cost time only.
+A turn lasts one patience (seconds): long enough for a candidate to ask and be answered. Whoever is
+asked waits for its own turn from then on. So two candidates at once are the exception, and cost
+nothing but time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An island's part in gossip: whom it meets after its inner steps, and how long it waits. Pure.
+"""Which island one meets after its inner steps in gossip, and how long it waits. Pure.
 
 There are no rounds that all take part in, and islands need not be ready at the same time. Each
 counts its own rounds; after the inner steps of one it exchanges parameters with a partner, as often

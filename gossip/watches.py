@@ -1,4 +1,4 @@
-"""Watching over the owners of a round: whose part does not come, though it could.
+"""Watching for merged parts that do not come although they could, to report their owners.
 
 Every part that a plan asks of somebody else is watched until it is held. Whether it is overdue
 is judged by what moves (:class:`gossip.lateness.Overdue`), beside the round's other parts.

@@ -1,4 +1,4 @@
-"""Weights that follow from what was sent: a plan in two steps.
+"""Merge rules whose weights depend on what was sent: a plan in two steps.
 
 Rules such as the geometric median weigh whole vectors by their inner products, while each owner
 has only a part of each. So the leader's first plan is a *draft*: contributors send their slices,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import statistics
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -256,3 +258,29 @@ def test_every_benchmark_of_the_readme_is_there_with_its_figures() -> None:
         assert (ROOT / figures).is_file(), figures
         if words[0] == "python":
             assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), command
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    results = ROOT / "benchmarks" / "results"
+    names = ("allreduce", "island", "algorithms")
+    averaging, island, study = (json.loads((results / f"{n}.json").read_text()) for n in names)
+    crowd = averaging["runs"]["sixteen"]["runs"]
+
+    def seconds(system: str) -> float:
+        return float(statistics.median(turn["seconds"] for turn in crowd[system]))
+
+    text = " ".join(README.read_text().split())
+    for said in (
+        f"{island['island_overhead_ratio']:.3f} of the tokens a second of a bare torch loop",
+        f"{island['utilization_50mbit']:.3f} of its time in inner steps",
+        f"torchft's DiLoCo {island['torchft_utilization_50mbit']:.3f}",
+        f"the others wait {averaging['dark_link_stall_s']:.1f} s longer",
+        f"they waited {averaging['torchft_dark_link_stall_s']:.1f} s",
+        f"{averaging['vs_hivemind_fp32_tls']:.1f} times as fast as hivemind's on loopback",
+        f"{averaging['vs_hivemind_wan_int4']:.1f} times at 100 Mbit",
+        f"fp32 takes {seconds('atoll fp32'):.1f} s",
+        f"gloo {seconds('gloo'):.1f} s",
+        f"{study['keys']['bytes_ratio_at_1pct']:.0f} times fewer bytes",
+        f"{study['keys']['bytes_ratio_at_3pct']:,.0f} times fewer",
+    ):
+        assert said in text, said
