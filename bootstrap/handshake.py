@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bootstrap.dht import CLOCK_LIMIT
+from bootstrap.dial_back import DialBack
 from protocols.envelope import open_envelope
 from protocols.errors import (
     Malformed,
     OperatorError,
     RemoteProtocolError,
     RemoteRefused,
-    TransportError,
     printable,
 )
 from protocols.identity import PeerId
@@ -38,10 +38,9 @@ from protocols.whereabouts import Whereabouts
 logger = logging.getLogger(__name__)
 
 GREET_TIMEOUT = 10.0  # seconds
-DIAL_BACK_TIMEOUT = 5.0  # seconds
 MAX_ANNOUNCES = 256
 ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
-OPEN_TO_STRANGERS = ("hello", "here", "announce", "where", "p2p")
+OPEN_TO_STRANGERS = ("hello", "announce", "where", "p2p")
 MAX_ADMITTED = 4096
 MAX_SHOWN = 200  # characters of a stranger's text in an error
 
@@ -119,21 +118,7 @@ class Gate:
         self._admitted: OrderedDict[PeerId, None] = OrderedDict()
         self._transport = transport
         transport.on_call("hello", self._answer, max_body=Hello.MAX_BYTES)
-        transport.on_call("reach", self._dial_back, max_body=0)
-        transport.on_call("here", self._here, max_body=0)
-
-    async def _here(self, peer: PeerId, body: bytes) -> bytes:
-        return b""
-
-    async def _dial_back(self, peer: PeerId, body: bytes) -> bytes:
-        """Whether this node can open a connection to the caller, by the addresses it gave."""
-        if not self.admitted(peer):
-            raise RemoteRefused("stranger", "greet this node first")
-        try:
-            await self._transport.call(peer, "here", b"", timeout=DIAL_BACK_TIMEOUT)
-        except TransportError as error:
-            return str(error).encode()[:MAX_SHOWN]
-        return b""
+        DialBack(transport, whereabouts, admitted=self.admitted, observed=observed)
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether ``peer`` was let in; it is asked to greet again if this node forgot."""
@@ -170,23 +155,6 @@ class Gate:
             record=own.data if own else b"",
             announces=_that_fit(self._announces()),
         ).encode()
-
-
-async def unreachable(transport: Transport, peer: PeerId) -> str:
-    """Ask a peer that was greeted to dial back: why it cannot, or empty where it can.
-
-    Empty as well if it does not answer the question: then nothing is known.
-    """
-    try:
-        return await refused_back(transport, peer)
-    except TransportError:
-        return ""
-
-
-async def refused_back(transport: Transport, peer: PeerId) -> str:
-    """As :func:`unreachable`; raises TransportError where the question is not answered."""
-    reply = await transport.call(peer, "reach", b"", timeout=2 * DIAL_BACK_TIMEOUT)
-    return _clean(reply.decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)
