@@ -19,6 +19,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from bootstrap.dht import CLOCK_LIMIT
 from bootstrap.dial_back import DialBack
@@ -42,6 +45,7 @@ MAX_ANNOUNCES = 256
 ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
 OPEN_TO_STRANGERS = ("hello", "announce", "where", "p2p")
 MAX_ADMITTED = 4096
+LEAST_INVITATION = 12  # characters: who is shown a proof can try guesses
 MAX_SHOWN = 200  # characters of a stranger's text in an error
 
 SET_CLOCK = "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)"
@@ -54,8 +58,19 @@ def anyone(caller: PeerId, greeted: PeerId, shown: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=16)
+def _key(token: str) -> bytes:
+    """What proofs of a run's token are made with: each guess at the token costs as much as this.
+
+    Some 0.1 s and 32 MiB (RFC 7914). The salt is one for all runs: a greeting comes before the
+    caller knows the run, and what the other end could name for it, it could have tried before.
+    """
+    return Scrypt(salt=b"atoll invitation", length=32, n=2**15, r=8, p=1).derive(token.encode())
+
+
 def shared_token(token: str) -> Admits:
     """The rule of a run whose members share one secret; compared in constant time."""
+    _key(token)  # now, and not while somebody waits for an answer
     return lambda caller, greeted, shown: hmac.compare_digest(
         shown.encode(), _shown(token, caller, greeted).encode()
     )
@@ -69,7 +84,7 @@ def _shown(token: str, caller: PeerId, greeted: PeerId) -> str:
     if not token:
         return ""
     between = f"atoll greeting\x00{caller}\x00{greeted}"
-    return hmac.digest(token.encode(), between.encode(), "sha256").hex()
+    return hmac.digest(_key(token), between.encode(), "sha256").hex()
 
 
 def admission(token: str, run: bytes, peer: PeerId) -> bytes:
@@ -79,7 +94,7 @@ def admission(token: str, run: bytes, peer: PeerId) -> bytes:
     """
     if not token:
         return b""
-    return hmac.digest(token.encode(), b"atoll admission\x00" + run + peer.encode(), "sha256")
+    return hmac.digest(_key(token), b"atoll admission\x00" + run + peer.encode(), "sha256")
 
 
 class Gate:
