@@ -2,7 +2,8 @@
 
 A leader names them, and whoever is named decides the next round: a leader that named whom it likes
 would have the run to itself after one round that all others have voted for. So nobody votes for a
-plan that puts out of office who is there, or brings in who was never heard of, as far as it sees.
+plan that puts out of office who is there, or brings in who was never heard of, as far as it sees,
+or more than may come at once where strangers do (:mod:`gossip.trial`).
 It does the plan's work all the same: members hear of things at different moments, and if it is
 only a few who see it otherwise the others decide, and those few catch up. If it is most, nobody has
 to stop its transfers: the next leader takes over what is merged, and names others.
@@ -62,12 +63,17 @@ class Succession:
         voted = self.agreement.voted
         if voted is not None and voted[1].next_roster == next_roster:
             return True
-        if self._objected_at is not None and now >= self._objected_at + YIELDS * patience:
-            return True
         office = self.agreement.roster
         named = set(next_roster)
-        odd = sum(not self._heard_of(peer) for peer in named.difference(office))
+        trial, come = self.company.trial, named.difference(office)
+        if trial is not None and come and len(come) > trial.room(named.intersection(office)):
+            return False  # all who have seen the same certificates find so
+        if self._objected_at is not None and now >= self._objected_at + YIELDS * patience:
+            return True
+        odd = sum(not self._heard_of(peer) for peer in come)
         out = [peer for peer in office if peer not in named and not self._leaves(peer, now)]
+        if trial is not None:
+            out = [peer for peer in out if not trial.overdue(peer, self.agreement.place.round)]
         many = False
         if epoch == 0:  # in a later one the silent are not waited for
             odd += sum(self._is_there(peer, now) for peer in out)
