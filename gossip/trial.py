@@ -3,7 +3,8 @@
 Identities cost nothing, and whoever follows the rounds comes into office. Some that only announce
 themselves, and never vote, would stop a run for good once they are half of those who decide: they
 are alive, so nobody goes on without them. So where strangers come, those in office of whom the
-rounds have anything, a contribution or a merged part, are a majority by themselves at any time.
+rounds have anything, a contribution or a merged part, are a majority by themselves once they are
+two.
 
 All of it follows from certificates, so members who have seen the same ones find the same.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 
+from gossip.validity import MAX_ROSTER
 from protocols.counts import runs_of
 from protocols.identity import PeerId
 from protocols.messages import Certificate
@@ -48,9 +50,13 @@ class Trial:
             del self._failed[next(iter(self._failed))]
 
     def room(self, stay: Collection[PeerId]) -> int:
-        """How many may come into office beside those who ``stay``; one at least can be tried."""
+        """How many may come into office beside those who ``stay``.
+
+        Any number beside a lone one that is tried: with a single other it is no majority either.
+        """
         untried = sum(peer in self._since for peer in stay)
-        return max(0, max(1, len(stay) - untried - 1) - untried)
+        tried = len(stay) - untried
+        return max(0, tried - 1 - untried) if tried > 1 else MAX_ROSTER
 
     def overdue(self, peer: PeerId, round_: int) -> bool:
         """Whether somebody has been in office for long by ``round_``, and has shown nothing."""
