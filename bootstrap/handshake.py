@@ -19,15 +19,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from bootstrap.dht import CLOCK_LIMIT
+from bootstrap.dial_back import DialBack
 from protocols.envelope import open_envelope
 from protocols.errors import (
     Malformed,
     OperatorError,
     RemoteProtocolError,
     RemoteRefused,
-    TransportError,
     printable,
 )
 from protocols.identity import PeerId
@@ -38,11 +41,11 @@ from protocols.whereabouts import Whereabouts
 logger = logging.getLogger(__name__)
 
 GREET_TIMEOUT = 10.0  # seconds
-DIAL_BACK_TIMEOUT = 5.0  # seconds
 MAX_ANNOUNCES = 256
 ANNOUNCES_BYTES = 900 * 1024  # of all announcements in one Welcome
-OPEN_TO_STRANGERS = ("hello", "here", "announce", "where", "p2p")
+OPEN_TO_STRANGERS = ("hello", "announce", "where", "p2p")
 MAX_ADMITTED = 4096
+LEAST_INVITATION = 12  # characters: who is shown a proof can try guesses
 MAX_SHOWN = 200  # characters of a stranger's text in an error
 
 SET_CLOCK = "set the clock: sudo timedatectl set-ntp true (or: sudo chronyc makestep)"
@@ -55,8 +58,19 @@ def anyone(caller: PeerId, greeted: PeerId, shown: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=16)
+def _key(token: str) -> bytes:
+    """What proofs of a run's token are made with: each guess at the token costs as much as this.
+
+    Some 0.1 s and 32 MiB (RFC 7914). The salt is one for all runs: a greeting comes before the
+    caller knows the run, and what the other end could name for it, it could have tried before.
+    """
+    return Scrypt(salt=b"atoll invitation", length=32, n=2**15, r=8, p=1).derive(token.encode())
+
+
 def shared_token(token: str) -> Admits:
     """The rule of a run whose members share one secret; compared in constant time."""
+    _key(token)  # now, and not while somebody waits for an answer
     return lambda caller, greeted, shown: hmac.compare_digest(
         shown.encode(), _shown(token, caller, greeted).encode()
     )
@@ -70,7 +84,7 @@ def _shown(token: str, caller: PeerId, greeted: PeerId) -> str:
     if not token:
         return ""
     between = f"atoll greeting\x00{caller}\x00{greeted}"
-    return hmac.digest(token.encode(), between.encode(), "sha256").hex()
+    return hmac.digest(_key(token), between.encode(), "sha256").hex()
 
 
 def admission(token: str, run: bytes, peer: PeerId) -> bytes:
@@ -80,7 +94,7 @@ def admission(token: str, run: bytes, peer: PeerId) -> bytes:
     """
     if not token:
         return b""
-    return hmac.digest(token.encode(), b"atoll admission\x00" + run + peer.encode(), "sha256")
+    return hmac.digest(_key(token), b"atoll admission\x00" + run + peer.encode(), "sha256")
 
 
 class Gate:
@@ -119,21 +133,7 @@ class Gate:
         self._admitted: OrderedDict[PeerId, None] = OrderedDict()
         self._transport = transport
         transport.on_call("hello", self._answer, max_body=Hello.MAX_BYTES)
-        transport.on_call("reach", self._dial_back, max_body=0)
-        transport.on_call("here", self._here, max_body=0)
-
-    async def _here(self, peer: PeerId, body: bytes) -> bytes:
-        return b""
-
-    async def _dial_back(self, peer: PeerId, body: bytes) -> bytes:
-        """Whether this node can open a connection to the caller, by the addresses it gave."""
-        if not self.admitted(peer):
-            raise RemoteRefused("stranger", "greet this node first")
-        try:
-            await self._transport.call(peer, "here", b"", timeout=DIAL_BACK_TIMEOUT)
-        except TransportError as error:
-            return str(error).encode()[:MAX_SHOWN]
-        return b""
+        DialBack(transport, whereabouts, admitted=self.admitted, observed=observed)
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether ``peer`` was let in; it is asked to greet again if this node forgot."""
@@ -170,23 +170,6 @@ class Gate:
             record=own.data if own else b"",
             announces=_that_fit(self._announces()),
         ).encode()
-
-
-async def unreachable(transport: Transport, peer: PeerId) -> str:
-    """Ask a peer that was greeted to dial back: why it cannot, or empty where it can.
-
-    Empty as well if it does not answer the question: then nothing is known.
-    """
-    try:
-        return await refused_back(transport, peer)
-    except TransportError:
-        return ""
-
-
-async def refused_back(transport: Transport, peer: PeerId) -> str:
-    """As :func:`unreachable`; raises TransportError where the question is not answered."""
-    reply = await transport.call(peer, "reach", b"", timeout=2 * DIAL_BACK_TIMEOUT)
-    return _clean(reply.decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

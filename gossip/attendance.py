@@ -14,6 +14,7 @@ from gossip.agreement import Agreement
 from gossip.certificate import majority
 from gossip.holding import NO_MORE
 from gossip.membership import Liveness, Membership
+from gossip.trial import Trial
 from gossip.validity import Place
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -31,6 +32,7 @@ class Attendance:
     myself: Callable[[], Announce]  # this node's own announcement as of now
     forgot: bool  # this node restarted: it may have voted in this round before
     clients: Clients | None = None  # None: all of them
+    trial: Trial | None = field(default=None, kw_only=True)  # None: whoever comes is in office
     _incarnations: dict[PeerId, int] = field(default_factory=dict, kw_only=True)
 
     @property
@@ -171,20 +173,25 @@ class Attendance:
     def next_roster(self, roster: tuple[PeerId, ...], reformed: bool, now: float) -> set[PeerId]:
         """Who decides the next round: the old ones but for the dead, and those who joined.
 
+        Among strangers a few of these (:mod:`gossip.trial`), who has been known longest first.
         Where the roster was ``reformed``, the silent are not waited for either.
         """
         staying = (Liveness.ALIVE,) if reformed else (Liveness.ALIVE, Liveness.SUSPECT)
         stay = {peer for peer in roster if self.liveness(peer, now) in staying}
-        newcomers = {
+        newcomers = [
             announce.peer
             for announce in self.membership.islands_alive(now)
             if announce.peer not in stay
             and announce.head == self.place.previous
             and announce.state == self.place.state
-        }
+        ]
         if self.myself().status == "leaving":
             stay.discard(self.me)
-        return (stay | newcomers) or {self.me}
+        if self.trial is not None:
+            stay |= set(newcomers).intersection(self.agreement.roster)  # come back
+            come = [peer for peer in newcomers if peer not in stay]
+            return self.trial.seated(stay, come, self.place.round) or {self.me}
+        return stay.union(newcomers) or {self.me}
 
     def active(self, peer: PeerId) -> bool:
         """Whether a peer takes part in deciding, by its own word."""

@@ -41,6 +41,7 @@ from gossip.sending import Sending
 from gossip.spreading import legs, passed
 from gossip.standing import seen_from
 from gossip.timing import Timing
+from gossip.trial import Trial
 from gossip.validity import Place
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
@@ -80,6 +81,7 @@ class Chain(Reports, OwnStatus):
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     missed: Missed = field(default_factory=Missed)
+    trial: Trial = field(default_factory=Trial)
     _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
@@ -304,6 +306,7 @@ class Chain(Reports, OwnStatus):
             self._stepping_since = None
             self.lineage.add(certificate)
             self.missed.note(certificate.outcome, self.round.company.owners)
+            self.trial.note(certificate)
             plan = exchange.plan if exchange is not None else None
             self.timing.committed(self.now(), certificate, plan, self.rules)
             self.note(ready=False)
@@ -362,6 +365,7 @@ class Chain(Reports, OwnStatus):
             holding=self._holding,
             leaving=lambda: self.following.leaving,
             unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
+            trial=self.trial if self.rules.strangers else None,
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(

@@ -18,4 +18,5 @@ class Swarm(Fragments[Chain]):
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         super().__init__(chains, chains[0].hooks)
+        self.presence.office = lambda: chains[0].replica.roster
         Service(self.wiring, self.presence, self.chains, self.hooks.rejected)

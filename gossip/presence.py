@@ -13,7 +13,7 @@ import asyncio
 import hmac
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -94,6 +94,7 @@ class Presence:
     on_rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     on_double: Callable[[], None] = lambda: None
     observed: Callable[[PeerId], str] = lambda peer: ""
+    office: Callable[[], Collection[PeerId]] = tuple  # who decides rounds, where there are any
     _sequence: int = 0
     _double: int = 0  # the newest announcement of that one
     _crowded_out: dict[str, float] = field(default_factory=dict)  # places, and when it was told
@@ -207,7 +208,8 @@ class Presence:
             while batch := self._rumours.batch():
                 body = Known(batch).encode()
                 peers, now = list(self.membership.islands), self.wiring.now()
-                for peer in self._rumours.targets(peers, partial(self._there, now)):
+                there = partial(self._there, now)
+                for peer in self._rumours.targets(peers, there, self.office()):
                     task = self.wiring.spawn(self._say(peer, "gossip", body))
                     under_way.add(task)
                     task.add_done_callback(under_way.discard)

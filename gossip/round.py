@@ -40,6 +40,7 @@ from gossip.reforming import Reforming
 from gossip.rules import Rules
 from gossip.succession import Succession
 from gossip.telling import Telling
+from gossip.trial import Trial
 from gossip.turns import Turns
 from gossip.validity import Place, check_outcome, key_of
 from protocols.errors import BadSignature, Contradiction, Malformed, RemoteRefused
@@ -78,6 +79,7 @@ class Round:
     holding: Holding = field(default_factory=Holding)  # what was waited in earlier rounds
     leaving: Callable[[], bool] = lambda: False  # for the other side of a fork: decides nothing
     unreliable: Set[PeerId] = frozenset()  # who was left out of rounds: owns no part
+    trial: Trial | None = None  # of who comes into office; None: whoever comes
     agreement: Agreement = field(init=False)
     proposer: Proposer = field(init=False)
     company: Company = field(init=False)
@@ -98,16 +100,14 @@ class Round:
     def __post_init__(self) -> None:
         self._usual_patience = self.membership.stillness_s(self.roster, self.rules.patience_s)
         self.agreement = Agreement(
-            self.identity,
-            self.place,
-            self.rules.shape,
-            self.roster,
+            self.identity, self.place, self.rules.shape, self.roster,
             lambda: self.leaving() or self.succession.withheld,
-        )
+        )  # fmt: skip
         self.proposer = Proposer(self.agreement)
         self.company = Company(
-            self.agreement, self.membership, self.myself, self.forgot, self.rules.clients
-        )
+            self.agreement, self.membership, self.myself, self.forgot, self.rules.clients,
+            trial=self.trial,
+        )  # fmt: skip
         self.candidacies = Candidacies(self.agreement, self.company)
         self.succession = Succession(self.agreement, self.company)
         self.telling = Telling(self.agreement, self.company)

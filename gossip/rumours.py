@@ -8,14 +8,15 @@ within :data:`PAUSE_S` in one message. Some 2 % of the peers are left out each t
 (s = 1 − e^(−4s)); they get it when they next compare what they hold with somebody
 (:meth:`gossip.presence.Presence.ask`).
 
-A node sends at most :data:`FANOUT` batches a pause, and each announcement :data:`FANOUT` times, so
+A node sends at most :data:`FANOUT` batches a pause, and each announcement :data:`FANOUT` times, or
+as often again where there are others beside those in office, so
 what it sends does not grow with the swarm, except for the announcements that there are.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from protocols.identity import PeerId
@@ -31,6 +32,7 @@ class Rumours:
     """What a node has heard and not passed on yet."""
 
     def __init__(self, me: PeerId) -> None:
+        self._me = me
         self._random = random.Random(me)  # so that a simulation can be repeated
         self._fresh: dict[PeerId, bytes] = {}  # the newest of each peer
         self._met: dict[bytes, None] = {}
@@ -64,10 +66,25 @@ class Rumours:
             del self._fresh[peer]
         return tuple(found)
 
-    def targets(self, peers: Sequence[PeerId], there: Callable[[PeerId], bool]) -> list[PeerId]:
-        """Whom to tell: some of ``peers``, drawn from those who are ``there``."""
-        drawn = self._random.sample(peers, min(len(peers), 16 * FANOUT))
-        return list(islice(filter(there, drawn), FANOUT))
+    def targets(
+        self,
+        peers: Sequence[PeerId],
+        there: Callable[[PeerId], bool],
+        office: Collection[PeerId] = (),
+    ) -> list[PeerId]:
+        """Whom to tell: some of ``peers``, drawn from those who are ``there``.
+
+        Those in ``office`` tell as many in office as others: however many names come that pass
+        nothing on, they hear of each other.
+        """
+        groups = [peers]
+        if self._me in office:
+            groups = [[p for p in peers if (p in office) is inside] for inside in (True, False)]
+        found: list[PeerId] = []
+        for group in groups:
+            drawn = self._random.sample(group, min(len(group), 16 * FANOUT))
+            found += islice(filter(there, drawn), FANOUT)
+        return found
 
     def one_of(self, peers: Sequence[PeerId]) -> PeerId:
         """Any of them."""

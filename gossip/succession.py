@@ -2,10 +2,11 @@
 
 A leader names the next roster, and that decides the next round. A leader that names whom it likes
 would have the run to itself after one round for which the others have voted. So a member does not
-vote for a plan that puts out of office somebody who is there, or brings in somebody of whom it has
-never heard. It does the plan's work all the same, since members hear of things at different
-moments. If only a few object, the others decide and the few catch up. If most do, no transfer has
-to stop: the next leader takes over what is merged, and names others.
+vote for a plan that puts out of office somebody who is there, brings in somebody of whom it has
+never heard, or takes in more at once than it may where strangers do (:mod:`gossip.trial`). It does
+the plan's work all the same, since members hear of things at different moments. If only a few
+object, the others decide and the few catch up. If most do, no transfer has to stop: the next leader
+takes over what is merged, and names others.
 """
 
 from __future__ import annotations
@@ -62,12 +63,17 @@ class Succession:
         voted = self.agreement.voted
         if voted is not None and voted[1].next_roster == next_roster:
             return True
-        if self._objected_at is not None and now >= self._objected_at + YIELDS * patience:
-            return True
         office = self.agreement.roster
         named = set(next_roster)
-        odd = sum(not self._heard_of(peer) for peer in named.difference(office))
+        trial, come = self.company.trial, named.difference(office)
+        if trial is not None and come and len(come) > trial.room(named.intersection(office)):
+            return False  # all who have seen the same certificates find so
+        if self._objected_at is not None and now >= self._objected_at + YIELDS * patience:
+            return True
+        odd = sum(not self._heard_of(peer) for peer in come)
         out = [peer for peer in office if peer not in named and not self._leaves(peer, now)]
+        if trial is not None:
+            out = [peer for peer in out if not trial.overdue(peer, self.agreement.place.round)]
         many = False
         if epoch == 0:  # in a later one the silent are not waited for
             odd += sum(self._is_there(peer, now) for peer in out)

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bootstrap.handshake import Clocks, Greeting, greet, unreachable
+from bootstrap.dial_back import Reach, reach
+from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Manifest, difference
 from bootstrap.seeds import Missed, PeerCache, Reached, backoff, dial_all, explain, find_peers
 from bootstrap.signed_manifest import SignedManifest
@@ -159,24 +160,32 @@ class Entrance:
 
         Raises E302 where there is none, or where the operator has said that this must not be.
         """
-        why = await self._why_unreachable(greetings)
-        if not why:
+        found = await self._reach(greetings)
+        if found is Reach.YES:
             how = f"({self.outbound.describe()})" if self.outbound.needed else "(direct)"
             self._progress(3, "reach", f"dial-back ok {how}")
             return
+        if found is Reach.UNKNOWN or self._believed(found):
+            self._progress(3, "reach", f"not tested at {self._where}: {found}")
+            return
         if self._insists:
-            raise self._unreachable(why)
+            raise self._unreachable(found)
         places = [PeerAddress(r.address.host, r.address.port, r.peer) for r in reached]
         self.outbound.greet = lambda at: self._greet(at.hostport, at.peer or PeerId(""), run)
         relay = await self.outbound.enter(places)
         if relay is None:
-            raise none_found(self._where, why)
+            raise none_found(self._where, found)
         for greeting in greetings[:3]:  # they are told where this node is called now
             await self._greet(greeting.peer, greeting.peer, run)
-        why = await self._why_unreachable(greetings)
-        if why:
-            raise none_found(self.outbound.address, why)
-        self._progress(3, "reach", f"outbound only -> relay {relay}, dial-back ok")
+        found = await self._reach(greetings)
+        if found is Reach.NO:
+            raise none_found(self.outbound.address, found)
+        tested = "dial-back ok" if found is Reach.YES else f"not tested: {found}"
+        self._progress(3, "reach", f"outbound only -> relay {relay}, {tested}")
+
+    def _believed(self, found: Reach) -> bool:
+        """Whether the operator is believed, who has said where this node is dialled."""
+        return found is Reach.ELSEWHERE and bool(self.config.public_addr)
 
     @property
     def _insists(self) -> bool:
@@ -201,11 +210,9 @@ class Entrance:
             "or leave --require-reachable out: a peer then relays for this node",
         )
 
-    async def _why_unreachable(self, greetings: list[Greeting]) -> str:
-        """Why no peer can dial this node; empty where one can, or none says anything."""
-        asked = [unreachable(self.transport, greeting.peer) for greeting in greetings[:3]]
-        whys = await asyncio.gather(*asked)
-        return whys[0] if all(whys) else ""
+    async def _reach(self, greetings: list[Greeting]) -> Reach:
+        """Whether those who were greeted can dial this node."""
+        return await reach(self.transport, [greeting.peer for greeting in greetings[:3]])
 
     async def claim(self, run: bytes, greetings: list[Greeting]) -> list[Greeting]:
         """Bring a run that was just made to seeds that have none.
@@ -291,8 +298,10 @@ class Entrance:
         runs = [g.welcome.run for g in greetings if g.welcome.run]
         if not runs:
             # who must be dialled learns now that nobody can, and not when there is a run some day
-            if self._insists and (why := await self._why_unreachable(greetings)):
-                raise self._unreachable(why)
+            if self._insists:
+                back = await self._reach(greetings)
+                if back in (Reach.NO, Reach.ELSEWHERE) and not self._believed(back):
+                    raise self._unreachable(back)
             raise operator_error(
                 "E501",
                 "the peers take part in no run",

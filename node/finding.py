@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from bootstrap.handshake import LEAST_INVITATION
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
 from bootstrap.signed_manifest import SignedManifest
@@ -87,7 +88,22 @@ class Finder:
 
     async def _create(self, manifest: Manifest) -> Run:
         self._check_free("")  # before the text is cut, which may take long
+        if short := self._short_invitation():
+            raise short
         return await self.reading.make_run(manifest)
+
+    def _short_invitation(self) -> OperatorError | None:
+        """E204 where this node's invitation is one that can be guessed."""
+        count = len(self.node.config.invitation)
+        if not 0 < count < LEAST_INVITATION:
+            return None
+        return operator_error(
+            "E204",
+            "the invitation is too short",
+            why=f"it has {count} characters, at least {LEAST_INVITATION} are needed: whoever a "
+            "node greets at a wrong address can try guesses at it",
+            fix="take a random one, as `openssl rand -hex 16` prints, the same on every node",
+        )
 
     def _check_free(self, joined: str) -> None:
         """Raise E105 where this island's checkpoints would mix with those that are there.
@@ -118,6 +134,8 @@ class Finder:
         if run is not self._admitted:
             await self.ready(run.manifest)
             await self.entrance.pass_checks()
+            if not run.created and (short := self._short_invitation()):
+                self.node.events.emit(Problem.of(short))
             self._admitted = run
 
     def _keep(self, run: Run) -> None:

@@ -97,6 +97,7 @@ def rules_of(manifest: Manifest, replica: OuterReplica) -> Rules:
         state_bytes=sum(4 * len(vector) for vector in replica.state),
         switch=manifest.outer.warmup_rounds if manifest.outer.optimizer == "onebit-adam" else None,
         believed=STRANGERS if manifest.merge.trust == "open" else FRIENDS,
+        strangers=manifest.merge.trust == "open" and not once(manifest),
         calls=once(manifest),
         least_patience_s=ONLY_MERGE_S if once(manifest) else 0.0,
     )

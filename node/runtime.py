@@ -80,7 +80,7 @@ class Node:
             run=lambda: daemon.run_id,
             admits=shared_token(self.config.invitation) if self.config.invitation else anyone,
             announces=lambda: tuple(self.announced()),  # as it is then
-            observed=transport.observed,
+            observed=self._observed,
             brought=self._on_brought,
             refused=self._on_refused,
             clock=clock.wall,
@@ -118,6 +118,10 @@ class Node:
 
     def _known(self, peer: PeerId) -> bool:
         return self.gate.admitted(peer) or self.is_member(peer)
+
+    def _observed(self, peer: PeerId) -> str:
+        """From where a peer is connected; empty where it may be its relay that is seen."""
+        return "" if self.outbound.needed else self.transport.observed(peer)
 
     def _on_brought(self, peer: PeerId, run: bytes) -> None:
         """A seed takes part in the first run that it hears of."""

@@ -91,6 +91,12 @@ class AddressBook:
         places = (parse_address(a) for a in self.addresses(peer) if not is_relayed(a))
         return next((PeerAddress(p.host, p.port, peer) for p in places), None)
 
+    def has_worked(self, peer: PeerId, address: str) -> bool:
+        """Whether ``peer`` proved itself at ``address`` and has not failed there since."""
+        known = self._known.get(peer)
+        entry = known.entry(address) if known else None
+        return entry is not None and entry.good is not None and entry.bad is None
+
     def add(self, peer: PeerId, address: str) -> None:
         """Remember an address somebody claims for ``peer``; raises :class:`OperatorError` E102."""
         self._insert(self._touch(peer), normal(address))

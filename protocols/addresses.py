@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocols.errors import Malformed, OperatorError
+from protocols.limits import IPV6_PREFIX
 
 if TYPE_CHECKING:
     from protocols.identity import PeerId
@@ -93,6 +94,16 @@ def relay_address(where: str, relay: PeerId) -> str:
 def relay_of(address: str) -> PeerAddress:
     """The relay of an address that :func:`is_relayed`; raises :class:`OperatorError` E102."""
     return parse_address(address.removeprefix(RELAY))
+
+
+def source_of(ip: str) -> str:
+    """What connections are counted by: an IPv4 address, or what a household has of IPv6."""
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return ip
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
 
 
 @lru_cache(maxsize=1024)  # peers say theirs with every announcement

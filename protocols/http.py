@@ -25,7 +25,7 @@ from typing import Self
 from protocols import same_machine
 from protocols import tls as tls_links
 from protocols.address_book import AddressBook
-from protocols.addresses import parse_address
+from protocols.addresses import is_relayed, normal, parse_address, source_of
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.handlers import Handlers
 from protocols.http_client import HttpClient
@@ -86,6 +86,7 @@ class HttpTransport:
         self._client_context = tls_links.client_context(identity) if tls else None
         server_context = tls_links.server_context(identity) if tls else None
         self.relay = RelayServer(self.stats, on_sent=self._reactor.bucket.spend)
+        self.relay.place_of = self._place_of
         self.relays = Relays(
             identity.peer_id,
             self.call,
@@ -189,6 +190,10 @@ class HttpTransport:
         """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty: it is not."""
         return self._server.observed(peer)
 
+    def _place_of(self, peer: PeerId) -> str:
+        host = self.observed(peer).rpartition(":")[0].strip("[]")
+        return source_of(host) if host else ""
+
     def drop(self, peer: PeerId) -> int:
         """Cut every link with ``peer``, either way; returns how many there were."""
         dialled = self._client.drop(peer) if self._client else 0
@@ -233,15 +238,18 @@ class HttpTransport:
     async def dial(self, address: str, expected: PeerId | None = None) -> PeerId:
         """Connect to ``HOST:PORT[/PEERID]``, learn who answers, and remember the address.
 
+        Where ``expected`` is given the address may be that of its relay.
+
         Raises as the three verbs do; :class:`~protocols.errors.OperatorError` E102 for an address
         that does not parse.
         """
-        place = parse_address(address)
-        wanted = expected or place.peer
-        peer = await self._started(None).dial(place.hostport, wanted, 2 * self.limits.connect)
+        where, wanted = normal(address), expected
+        if not is_relayed(where):
+            wanted = expected or parse_address(address).peer
+        peer = await self._started(None).dial(where, wanted, 2 * self.limits.connect)
         if peer == self.peer_id:
-            raise Unreachable(place.hostport, Why.SELF)
-        self.book.succeeded(peer, place.hostport)
+            raise Unreachable(where, Why.SELF)
+        self.book.succeeded(peer, where)
         return peer
 
     def post(self, callback: Callable[[], None]) -> None:

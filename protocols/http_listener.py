@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -20,13 +19,14 @@ from typing import Any
 
 from aiohttp import web
 
+from protocols.addresses import source_of
 from protocols.errors import Malformed
 from protocols.http_body import PROTOCOL, VERSION_HEADER
 from protocols.http_stats import TransportStats
 from protocols.identity import PeerId
 from protocols.lane_server import LaneServer
 from protocols.lane_wire import MARK
-from protocols.limits import IPV6_PREFIX, Limits
+from protocols.limits import Limits
 from protocols.relay_wire import MARK as CALL_MARK
 from protocols.relay_wire import introduced
 from protocols.same_machine import is_near
@@ -103,7 +103,9 @@ class Listener:
     def observed(self, peer: PeerId) -> str:
         """The address from which ``peer`` holds its newest connection; empty where it has none."""
         for link, owner in reversed(self.links.items()):
-            if owner == peer and (address := link.get_extra_info("peername")):
+            if owner != peer or link.is_closing():  # one that was closed tells nothing any more
+                continue
+            if address := link.get_extra_info("peername"):
                 host, port = address[:2]
                 return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return ""
@@ -267,16 +269,6 @@ async def _first_byte(sock: socket.socket) -> bytes:
             await readable
         finally:
             loop.remove_reader(sock)
-
-
-def source_of(ip: str) -> str:
-    """What connections are counted by: an IPv4 address, or what a household has of IPv6."""
-    address = ipaddress.ip_address(ip.partition("%")[0])
-    if isinstance(address, ipaddress.IPv4Address):
-        return ip
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
 
 
 def proven_peer(transport: asyncio.BaseTransport) -> PeerId | None:

@@ -40,6 +40,7 @@ BRIEF_S = 8.0  # between two questions: a node that does not ask again by then i
 JOIN_S = 10.0  # for both ends of a call to come
 IDLE_S = 120.0  # without a byte: longer than connections are kept for their next use
 MAX_WAITING = 256  # hidden nodes
+MAX_WAITING_OF_ONE = 64  # of them, from one place
 MAX_CIRCUITS = 512  # connections carried or about to be
 MAX_CIRCUITS_OF_ONE = 64  # of them, of one peer
 
@@ -48,6 +49,7 @@ MAX_CIRCUITS_OF_ONE = 64  # of them, of one peer
 class _Hidden:
     """A node that waits here. ``left``: when its last question ended; None while one is open."""
 
+    place: str  # from where it comes
     calls: deque[RelayCall] = field(default_factory=deque)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     left: float | None = None
@@ -77,6 +79,7 @@ class RelayServer:
     ) -> None:
         self.rate = 0.0  # bytes a second for calls that are carried; 0: none is
         self.may_wait: Callable[[PeerId], bool] = lambda peer: True
+        self.place_of: Callable[[PeerId], str] = lambda peer: ""  # empty: not known
         self._stats = stats
         self._on_sent = on_sent
         self._now = now
@@ -112,9 +115,12 @@ class RelayServer:
         self._forget_gone()
         here = self._hidden.get(peer)
         if here is None or asked.begin:
+            place = self.place_of(peer)
             if here is None and len(self._hidden) >= MAX_WAITING:
                 raise RemoteRefused("full", f"{MAX_WAITING} nodes wait here already")
-            here = self._hidden[peer] = _Hidden()  # what was there before is answered by time
+            if here is None and place and self._from(place) >= MAX_WAITING_OF_ONE:
+                raise RemoteRefused("full", f"{MAX_WAITING_OF_ONE} nodes from {place} wait here")
+            here = self._hidden[peer] = _Hidden(place)  # what was there before is answered by time
         if not asked.begin:
             try:
                 here.left = None
@@ -145,6 +151,9 @@ class RelayServer:
             raise RemoteRefused("full", "it has not fetched your last calls")
         here.calls.append(call)
         here.news.set()
+
+    def _from(self, place: str) -> int:
+        return sum(here.place == place for here in self._hidden.values())
 
     def _forget_gone(self) -> None:
         latest = self._now() - BRIEF_S

@@ -155,6 +155,10 @@ class Whereabouts:
             return None
         return known
 
+    def has_met(self, peer: PeerId, address: str) -> bool:
+        """Whether this node itself has reached ``peer`` at ``address``; False without a book."""
+        return self._book is not None and self._book.has_worked(peer, address)
+
     def sequence(self, peer: PeerId) -> int:
         """Sequence number of the record held of ``peer``; 0 if none."""
         known = self.get(peer)

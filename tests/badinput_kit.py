@@ -37,7 +37,7 @@ def island(
 
     def prepare(transport: HttpTransport, whereabouts: Whereabouts) -> None:
         options: dict[str, Any] = {"software": "0.1.0", "run": lambda: signed.run_id} | gate
-        Gate(transport, whereabouts, **options)
+        Gate(transport, whereabouts, observed=transport.observed, **options)
         BlobServer(transport, signed.run_id, manifest=signed.data, blobs=[blob])
 
     return signed, prepare

@@ -185,7 +185,7 @@ def test_nobody_can_dial_back(refused):
 
 def test_nobody_can_dial_back_is_said_before_there_is_a_run(refused):
     def seed(transport: HttpTransport, whereabouts: Whereabouts) -> None:
-        Gate(transport, whereabouts, software="0.1.0", run=lambda: b"")
+        Gate(transport, whereabouts, software="0.1.0", run=lambda: b"", observed=transport.observed)
 
     closed = f"127.0.0.1:{free_port()}"
     with peer(seed) as address:

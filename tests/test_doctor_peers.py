@@ -5,6 +5,7 @@ import socket
 import pytest
 from doctor_kit import config
 
+from bootstrap.dial_back import Reach
 from bootstrap.handshake import Gate, shared_token
 from bootstrap.manifest import Manifest
 from bootstrap.probe import BYTES_A_MINUTE, MAX_BYTES, ProbeServer, probe
@@ -79,21 +80,29 @@ async def test_the_run_that_is_looked_at_is_the_peers(tmp_path, seed):
     assert len(learned) == 1  # a peer that does not tell
 
 
-async def test_a_peer_that_cannot_dial_back(tmp_path, seed):
+async def test_a_peer_that_cannot_dial_back(tmp_path, seed, monkeypatch):
+    monkeypatch.setattr("bootstrap.dial_back.TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
     found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=nobody)))
     assert found["reach"].status == "fail"
     assert "E302" in found["reach"].found
     assert "--public-addr" in found["reach"].found
-    assert "refused" in found["reach"].why
+    assert found["reach"].why == Reach.NO
+
+
+async def test_a_public_address_that_is_not_where_it_comes_from_is_believed(tmp_path, seed):
+    away = "192.0.2.7:4390"
+    found = by_name(await network(config(tmp_path, peers=[await seed()], public_addr=away)))
+    assert found["reach"].status == "ok"
+    assert found["reach"].found == f"not tested: {Reach.ELSEWHERE}"
 
 
 async def test_a_node_that_nobody_can_dial_is_told_its_relay(tmp_path, seed, monkeypatch):
-    async def nobody(transport, peer):
-        return "no answer in time (5 s)"
+    async def nobody(transport, peers):
+        return Reach.NO
 
-    monkeypatch.setattr("node.doctor.network.unreachable", nobody)
+    monkeypatch.setattr("node.doctor.network.reach", nobody)
     peer = await seed()
     found = by_name(await network(config(tmp_path, peers=[peer])))
     assert found["reach"].status == "warn"
@@ -105,10 +114,10 @@ async def test_a_node_that_nobody_can_dial_is_told_its_relay(tmp_path, seed, mon
 
 
 async def test_peers_that_would_not_relay(tmp_path, seed, monkeypatch):
-    async def nobody(transport, peer):
-        return "no answer in time (5 s)"
+    async def nobody(transport, peers):
+        return Reach.NO
 
-    monkeypatch.setattr("node.doctor.network.unreachable", nobody)
+    monkeypatch.setattr("node.doctor.network.reach", nobody)
     monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 0)
     found = by_name(await network(config(tmp_path, peers=[await seed()])))
     assert found["reach"].status == "fail"

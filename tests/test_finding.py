@@ -213,3 +213,27 @@ async def test_who_joins_its_own_run_again_needs_no_resume(tmp_path: Path) -> No
     assert "of another run" in caught.value.why
     seed = finder(tmp_path, signed(seed=2), role="seed", **joins)  # it writes none
     assert (await seed.find(None)).manifest.seed == 2
+
+
+async def test_no_run_is_made_with_an_invitation_that_can_be_guessed(tmp_path: Path) -> None:
+    again: dict[str, Any] = {"own": Manifest(), "resume": "false"}
+    with pytest.raises(OperatorError, match="too short") as caught:
+        await finder(tmp_path, signed(), **again, invitation="only us").find(None)
+    assert caught.value.code == "E204"
+    assert "7 characters, at least 12" in caught.value.why
+    assert "openssl rand" in caught.value.fix
+    assert "only us" not in caught.value.text()
+    made = await finder(tmp_path, signed(), **again, invitation="f3" * 16).find(None)
+    assert made.created
+
+
+@pytest.mark.parametrize(("invitation", "told"), [("only us", 1), ("f3" * 16, 0), ("", 0)])
+async def test_of_a_run_that_has_one_already_it_is_told(
+    tmp_path: Path, invitation: str, told: int
+) -> None:
+    (tmp_path / SHARD).write_bytes(TEXT)
+    found = finder(tmp_path, signed(), invitation=invitation)
+    said: list[Any] = []
+    found.node.events.emit = said.append  # type: ignore[method-assign,assignment]
+    await found.find(signed())
+    assert [one.code for one in said] == ["E204"] * told

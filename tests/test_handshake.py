@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from gossip_kit import PLACE
 from identity_kit import identity
 
@@ -15,13 +18,11 @@ from bootstrap.handshake import (
     admission,
     greet,
     shared_token,
-    unreachable,
 )
 from gossip.standing import first_announcement
 from protocols.envelope import seal
 from protocols.errors import OperatorError, RemoteRefused
-from protocols.http import HttpTransport
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.memory import Link, MemoryNetwork
 from protocols.messages import PROTOCOL_VERSION, Hello, Welcome
 from protocols.whereabouts import Whereabouts
@@ -311,23 +312,35 @@ def test_an_admission_holds_for_one_peer_in_one_run() -> None:
     assert admission("", b"r" * 32, one) == b""
 
 
-async def test_a_peer_tells_whether_it_can_dial_back() -> None:
-    a, b = identity(1), identity(2)
-    async with (
-        HttpTransport(a, listen="127.0.0.1:0") as seed,
-        HttpTransport(b, listen="127.0.0.1:0") as newcomer,
-    ):
-        at_seed = Whereabouts(seed, a, seed.book)
-        at_newcomer = Whereabouts(newcomer, b, newcomer.book)
-        Gate(seed, at_seed, software="1", run=lambda: RUN)
-        Gate(newcomer, at_newcomer, software="1", run=lambda: b"")
-        assert seed.listening is not None
-        assert newcomer.listening is not None
-        peer = await newcomer.dial(f"127.0.0.1:{seed.listening[1]}")
-        assert await unreachable(newcomer, peer) == ""  # not greeted yet: nothing is known
-        at_newcomer.publish(["127.0.0.1:1"])
-        await greet(newcomer, at_newcomer, peer, software="1")
-        assert "refused" in await unreachable(newcomer, peer)
-        at_newcomer.publish([f"127.0.0.1:{newcomer.listening[1]}"])
-        await greet(newcomer, at_newcomer, peer, software="1")
-        assert await unreachable(newcomer, peer) == ""
+async def test_a_guess_at_an_invitation_costs_what_stretching_it_does(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members pay once; whoever is shown a proof pays for each guess."""
+    stretched: list[bytes] = []
+
+    def counted(**costs: Any) -> Any:
+        def derive(secret: bytes) -> bytes:
+            stretched.append(secret)
+            return Scrypt(**costs).derive(secret)
+
+        return SimpleNamespace(derive=derive)
+
+    monkeypatch.setattr("bootstrap.handshake.Scrypt", counted)
+    newcomer, seed = hosts
+    shown: list[str] = []
+    real = shared_token("a secret of this test")
+
+    def admits(caller: PeerId, greeted: PeerId, proof: str) -> bool:
+        shown.append(proof)
+        return real(caller, greeted, proof)
+
+    seed.gate(admits=admits)
+    for _ in range(3):
+        await newcomer.greet(seed, invitation="a secret of this test")
+        admission("a secret of this test", RUN, newcomer.peer)
+    assert stretched == [b"a secret of this test"]
+    between = f"atoll greeting\x00{newcomer.peer}\x00{seed.peer}".encode()
+    unstretched = hmac.digest(b"a secret of this test", between, "sha256").hex()
+    assert unstretched not in shown
+    await refused("E203", newcomer, seed, invitation="a guess")
+    assert stretched[1:] == [b"a guess"]

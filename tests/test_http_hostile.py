@@ -29,9 +29,9 @@ from http_kit import (
 )
 
 from protocols import tls
+from protocols.addresses import source_of
 from protocols.errors import IdentityMismatch, RemoteRefused, TransferStalled, Unreachable, Why
 from protocols.http import HttpTransport
-from protocols.http_listener import source_of
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
 from protocols.tasks import beside

@@ -322,6 +322,18 @@ async def test_a_node_that_does_not_ask_again_is_gone() -> None:
         await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
 
 
+async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay, _ = server()
+    monkeypatch.setattr("protocols.relay_server.MAX_WAITING_OF_ONE", 1)
+    relay.place_of = {B.peer_id: "one", C.peer_id: "one", D.peer_id: "another"}.__getitem__
+    await begin(relay, B.peer_id)
+    await begin(relay, B.peer_id)  # again
+    with pytest.raises(RemoteRefused, match="from one"):
+        await begin(relay, C.peer_id)
+    await begin(relay, D.peer_id)
+    assert relay.waiting == [B.peer_id, D.peer_id]
+
+
 async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     relay, clock = server()
     monkeypatch.setattr("protocols.relay_server.MAX_WAITING", 2)

@@ -10,6 +10,7 @@ from test_round import agree, under_way
 
 from gossip.round import Round
 from gossip.succession import OTHERWISE, YIELDS, Succession
+from gossip.trial import Trial
 from protocols.identity import Identity, PeerId
 from protocols.messages import Promise
 
@@ -132,3 +133,16 @@ def test_a_minority_that_sees_it_otherwise_holds_nobody_up(
     lengths = [len(peer.chain) for peer in world.peers.values()]
     assert min(lengths) >= 18
     assert max(lengths) - min(lengths) <= 1
+
+
+def test_among_strangers_no_more_are_voted_in_than_may_come_at_once() -> None:
+    world, mine, *_ = scene(4)
+    names = [Identity.from_seed(bytes([60 + n]) * 32).peer_id for n in range(4)]
+    for sequence, peer in enumerate(names):
+        said = dataclasses.replace(mine.company.myself(), peer=peer)
+        mine.membership.on_announce(said, b"", sequence, world.now)
+    assert bears(mine, {*mine.roster, *names}, world.now)
+    mine.company.trial = Trial()
+    assert bears(mine, {*mine.roster, *names[:3]}, world.now)
+    for later in (0.0, 2 * YIELDS * PATIENCE):
+        assert not bears(mine, {*mine.roster, *names}, world.now + later)

@@ -86,16 +86,14 @@ def mapping_finding(found: Mapping) -> Finding:
     return ok("mapping", f"endpoint-independent: all peers see the same address, {how}")
 
 
-def filtering_finding(where: str, why: str) -> Finding:
-    """Whether somebody this machine has never called got in at ``where``; ``why`` it did not.
+def filtering_finding(where: str, got_in: bool) -> Finding:
+    """Whether somebody this machine has never called ``got_in`` at ``where``.
 
     RFC 5382, REQ-3. A port opened by a call of this machine to others was tried.
     """
-    if not why:
+    if got_in:
         return ok("filtering", f"endpoint-independent (full cone): a stranger got in at {where}")
-    return ok(
-        "filtering", f"endpoint-dependent (restricted): a stranger did not get in at {where}: {why}"
-    )
+    return ok("filtering", f"endpoint-dependent (restricted): a stranger did not get in at {where}")
 
 
 async def hairpin(outside: str) -> Finding:

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from bootstrap.handshake import Clocks, Greeting, greet, refused_back, unreachable
+from bootstrap.dial_back import Reach, asked_back, reach
+from bootstrap.handshake import Clocks, Greeting, greet
 from bootstrap.manifest import Manifest
 from bootstrap.probe import probe
 from bootstrap.seeds import Missed, PeerCache, dial_all, explain
@@ -25,7 +26,7 @@ from node.statedir import StateDir
 from protocols.addresses import PeerAddress, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http import HttpTransport
-from protocols.identity import Identity, PeerId
+from protocols.identity import Identity
 from protocols.whereabouts import Whereabouts
 
 MAX_ASKED = 3  # peers that dial back and measure
@@ -93,18 +94,12 @@ async def _open(
     identity = Identity.generate()
     for listen in (None,) if running else (config.listen, None):
         transport = HttpTransport(identity, listen=listen)
-        transport.on_call("here", _here, max_body=0)
         try:
             await stack.enter_async_context(transport)
         except OperatorError:
             continue  # the check of the ports tells why
         return transport, listen is not None
     raise AssertionError("a transport that does not listen always starts")
-
-
-async def _here(peer: PeerId, body: bytes) -> bytes:
-    """What a peer that dials back asks for."""
-    return b""
 
 
 def _missed(missed: Missed, others: bool) -> Finding:
@@ -177,14 +172,15 @@ async def _reach(
         who = f"process {running} has the port" if running else "the port cannot be opened"
         text = f"not tested: {who}; `node status` shows what peers say"
         return [ok("reach", text), ok("nat", translation.text), *findings]
-    asked = [unreachable(transport, one.peer) for _, one in greetings[:MAX_ASKED]]
-    whys = await asyncio.gather(*asked)
-    if not all(whys):
+    back = await reach(transport, [one.peer for _, one in greetings[:MAX_ASKED]])
+    if back is Reach.YES:
         if translation.translated and transport.listening is not None:
             port = transport.listening[1]
             outside = config.public_addr or f"{translation.outer}:{port}"
             findings.append(await nat.hairpin(outside))
         return [ok("reach", "a peer dialled back: direct"), ok("nat", translation.text), *findings]
+    if back is Reach.UNKNOWN or (back is Reach.ELSEWHERE and config.public_addr):
+        return [ok("reach", f"not tested: {back}"), ok("nat", translation.text), *findings]
     if translation.translated and await _forwarded(transport, config, greetings, translation.outer):
         bound = transport.listening
         outside = hostport(translation.outer, bound[1] if bound else 0)
@@ -199,7 +195,7 @@ async def _reach(
     if not translation.translated:
         fix = "open the port in the firewall of this machine or network"
     return [
-        await _outbound(transport, config, greetings, whys[0], fix),
+        await _outbound(transport, config, greetings, back, fix),
         warn("nat", translation.text, "connections from outside end there", fix)
         if translation.translated
         else ok("nat", translation.text),
@@ -209,14 +205,16 @@ async def _reach(
 
 async def _filtering(config: NodeConfig, mapped: nat.Mapping, stranger: PeerAddress) -> Finding:
     """Have somebody call a port that was opened by calls to others."""
-    where, why = mapped.seen[0], ""
+    where = mapped.seen[0]
     listen = hostport(host_port(config.listen)[0], mapped.local_port)
     try:
         async with HttpTransport(Identity.generate(), listen=listen) as transport:
-            why = await _dialled_at(transport, config, stranger, where)
+            back = await _dialled_at(transport, config, stranger, where)
     except (OperatorError, TransportError) as error:
         return ok("filtering", f"cannot be told: {str(error).splitlines()[0]}")
-    return nat.filtering_finding(where, why)
+    if back is Reach.ELSEWHERE:
+        return ok("filtering", f"cannot be told: {back}")
+    return nat.filtering_finding(where, back is Reach.YES)
 
 
 async def _forwarded(
@@ -231,7 +229,7 @@ async def _forwarded(
     outside = hostport(outer, transport.listening[1])
     for at, _ in greetings[:MAX_ASKED]:
         try:
-            if not await _dialled_at(transport, config, at, outside):
+            if await _dialled_at(transport, config, at, outside) is Reach.YES:
                 return True
         except (OperatorError, TransportError):
             continue
@@ -240,17 +238,16 @@ async def _forwarded(
 
 async def _dialled_at(
     transport: HttpTransport, config: NodeConfig, peer: PeerAddress, where: str
-) -> str:
-    """Why ``peer`` cannot call this transport at ``where``; empty where it can.
+) -> Reach:
+    """Whether ``peer`` can call this transport at ``where``.
 
     Raises what :func:`greet` and dialling raise.
     """
-    transport.on_call("here", _here, max_body=0)
     whereabouts = Whereabouts(transport, transport.identity, transport.book)
     whereabouts.publish([where])
     known = await transport.dial(peer.hostport, peer.peer)
     await greet(transport, whereabouts, known, software=__version__, invitation=config.invitation)
-    return await refused_back(transport, known)
+    return await asked_back(transport, known)
 
 
 async def _outbound(

@@ -1,0 +1,189 @@
+"""Whether others can dial a node: it asks a peer that it has greeted to try, the *dial-back*.
+
+Whoever asks could have this node dial what it likes, and learn what is there. So a node dials the
+address alone that the caller is seen to come from, at the ports that the caller's record gives, or
+a relay that it has reached itself; some times a minute; and tells whether the caller has proven
+itself there, and nothing else: a *no* comes after the same time whatever was found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+
+from protocols.addresses import PeerAddress, is_relayed, parse_address, relay_of, source_of
+from protocols.errors import OperatorError, RemoteRefused, TransportError
+from protocols.identity import PeerId
+from protocols.transport import Transport
+from protocols.whereabouts import Whereabouts
+
+TIMEOUT_S = 5.0  # for all addresses that are tried, and until a "no"
+MAX_TRIED = 3  # addresses
+OF_ONE, ONE_EVERY_S = 16, 4.0  # dial-backs for one place: at once, and then one in so long
+OF_ALL, EVERY_S = 64, 0.25  # likewise for all
+MAX_PLACES = 1024
+
+
+class Reach(StrEnum):
+    """What a dial-back has shown, as the caller sees it."""
+
+    YES = "yes"
+    NO = "nobody gets through to it there"
+    ELSEWHERE = "peers see it come from another address, and dial no other"
+    UNKNOWN = "no peer says"
+
+
+class DialBack:
+    """Answers ``reach`` for callers that are ``admitted``.
+
+    ``observed`` tells the ``HOST:PORT`` that a caller comes from; empty where that is not seen.
+    Refuses as ``stranger``, ``elsewhere`` (no address that may be dialled) and ``busy``.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        whereabouts: Whereabouts,
+        *,
+        admitted: Callable[[PeerId], bool],
+        observed: Callable[[PeerId], str],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._whereabouts = whereabouts
+        self._admitted = admitted
+        self._observed = observed
+        self._now = now
+        self._allowance = Allowance()
+        transport.on_call("reach", self._answer, max_body=0)
+
+    async def _answer(self, peer: PeerId, body: bytes) -> bytes:
+        if not self._admitted(peer):
+            raise RemoteRefused("stranger", "greet this node first")
+        seen = _host(self._observed(peer))
+        known = self._whereabouts.get(peer)
+        given = self._worth_trying(known.record.addresses if known else (), seen)
+        if given:
+            if not self._allowance.take(source_of(seen) if seen else "", self._now()):
+                raise RemoteRefused("busy", "asked too often")
+            until = asyncio.get_running_loop().time() + TIMEOUT_S
+            tried = await asyncio.gather(*[self._reaches(peer, one, seen) for one in given])
+            if any(tried):
+                return b"yes"
+            if False in tried:
+                await asyncio.sleep(until - asyncio.get_running_loop().time())
+                return b"no"
+        raise RemoteRefused("elsewhere", f"no address of yours at {seen or 'where you come from'}")
+
+    def _worth_trying(self, addresses: Iterable[str], seen: str) -> list[str]:
+        """Which of a caller's addresses are where it comes from, or may be: names lead anywhere."""
+        found = []
+        for address in addresses:
+            try:
+                if is_relayed(address):
+                    worth = self._meets(relay_of(address))
+                else:
+                    host = parse_address(address).host
+                    worth = bool(seen) and _host(f"{host}:0") in (seen, "")
+            except OperatorError:
+                continue  # an address may be anything
+            if worth:
+                found.append(address)
+        return found[:MAX_TRIED]
+
+    def _meets(self, relay: PeerAddress) -> bool:
+        """Whether a relay is this node, or one that it reaches there by itself."""
+        if relay.peer is None or relay.peer == self._transport.peer_id:
+            return relay.peer is not None
+        return self._whereabouts.has_met(relay.peer, relay.hostport)
+
+    async def _reaches(self, peer: PeerId, address: str, seen: str) -> bool | None:
+        """Whether the caller answers at an address; None where that is not where it comes from."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                if not is_relayed(address):
+                    place = parse_address(address)
+                    if seen not in await _resolved(place.host):
+                        return None
+                    address = PeerAddress(seen, place.port).hostport
+                return await self._transport.dial(address, peer) == peer
+        except (TransportError, OSError):  # TimeoutError among them
+            return False
+
+
+class Allowance:
+    """So many at once and then one in a while, of one place and of all. Pure."""
+
+    def __init__(self) -> None:
+        self._all = (float(OF_ALL), 0.0)  # what is left, and when that was
+        self._places: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, place: str, now: float) -> bool:
+        """Whether there is one left for ``place``; it is gone then."""
+        everybody = _refilled(self._all, OF_ALL, EVERY_S, now)
+        mine = _refilled(self._places.get(place, (OF_ONE, now)), OF_ONE, ONE_EVERY_S, now)
+        if min(everybody, mine) < 1:
+            return False
+        self._all = (everybody - 1, now)
+        self._places[place] = (mine - 1, now)
+        self._places.move_to_end(place)
+        if len(self._places) > MAX_PLACES:
+            self._places.popitem(last=False)
+        return True
+
+
+def _refilled(left: tuple[float, float], most: int, every_s: float, now: float) -> float:
+    count, at = left
+    return min(count + (now - at) / every_s, float(most))
+
+
+def _host(hostport: str) -> str:
+    """The IP address of ``HOST:PORT``; empty where there is none."""
+    try:
+        return _plain(hostport.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return ""
+
+
+def _plain(host: str) -> str:
+    """An IP address in one form; raises ValueError."""
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
+
+
+async def _resolved(host: str) -> set[str]:
+    """The IP addresses of a host; raises OSError."""
+    if literal := _host(f"{host}:0"):
+        return {literal}
+    infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return {_plain(str(info[4][0])) for info in infos}
+
+
+async def dialled_back(transport: Transport, peer: PeerId) -> Reach:
+    """Ask a peer that was greeted to dial back: whether it can."""
+    try:
+        return await asked_back(transport, peer)
+    except TransportError:
+        return Reach.UNKNOWN
+
+
+async def asked_back(transport: Transport, peer: PeerId) -> Reach:
+    """As :func:`dialled_back`; raises TransportError where the question is not answered."""
+    try:
+        reply = await transport.call(peer, "reach", b"", timeout=2 * TIMEOUT_S)
+    except RemoteRefused as error:
+        if error.code == "elsewhere":
+            return Reach.ELSEWHERE
+        raise
+    return Reach.YES if reply == b"yes" else Reach.NO
+
+
+async def reach(transport: Transport, peers: Iterable[PeerId]) -> Reach:
+    """Ask several: yes where one can, and no where one that has tried cannot."""
+    found = set(await asyncio.gather(*[dialled_back(transport, peer) for peer in peers]))
+    return next(one for one in Reach if one in found or one is Reach.UNKNOWN)

@@ -1,0 +1,141 @@
+"""Identities cost nothing: what many that come at once can do where strangers come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from gossip_kit import announce_of, decided
+from identity_kit import identity
+from simulated_swarm import Member, SimulatedSwarm, contributes, lengths, simulated_swarm
+from toy_replica import RUN, ToyReplica
+
+from gossip.rules import Rules
+from gossip.trial import PATIENT, Trial
+from gossip.validity import MAX_ROSTER
+from protocols import virtual_time
+from protocols.envelope import seal
+from protocols.identity import Identity, PeerId
+from protocols.messages import Certificate
+
+ONES = [Identity.from_seed(bytes([40 + n]) * 32) for n in range(50)]
+
+
+class Open(SimulatedSwarm):
+    """A swarm that strangers may join."""
+
+    def rules_of(self, replica: ToyReplica) -> Rules:
+        return replace(self.rules, strangers=True)
+
+
+async def announce(swarm: SimulatedSwarm, identities: Sequence[Identity], seconds: float) -> None:
+    """They say that they are there and stand where each member stands, and do nothing else."""
+
+    async def deaf(peer: PeerId, body: bytes) -> bytes:
+        return b""
+
+    sequence = 0
+    for one in identities:
+        swarm.network.join(one.peer_id).on_call("announce", deaf)
+    end = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.5)
+        sequence += 1
+        for member in swarm.living():
+            for one in identities:
+                said = announce_of(one.peer_id, member.replica.place, ready=False)
+                wall = member.swarm.presence.wall() + 60
+                envelope = seal(
+                    one, said, purpose="announce", run=RUN, expires=wall, sequence=sequence
+                )
+                member.swarm.presence.learn(envelope, one.peer_id)
+
+
+def offices(member: Member) -> list[tuple[PeerId, ...]]:
+    """Who was in office after each round."""
+    return [certificate.outcome.next_roster for certificate in member.replica.certificates]
+
+
+@pytest.mark.parametrize("count", [6, 50])
+def test_who_only_announces_itself_stops_no_run(count: int) -> None:
+    """Under however many names: those who take part are a majority of those in office."""
+
+    async def main() -> None:
+        async with simulated_swarm(4, made=Open, size=4000) as swarm:
+            members = list(swarm.members.values())
+            await announce(swarm, ONES[:count], 20.0)
+            swarm.agree()
+            assert min(lengths(members)) >= 10
+            assert max(map(len, offices(members[0]))) == 7
+
+    virtual_time.run(main())
+
+
+def test_an_honest_newcomer_gets_in_among_them() -> None:
+    async def main() -> None:
+        async with simulated_swarm(4, made=Open, size=4000) as swarm:
+            founders = list(swarm.members.values())
+            asked = asyncio.create_task(announce(swarm, ONES[:6], 30.0))
+            await asyncio.sleep(5.0)
+            newcomer = swarm.start(identity(99), status="joining", new_identity=True)
+            await asked
+            swarm.agree()
+            assert newcomer.peer in founders[0].replica.roster
+            assert contributes(newcomer, founders[0], 0)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("founders", "rounds"), [(1, 3), (4, 7)])
+def test_twelve_honest_ones_are_soon_in_office(founders: int, rounds: int) -> None:
+    async def main() -> None:
+        async with simulated_swarm(founders, made=Open, size=4000) as swarm:
+            first = next(iter(swarm.members.values()))
+            await asyncio.sleep(3.0)
+            newcomers = [swarm.start(one, status="joining", new_identity=True) for one in ONES[:12]]
+            everybody = {*swarm.roster, *(one.peer for one in newcomers)}
+            began = len(first.replica.history)
+            await asyncio.sleep(12.0)
+            swarm.agree()
+            took = next(n for n, office in enumerate(offices(first)) if set(office) == everybody)
+            assert took - began <= rounds
+            assert all(contributes(newcomer, first, 0) for newcomer in newcomers)
+
+    virtual_time.run(main())
+
+
+def certificate(
+    round_: int, office: Sequence[int], then: Sequence[int], owners: Sequence[int]
+) -> Certificate:
+    """One of a round that some decide, whose parts some have merged: who is there by numbers."""
+    ids = [one.peer_id for one in ONES]
+    made = decided(ONES[:1])
+    parts = tuple(replace(made.outcome.parts[0], owner=ids[n], counts=b"") for n in owners)
+    outcome = replace(
+        made.outcome,
+        round=round_,
+        parts=parts,
+        next_roster=tuple(sorted(ids[n] for n in then)),
+    )
+    return replace(made, roster=tuple(sorted(ids[n] for n in office)), outcome=outcome)
+
+
+def test_those_who_have_shown_something_are_a_majority() -> None:
+    ids = [one.peer_id for one in ONES]
+    trial, founders, many = Trial(), range(4), {one.peer_id for one in ONES[4:]}
+    assert [trial.room(ids[:n]) for n in range(6)] == [MAX_ROSTER] * 2 + [1, 2, 3, 4]
+    seats = trial.seated(set(ids[:4]), ids[4:], 0)
+    assert seats == set(ids[:7]), "in the order in which they have come"
+    trial.note(certificate(0, founders, range(7), founders))
+    assert trial.room(ids[:7]) == 0
+    trial.note(certificate(1, range(7), range(7), [0, 5]))
+    assert trial.room(ids[:7]) == 5 - 1 - 2, "one of three has merged something"
+    last = PATIENT + 1
+    trial.note(certificate(last, range(7), range(7), [0]))
+    assert trial.seated(set(ids[:7]), [], last) == set(ids[:7]), "nobody wants its place"
+    seats = trial.seated(set(ids[:7]), ids[7:], last)
+    assert seats == {*ids[:4], ids[5], *ids[7:11]}
+    trial.note(certificate(last + 1, range(7), [0, 1, 2, 3, 5], [0]))
+    assert ids[4] not in trial.seated(set(ids[:4]), [ids[4], *many], last + 2), "it comes last"
