@@ -38,6 +38,9 @@ class GossipReports(PeerReports):
         """This island's own count, that all fragments have come through."""
         return min(chain.replica.place.round for chain in self.swarm.chains)
 
+    def come(self) -> None:
+        """See :meth:`PeerReports.come`: rounds are this island's own, and repeated by nobody."""
+
     def on_committed(self, what: Rounded, how: None) -> None:
         """The outer step of a round is taken."""
         self.rounds_committed += what.fragment == 0
