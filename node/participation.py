@@ -173,6 +173,7 @@ class Participation:
             self.node.offload,
             lambda: [chain.lineage for chain in self.swarm.chains],
             self._copying(store),
+            self.node.daemon.stop_reason.done,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(

@@ -84,12 +84,15 @@ class Keeper:
     offload: Offload
     lineages: Callable[[], Sequence[Lineage]]
     copying: Copying | None = None  # to a second place for them
+    leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
+
+        No event where that is since a script has gone, and the last one follows.
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
@@ -101,7 +104,7 @@ class Keeper:
         if self._lock.locked() and not wait:
             return False
         async with self._lock:
-            saved = await self._save(last)
+            saved = await self._save(last, follows=not wait)
         if wait and self.copying is not None:
             await self.copying.done()
         return saved
@@ -117,14 +120,16 @@ class Keeper:
             if left <= 0 and self.conductor is not None and self.conductor.training:
                 await self.save()
 
-    async def _save(self, last: AsyncExitStack | None) -> bool:
+    async def _save(self, last: AsyncExitStack | None, *, follows: bool) -> bool:
         self._began = started = time.monotonic()
         try:
             with self.store.draft() as draft:
                 facts = await self._fill(draft, last)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (*UNWRITTEN, ChannelClosedError, TimeoutError) as error:
-            if not (self._full and isinstance(error, DiskFullError)):  # say it once
+            again = self._full and isinstance(error, DiskFullError)  # it is said once
+            gone = follows and isinstance(error, ChannelClosedError) and self.leaving()
+            if not (again or gone):
                 code = f" ({error.code})" if isinstance(error, OperatorError) else ""
                 self.events.emit(
                     CheckpointSkipped(round=self.replicas[0].place.round, reason=f"{error}{code}")

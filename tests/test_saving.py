@@ -31,7 +31,7 @@ from node.pace import Pace
 from node.participation import Participation
 from node.replica import OuterReplica
 from node.saving import Keeper, restore
-from node.trainer.channel import Applied, Checkpoint, Saved, Staged, StepDone
+from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import Asked, TrainerFiles
 from protocols.errors import OperatorError
@@ -159,6 +159,24 @@ async def test_a_trainer_that_is_stuck_is_given_up(
     assert not await keeper.save()
     assert "one inner step" in events[0].reason
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_what_a_script_s_end_breaks_off_is_no_alarm_where_the_last_one_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: bool
+) -> None:
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    events: list[Any] = []
+    trainer, keeper = SlowTrainer(), _keeper(tmp_path, events)
+    keeper.conductor, keeper.leaving = cast(Conductor, trainer), lambda: leaving
+    for wait in (False, True):  # the last one is told of: none follows it
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            saving_ = tasks.create_task(keeper.save(wait=wait))
+            while trainer.writing is None or trainer.writing.done():  # noqa: ASYNC110 - a fake
+                await asyncio.sleep(0)
+            trainer.writing.set_exception(ChannelClosedError("the trainer has ended"))
+        assert not saving_.result()
+        assert len(events) == wait + (not leaving)
 
 
 async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
