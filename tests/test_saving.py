@@ -23,7 +23,7 @@ from node import saving
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
-from node.copying import Copying
+from node.copying import STILL_S, Copying
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, write_outer
@@ -197,7 +197,9 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     copied: list[tuple[str, int]] = []
 
     class Hanging:
-        def put(self, checkpoint: Path) -> None:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
             began.set()
             assert goes_on.wait(10)
             copied.append((checkpoint.name, verify(checkpoint).round))
@@ -226,13 +228,50 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     assert os.listdir(tmp_path) == ["ckpt-00000003"]
 
 
+@pytest.mark.parametrize("moves", [False, True])
+async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("node.copying.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("node.copying.LOOK_S", 0.01)
+    goes_on, events = threading.Event(), list[Any]()
+
+    class Slow:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            for _ in range(10):
+                now[0] += 0.9 * STILL_S if moves else 1000.0
+                if goes_on.wait(0.03 if moves else 10.0):
+                    return
+                moved()
+
+    keeper = _keeper(tmp_path, events)
+    keeper.copying = Copying(cast(CheckpointCopy, Slow()), keeper.store, keeper.events, inline)
+
+    async def fill(draft: Path, last: object) -> Facts:
+        return Facts(run="r", round=1, step=0, tokens=0)
+
+    monkeypatch.setattr(keeper, "_fill", fill)
+    try:
+        async with asyncio.timeout(8):
+            assert await keeper.save(wait=True)
+    finally:
+        goes_on.set()
+    said = [(one.code, one.what) for one in events if isinstance(one, Problem)]
+    assert said == (
+        [] if moves else [("E407", "the newest checkpoint is not copied to s3://bucket")]
+    )
+
+
 def test_a_second_place_that_hangs_keeps_no_node_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, began = threading.Event(), threading.Event()
 
     class Hanging:
-        def put(self, checkpoint: Path) -> None:
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
             began.set()
             goes_on.wait(10)
 
