@@ -110,6 +110,7 @@ class Postman:
         self.core.owed.discard(post.to)
         if gone or error is not None:
             self.letters.keep(post.round, body, weight)
+        self.carry([])
 
 
 def _sure(error: Exception) -> bool:

@@ -121,6 +121,9 @@ class Roamer(OfFragment):
     _ours: bool = True
     _still: asyncio.Lock = field(default_factory=asyncio.Lock)
     _kick: asyncio.Event = field(default_factory=asyncio.Event)
+    _leaving: bool = False  # begins no round any more
+    _sending: int = 0  # letters on their way for the first time
+    _sent: asyncio.Event = field(default_factory=asyncio.Event)  # something has become of one
     _counted: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -195,13 +198,23 @@ class Roamer(OfFragment):
         """Change what this node says of itself, and say it at once; ``ready`` begins a round."""
         if changes.get("ready") is False:
             self._ours = False  # the trainer is another one now
-        if changes.get("ready") and self.core.resting:
+        if changes.get("ready") and self.core.resting and not self._leaving:
             if self.status.status != "leaving":
                 changes["status"] = "active"
             self._norm = changes.get("norm", 0.0)
             self.wiring.spawn(self._begin())
         self.note(**changes)
         self.presence.tell()
+
+    async def settle(self) -> None:
+        """Give no share away any more, and wait until it is known of each whether it has come.
+
+        For who is about to save its weight and leave. Nothing to do where letters are answered.
+        """
+        self._leaving = self.habits.one_way
+        while self._leaving and (self._sending or self.core.owed):
+            self._sent.clear()
+            await self._sent.wait()
 
     def announced_place(self) -> Place:
         """Where this island stands, with the number of the round that is under way."""
@@ -253,6 +266,7 @@ class Roamer(OfFragment):
         if instructions:
             self.wiring.spawn(self._carry(instructions))
         self._kick.set()
+        self._sent.set()
 
     async def _carry(self, instructions: list[Instruction]) -> None:
         while instructions:
@@ -260,6 +274,7 @@ class Roamer(OfFragment):
             posts = [one for one in instructions if isinstance(one, Post)]
             if posts:
                 key = posts[0].round, posts[0].exchange
+                self._sending += 1
                 if self._own is None or self._own.key != key:  # the last brought nothing to mix in
                     self._own = await self._write(key, posts)
                 self.wiring.spawn(self._send_all(posts, self._own))
@@ -292,6 +307,8 @@ class Roamer(OfFragment):
             self.times.note(own.choice, took, [post.to for post in posts], own.budget)
             if not any(post.awaited for post in posts):
                 self._timed.append(took)
+        self._sending -= 1
+        self._sent.set()
 
     async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
         letters = [

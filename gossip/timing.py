@@ -5,22 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gossip.estimating import busiest_bytes
+from gossip.interval import Interval
 from gossip.ladder import Ladder, budget_s
 from gossip.rules import Rules
 from protocols.messages import Certificate, Plan
-
-SMOOTHING = 0.3  # weight of the newest round
 
 
 @dataclass
 class Timing:
     """Moments of the round under way, and what is usual."""
 
-    round_s: float = 0.0  # usual seconds from commit to commit
     planned_at: float = 0.0  # when the round under way got its first plan
     held_at: float = 0.0  # when its newest merged part was here
     ladder: Ladder = field(default_factory=Ladder)
+    _interval: Interval = field(default_factory=Interval)
     _last_commit: float | None = None
+
+    @property
+    def round_s(self) -> float:
+        """Usual seconds from commit to commit; 0: not known yet."""
+        return self._interval.usual_s
 
     def stand(self, codec: str | None) -> None:
         """``codec`` is that of the newest round, however this member came to it."""
@@ -33,8 +37,7 @@ class Timing:
         """A round is over; ``plan`` is the one that it ended under, None: others decided it."""
         last, self._last_commit = self._last_commit, now
         if last is not None:
-            weight = SMOOTHING if self.round_s else 1.0
-            self.round_s += weight * (now - last - self.round_s)
+            self._interval.add(now - last, repeated=plan is None)
         took = self.held_at - self.planned_at
         smooth = plan is not None and plan.ballot == 0 and took > 0
         self.ladder.note(

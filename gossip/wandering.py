@@ -38,6 +38,7 @@ from functools import partial
 from math import inf
 from statistics import median, median_low
 
+from gossip.interval import Interval
 from gossip.meeting import Drop, Finish, Habits, Instruction, Key, Met, Post, Stamp, Take, Taken
 from gossip.membership import Membership
 from gossip.pairing import partner, successors
@@ -85,7 +86,7 @@ class Wandering:
     _moving_s: float = 0.0  # of it, while a letter that it waits for was on its way
     _seen: float = 0.0  # until when that was counted
     _began: float | None = None  # when the round did
-    _round_s: float = 0.0  # usual seconds from one to the next
+    _interval: Interval = field(default_factory=Interval)  # from one to the next
     _slow: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # how often; until round
     _gaps: deque[float] = field(default_factory=partial(deque, maxlen=ROUNDS_KNOWN))
     _usual: RoundTrip | None = None  # seconds until an answer is here, of those waited for
@@ -100,14 +101,14 @@ class Wandering:
     @property
     def cycle_s(self) -> float:
         """Usual seconds from one round to the next; 0: not known yet."""
-        return self._round_s
+        return self._interval.usual_s
 
     @property
     def patience_s(self) -> float:
         """How long a partner is waited for at most."""
-        if not self._round_s:
+        if not self.cycle_s:
             return FIRST_PATIENCE_S
-        most = max(LEAST_PATIENCE_S, SHARE * self._round_s)
+        most = max(LEAST_PATIENCE_S, SHARE * self.cycle_s)
         if self._usual is None:
             return most
         return min(most, max(LEAST_PATIENCE_S, self._usual.longest))
@@ -139,7 +140,7 @@ class Wandering:
             return []
         if self._began is not None:
             gap = now - self._began
-            self._round_s += (0.3 if self._round_s else 1.0) * (gap - self._round_s)
+            self._interval.add(gap)
             self._gaps.append(gap)
         self._began = now
         self._label = median_low([place, *(a.round for a in self.others(now))])

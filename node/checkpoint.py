@@ -144,7 +144,7 @@ class CheckpointStore:
 
     def preflight(self, checkpoint_bytes: int) -> None:
         """Raise E402 unless those to keep, and the one being written beside them, have room."""
-        held = sum(f.stat().st_size for p in self.paths() for f in _files_in(p))
+        held = sum(f.stat().st_size for p in self.paths() for f in files_in(p))
         needed = checkpoint_bytes * (self.keep + 1) - held
         free = shutil.disk_usage(self.directory).free
         if free < needed:
@@ -182,7 +182,7 @@ class CheckpointStore:
         Reads every file once for its hash; run it off the event loop.
         """
         with _disk_errors(draft):
-            found = _files_in(draft)
+            found = files_in(draft)
             files = {f.relative_to(draft).as_posix(): _fingerprint(f) for f in found}
             created = max(
                 [time.time(), *(math.nextafter(_made(p), math.inf) for p in self.paths())]
@@ -215,7 +215,7 @@ class CheckpointStore:
         """
         place = self.directory / f"{ASIDE_PREFIX}{time.time_ns()}" / path.name
         try:
-            for file in _files_in(path):
+            for file in files_in(path):
                 link = place / file.relative_to(path)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 os.link(file, link)
@@ -332,7 +332,8 @@ def _fingerprint(path: Path) -> File:
     return File(bytes=path.stat().st_size, blake3=hasher.hexdigest())
 
 
-def _files_in(checkpoint: Path) -> list[Path]:
+def files_in(checkpoint: Path) -> list[Path]:
+    """All files of a checkpoint, by their names."""
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,17 @@ class CheckpointCopy:
         except Exception as error:  # each file system has errors of its own
             raise self._failed("write", error) from error
 
-    def put(self, checkpoint: Path) -> None:
+    def put(self, checkpoint: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Copy a checkpoint there, and then remove those that were made first.
 
-        What was broken off before goes as well. Nothing is removed for another run's.
+        What was broken off before goes as well. Nothing is removed for another run's. ``moved`` is
+        called whenever a file has come further, as far as the file system tells, or is there.
         """
         try:
+            from fsspec.callbacks import Callback
+
             files, root = self._open()
+            told = Callback(hooks={"moved": lambda size, value: moved()})
             self._check_run(files, root, run_of(checkpoint))
             names = [p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*")]
             names = sorted(n for n in names if (checkpoint / n).is_file() and n != INDEX)
@@ -77,7 +82,8 @@ class CheckpointCopy:
                 files.rm(target, recursive=True)
             for name in [*names, INDEX]:
                 files.makedirs(f"{target}/{name}".rpartition("/")[0], exist_ok=True)
-                files.put_file(str(checkpoint / name), f"{target}/{name}")
+                files.put_file(str(checkpoint / name), f"{target}/{name}", callback=told)
+                moved()
             others = [name for name in self._there(files, root) if int(name[5:]) != round_]
             kept = [chosen, *others[: self.keep - 1]]
             for old in self._named(files, root):

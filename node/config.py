@@ -170,7 +170,9 @@ class NodeConfig(IslandSettings):
     )
     seconds: float = Field(default=0.0, ge=0, description="Stop after this many seconds; 0: never.")
     rounds: int = Field(
-        default=0, ge=0, description="Stop after this many rounds; 0: when the run ends."
+        default=0,
+        ge=0,
+        description="Stop after this many rounds from where the run stands; 0: when it ends.",
     )
     sink: Annotated[tuple[str, ...], BeforeValidator(read_sinks)] = Field(
         default=(),

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from node.checkpoint import CheckpointStore
+from node.checkpoint import CheckpointStore, files_in
 from node.checkpoint_copy import CheckpointCopy
+from node.errors import operator_error
 from node.monitor.event_log import EventLog
-from node.monitor.events import Problem
+from node.monitor.events import Notice, Problem
+from node.monitor.wording import duration
 from protocols.errors import OperatorError
 from protocols.tasks import Background, Offload
+
+LOOK_S = 1.0
+STILL_S = 30.0  # in which nothing moves: who leaves does not wait any longer. And
+TIMES = 3.0  # times the longest such time so far; before there is one, what the files
+SLOWEST = 4e6  # would take at so many bytes a second: not all file systems tell of parts
 
 
 class Copying:
@@ -30,11 +38,35 @@ class Copying:
         self._next: Path | None = None  # the newest, while an older one is on its way
         self._running: asyncio.Task[None] | None = None
         self._background = Background()
+        self._moved, self._longest, self._until = 0.0, 0.0, 0.0  # monotonic, seconds, monotonic
 
     async def done(self) -> None:
-        """Wait until what was given is copied, or could not be."""
-        if self._running is not None:
-            await self._running
+        """Wait until what was given is copied, or could not be, or nothing moves any more.
+
+        For who leaves. Each of the latter two is an event.
+        """
+        if (running := self._running) is None or running.done():
+            return
+        url = self._copy.url
+        text = (
+            f"waits until the newest checkpoint is copied to {url} (Ctrl-C again ends it at once)"
+        )
+        self._events.emit(Notice(text=text))
+        while not running.done() and time.monotonic() < self._until:
+            await asyncio.wait([running], timeout=LOOK_S)
+        if not running.done():
+            still = duration(time.monotonic() - self._moved)
+            self._events.emit(
+                Problem.of(
+                    operator_error(
+                        "E407",
+                        f"the newest checkpoint is not copied to {url}",
+                        why=f"nothing has moved for {still}",
+                        fix="it is in the state directory: look at that place, and start the node "
+                        "with --resume, or copy it there",
+                    )
+                )
+            )
 
     async def soon(self, path: Path) -> None:
         """To the second place: it may be slow, or hang, and the next checkpoint does not wait.
@@ -46,6 +78,7 @@ class Copying:
         if passed_over is not None:
             await self._offload(partial(self._store.drop, passed_over))
         if self._running is None or self._running.done():
+            self._begin(0)
             self._running = self._background.spawn(self._run())
 
     async def _run(self) -> None:
@@ -60,6 +93,8 @@ class Copying:
         end: a node that fails is not to stay because a link hangs.
         """
         loop, put = asyncio.get_running_loop(), self._copy.put
+        with suppress(OSError):  # it has been pruned meanwhile, which the copy will find
+            self._begin(await self._offload(partial(_size, aside)))
         done: asyncio.Future[OperatorError | None] = loop.create_future()
 
         def end(failed: OperatorError | None) -> None:
@@ -69,7 +104,7 @@ class Copying:
         def work() -> None:
             failed: OperatorError | None = None
             try:
-                put(aside)
+                put(aside, self._on_moved)
             except OperatorError as error:
                 failed = error
             with suppress(RuntimeError):  # the loop has ended
@@ -77,3 +112,19 @@ class Copying:
 
         threading.Thread(target=work, name="checkpoint-copy", daemon=True).start()
         return await done
+
+    def _begin(self, size: int) -> None:
+        """A copy of so many bytes begins."""
+        self._moved = time.monotonic()
+        self._until = self._moved + STILL_S + (TIMES * self._longest or size / SLOWEST)
+
+    def _on_moved(self) -> None:
+        """In the copy's thread."""
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._moved)
+        self._moved, self._until = now, now + STILL_S + TIMES * self._longest
+
+
+def _size(checkpoint: Path) -> int:
+    """In bytes; raises OSError."""
+    return sum(file.stat().st_size for file in files_in(checkpoint))

@@ -49,13 +49,14 @@ def summary_of(demo: Demo, wall_s: float) -> Summary:
     consensus = [r["consensus"] for r in per_island[0] if r["consensus"] is not None]
     living = [island for island in demo.islands if not (island is demo.leaver() and demo.left)]
     ends = {island.last_round() for island in living}
+    together = demo.cut or len(ends) == 1  # before the end they need not leave after one round
     return Summary(
         rounds_committed=len(states),
         rounds_failed=sum(len(island.events("round_failed")) for island in demo.islands),
         rounds_merged=len({r["round"] for r in synced}),
         val_loss_first=losses[0] if losses else None,
         val_loss_last=losses[-1] if losses else None,
-        state_digests_equal=len(ends) == 1 and all(len(s) == 1 for s in states.values()),
+        state_digests_equal=together and all(len(s) == 1 for s in states.values()),
         wire_bytes_per_param_per_round=round(
             fmean(r["sent_bytes"] for r in synced) / size if synced else 0.0, 4
         ),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.manifest import Manifest
-from bootstrap.state import Moments, download_moments, offered_moments
+from bootstrap.state import Moments, Progress, download_moments, offered_moments
 from node.conductor import Conductor
 from node.trainer.channel import ChannelClosedError
 from node.trainer.layout import Layout
@@ -35,11 +35,14 @@ from protocols.tasks import Offload
 from protocols.transport import Transport
 
 GIVEN, TAKEN = "moments.given", "moments.taken"  # files in the state directory, while in use
-COPY_S = 120.0  # for the trainer's copy, which it makes between two inner steps
+COPY_S, STEPS = 120.0, 4.0  # for the trainer's copy: and so many of its inner steps,
+LONGEST_STEP_S = 300.0  # of which others say how long they are
+SLOW_DISK = 50e6  # bytes a second, at least, at which it is written
 MAX_DONORS = 3  # that are asked
-# all of it may take so many times what the state took, which is about as large, and some seconds;
-# of that each donor has its share to answer in, so that a silent one does not use up all
-TIMES, LEAST_S = 3.0, 60.0
+# it may take so many times what the state took, which is about as large, and some seconds; and as
+# long again with every part that has come: the state came from many, and these come from one.
+# Each donor has its share to answer in, so that a silent one does not use up all
+TIMES, LEAST_S, PARTS = 3.0, 60.0, 8
 
 FAILURES = (TransportError, RemoteProtocolError, OSError, TimeoutError)
 
@@ -61,11 +64,12 @@ class Giving:
 
     async def copy(self) -> Moments:
         """The trainer's moments, in a file without a name; raises :class:`RemoteRefused`."""
-        path = self.directory / GIVEN
+        path, size = self.directory / GIVEN, FLOAT_BYTES * self.places.size
+        limit_s = COPY_S + STEPS * self.conductor.pace.step_s + size / SLOW_DISK
         if not self.conductor.training:
             raise RemoteRefused("none", "no trainer is at work here")
         try:
-            async with asyncio.timeout(COPY_S):
+            async with asyncio.timeout(limit_s):
                 donated = await self.conductor.files.donate(path)
             if not donated.steps or donated.problem:
                 why = "its disk" if donated.problem else "its moments are cold themselves"
@@ -87,12 +91,15 @@ class Taking:
     directory: Path
     offload: Offload
     greet: Callable[[PeerId], Awaitable[None]]  # strangers are given nothing
+    progress: Progress = lambda done, total, sources: None
 
-    async def take(self, donors: Sequence[PeerId], state_s: float) -> tuple[Taken, str]:
+    async def take(
+        self, donors: Sequence[PeerId], state_s: float, *, step_s: float = 0.0
+    ) -> tuple[Taken, str]:
         """From the first of ``donors``, in any order, whose moments can be used; and what to say.
 
-        ``state_s``: what the state's download took. Raises one of ``FAILURES``: what became of the
-        last donor that was asked.
+        ``state_s``: what the state's download took, ``step_s``: what an inner step takes a donor,
+        in seconds. Raises one of ``FAILURES``: what became of the last donor that was asked.
         """
         if not moments_last(self.manifest):
             raise RemoteRefused("none", "this run's islands have none that another could use")
@@ -100,12 +107,15 @@ class Taking:
         places = Places.of(layout, self.manifest.inner)
         path = self.directory / TAKEN
         failure: Exception = Unreachable("any donor", Why.NO_ADDRESS, "no island is active")
-        began, limit_s = time.monotonic(), LEAST_S + TIMES * state_s
+        began, steps_s = time.monotonic(), STEPS * min(step_s, LONGEST_STEP_S)
+        limit_s = LEAST_S + TIMES * state_s + MAX_DONORS * steps_s
+        answer_s = limit_s / MAX_DONORS
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as limit:
+                told = _Extending(limit, limit_s, self.progress)
                 for peer in random.sample(list(donors), min(len(donors), MAX_DONORS)):
                     try:
-                        steps = await self._take(peer, places, path, limit_s / MAX_DONORS)
+                        steps = await self._take(peer, places, path, answer_s, told)
                     except (TransportError, RemoteProtocolError) as error:
                         failure = error
                         continue
@@ -117,7 +127,9 @@ class Taking:
             path.unlink(missing_ok=True)
             raise
 
-    async def _take(self, peer: PeerId, places: Places, path: Path, answer_s: float) -> int:
+    async def _take(
+        self, peer: PeerId, places: Places, path: Path, answer_s: float, progress: Progress
+    ) -> int:
         """Fill the file; the steps that the moments have seen."""
         with contextlib.suppress(TransportError, OperatorError):  # it then says why, below
             await self.greet(peer)
@@ -125,7 +137,26 @@ class Taking:
         size = FLOAT_BYTES * places.size
         offer = await offered_moments(self.transport, peer, run, size, timeout=answer_s)
         vector = await self.offload(lambda: mapped(path, places.size, create=True))
-        await download_moments(self.transport, peer, run, offer, [vector], offload=self.offload)
+        await download_moments(
+            self.transport, peer, run, offer, [vector], offload=self.offload, progress=progress
+        )
         if wrong := await self.offload(lambda: faults(vector, places, inner)):
             raise Malformed(f"{peer} offers moments of which {wrong}")
         return offer.steps
+
+
+@dataclass
+class _Extending:
+    """Puts the end of a time limit off by ``seconds`` with every part that has come."""
+
+    limit: asyncio.Timeout
+    seconds: float
+    progress: Progress
+    _parts: int = 0  # that have come, of the donor that has given the most
+
+    def __call__(self, done: int, total: int, sources: int) -> None:
+        self.progress(done, total, sources)
+        parts = PARTS * done // total
+        if parts > self._parts and not self.limit.expired():
+            self._parts = parts
+            self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds)

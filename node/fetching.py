@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,14 +86,18 @@ class Fetcher:
             self.node.home.root,
             self.node.offload,
             self._greet,
+            Headway(lambda text: self.events.emit(Notice(text=f"downloads moments: {text}"))),
         )
         active = [
-            one.peer
+            one
             for one in await self._arrival(lambda: self.run.peers).look()
             if (one.role, one.status) == ("island", "active") and one.peer != self.replicas[0].me
         ]
+        steps_s = [1 / one.steps_per_second for one in active if one.steps_per_second > 0]
+        step_s = median(steps_s) if steps_s else 0.0
         try:
-            taken, said = await taking.take(active, sum(self.took))
+            donors = [one.peer for one in active]
+            taken, said = await taking.take(donors, sum(self.took), step_s=step_s)
         except FAILURES as error:
             why = str(error) or type(error).__name__
             self.events.emit(Notice(text=f"no donor's moments ({why}): warms its learning rate up"))

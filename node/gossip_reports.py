@@ -26,7 +26,6 @@ class GossipReports(PeerReports):
     _exchanges: dict[int, int] = field(default_factory=dict)
     _codecs: dict[int, str] = field(default_factory=dict)  # of the newest letter of this island's
     _last: float | None = None  # when the last round was through, of any fragment
-    _ended: dict[int, float] = field(default_factory=dict)  # the same by fragment
     _tokens: int = field(default=0)  # trained up to the last round
 
     def __post_init__(self) -> None:
@@ -37,6 +36,9 @@ class GossipReports(PeerReports):
     def round(self) -> int:
         """This island's own count, that all fragments have come through."""
         return min(chain.replica.place.round for chain in self.swarm.chains)
+
+    def come(self) -> None:
+        """See :meth:`PeerReports.come`: rounds are this island's own, and repeated by nobody."""
 
     def on_committed(self, what: Rounded, how: None) -> None:
         """The outer step of a round is taken."""
@@ -90,8 +92,6 @@ class GossipReports(PeerReports):
         now, pace = self.now(), self.conductor.pace
         wall = now - self._last if self._last is not None else None
         self._last = now
-        cycle = now - self._ended[fragment] if fragment in self._ended else None
-        self._ended[fragment] = now
         busy, pace.busy_s = pace.busy_s, 0.0
         if applied.validation_loss is not None:
             self.swarm.presence.note(validation_loss=applied.validation_loss)
@@ -142,8 +142,8 @@ class GossipReports(PeerReports):
                 consensus_after=pending.after,
                 agreeing=None,
                 state=chain.status.state.hex(),
-                eta_s=max(0, total - pending.round - 1) * cycle
-                if cycle and total < ENDLESS_ROUNDS
+                eta_s=max(0, total - pending.round - 1) * chain.core.cycle_s or None
+                if total < ENDLESS_ROUNDS
                 else None,
                 dropped=missed,
                 phases={

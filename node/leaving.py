@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from gossip.chain import Chain
 from gossip.membership import MEMBERS
 from gossip.presence import THERE
+from gossip.roamer import Roamer
 from node.modes import is_over
 from node.monitor.events import Notice
+from node.monitor.wording import short
 from protocols.messages import Announce
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 HANDOVER_S = 600.0  # for a newcomer's download, and the round that takes it in
 LOOK_S = 1.0
+SETTLE_S = 10.0  # for shares of push-sum that are on their way
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
 
@@ -35,6 +38,7 @@ async def leave(part: Participation, stack: AsyncExitStack) -> None:
     """
     if not part.finishing:
         await _hand_over(part)
+        await _settle(part)
         await _farewell(part)
     if part.config.checkpoint_every and part.island is not None:
         # who is at the end of the run may owe others their last rounds of other fragments
@@ -65,6 +69,18 @@ async def _hand_over(part: Participation) -> None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await part.news.wait()
+
+
+async def _settle(part: Participation) -> None:
+    """In push-sum: know which shares have come, as the checkpoint has the weight of the others."""
+    chains = [chain for chain in part.swarm.chains if isinstance(chain, Roamer)]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            await asyncio.gather(*(chain.settle() for chain in chains))
+    if owed := {peer for chain in chains for peer in chain.core.owed}:
+        names = ", ".join(map(short, sorted(owed)))
+        text = f"does not know whether shares of its weight have come: {names} did not answer"
+        part.events.emit(Notice(text=text))
 
 
 def _on_the_way(part: Participation) -> bool:

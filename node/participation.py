@@ -46,6 +46,7 @@ from node.trainer.channel import Applied
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, moments_last
 from node.trainer.shared import SharedVectors
+from node.waiting import Waiting
 from protocols.errors import OperatorError, RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -173,6 +174,7 @@ class Participation:
             self.node.offload,
             lambda: [chain.lineage for chain in self.swarm.chains],
             self._copying(store),
+            self.node.daemon.stop_reason.done,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -258,6 +260,7 @@ class Participation:
         for greeting in run.greetings:
             for envelope in greeting.welcome.announces:
                 self.lookout.learn(envelope, greeting.peer)
+        self.reporter.come()
         self.node.welcome_others(run)
         self.node.state.status = "joining" if self._newcomer else "active"
         self.node.state.round = self.reporter.round
@@ -275,6 +278,8 @@ class Participation:
             self.events.emit(
                 JoinProgress(step=6, name=name, text=f"{verb} at round {self.reporter.round + 1}")
             )
+            if self._newcomer and isinstance(self.swarm, Swarm):  # in pairs nobody lets it in
+                spawn(Waiting(self.swarm.chains[0], self.events).run())
         spare_what_stays()
         spawn(self.swarm.run())
         tell_links(self.node.transport)

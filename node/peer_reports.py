@@ -62,7 +62,7 @@ class PeerReports(ABC):
     state: NodeState
     transport: Measuring
     now: Callable[[], float] = time.monotonic
-    rounds_committed: int = 0
+    rounds_committed: int = 0  # since this node came, none that are only repeated
     _distances: Mapping[PeerId, float] = field(default_factory=dict)  # in the last round
     written: RateLimit = field(
         default_factory=lambda: RateLimit(REFUSALS_A_S, REFUSALS_AT_ONCE), repr=False
@@ -93,6 +93,10 @@ class PeerReports(ABC):
     @abstractmethod
     def round(self) -> int:
         """Rounds that are through."""
+
+    @abstractmethod
+    def come(self) -> None:
+        """This node takes part from here on, where the run stands by what others have announced."""
 
     @abstractmethod
     def on_committed(self, what: Any, how: Any) -> None:

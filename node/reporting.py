@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from gossip.driver import Swarm
 from gossip.exchange import Exchange
@@ -42,6 +43,7 @@ class Reporter(PeerReports):
 
     swarm: Swarm
     bytes_sent: int = 0
+    _came_at: int = 0  # the round at which the run stood when this node came
     _pending: dict[int, Pending] = field(default_factory=dict)  # by fragment
     _last_round: float | None = None  # when one was through,
     _last: dict[int, float] = field(default_factory=dict)  # and by fragment
@@ -64,11 +66,17 @@ class Reporter(PeerReports):
 
     # --- hooks -----------------------------------------------------------------------------------
 
+    def come(self) -> None:
+        """See :meth:`PeerReports.come`: rounds that the others have had before are repeated."""
+        alive = self.swarm.membership.islands_alive(self.swarm.now())
+        rounds = [announce.round for announce in alive if announce.status == "active"]
+        self._came_at = median_low(rounds) if rounds else 0  # one alone may claim anything
+
     def on_committed(self, what: Certificate, how: Exchange | None) -> None:
         """The swarm has committed a round and the replica has stepped."""
         certificate, exchange = what, how
         fragment = certificate.outcome.fragment
-        self.rounds_committed += fragment == 0
+        self.rounds_committed += fragment == 0 and certificate.outcome.round >= self._came_at
         sent = exchange.bytes_sent if exchange else 0
         self.bytes_sent += sent
         now = self.now()

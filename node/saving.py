@@ -55,7 +55,9 @@ from protocols.messages import Certificate
 from protocols.tasks import Offload
 
 CERTIFICATE, LINEAGE = "certificate", "lineage"
-TRAINER_TIMEOUT_S, STEPS = 120.0, 4.0  # for its copy: and so many of its inner steps
+# for the trainer's copy, and so many of its inner steps: the one that it is at may take far longer
+# than those before. Where somebody waits, as to leave, there is less
+TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
 WRITING_TIMEOUT_S = 3600.0
 MIN_PAUSE_S = 0.1
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
@@ -84,12 +86,17 @@ class Keeper:
     offload: Offload
     lineages: Callable[[], Sequence[Lineage]]
     copying: Copying | None = None  # to a second place for them
+    leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
+    _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
+    _limit: asyncio.Timeout | None = None  # of what the trainer is waited for now
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
 
     async def save(self, *, wait: bool = False, last: AsyncExitStack | None = None) -> bool:
         """Write a checkpoint of this moment; False (and an event) where it could not be done.
+
+        No event where that is since a script has gone, and the last one follows.
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
@@ -100,8 +107,14 @@ class Keeper:
             return False
         if self._lock.locked() and not wait:
             return False
-        async with self._lock:
-            saved = await self._save(last)
+        self._waiting += wait
+        try:
+            if wait and self._limit is not None and not self._limit.expired():
+                self._limit.reschedule(self._latest())
+            async with self._lock:
+                saved = await self._save(last, follows=not wait)
+        finally:
+            self._waiting -= wait
         if wait and self.copying is not None:
             await self.copying.done()
         return saved
@@ -117,14 +130,16 @@ class Keeper:
             if left <= 0 and self.conductor is not None and self.conductor.training:
                 await self.save()
 
-    async def _save(self, last: AsyncExitStack | None) -> bool:
+    async def _save(self, last: AsyncExitStack | None, *, follows: bool) -> bool:
         self._began = started = time.monotonic()
         try:
             with self.store.draft() as draft:
                 facts = await self._fill(draft, last)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (*UNWRITTEN, ChannelClosedError, TimeoutError) as error:
-            if not (self._full and isinstance(error, DiskFullError)):  # say it once
+            again = self._full and isinstance(error, DiskFullError)  # it is said once
+            gone = follows and isinstance(error, ChannelClosedError) and self.leaving()
+            if not (again or gone):
                 code = f" ({error.code})" if isinstance(error, OperatorError) else ""
                 self.events.emit(
                     CheckpointSkipped(round=self.replicas[0].place.round, reason=f"{error}{code}")
@@ -192,13 +207,21 @@ class Keeper:
     @asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
         """Raise TimeoutError where the trainer takes longer than it may be in one inner step."""
-        step_s = self.conductor.pace.step_s if self.conductor is not None else 0.0
-        limit = TRAINER_TIMEOUT_S + STEPS * step_s
+        began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout_at(self._latest()) as self._limit:
                 yield
         except TimeoutError:
-            raise TimeoutError(f"the trainer was at one inner step for {limit:.0f} s") from None
+            took = asyncio.get_running_loop().time() - began
+            raise TimeoutError(f"the trainer was at one inner step for {took:.0f} s") from None
+        finally:
+            self._limit = None
+
+    def _latest(self) -> float:
+        """Until when it may take, by the event loop's clock."""
+        seconds = HURRIED_S if self._waiting else TRAINER_TIMEOUT_S
+        step_s = self.conductor.pace.step_s if self.conductor is not None else 0.0
+        return asyncio.get_running_loop().time() + seconds + STEPS * step_s
 
     async def _outer(self) -> _Outer:
         """A copy of the outer state and of where it stands, on which rounds have no effect."""

@@ -24,8 +24,10 @@ Scenario = Callable[["Bench"], Awaitable[None]]
 class Bench:
     """Donors that count their copies, and a newcomer."""
 
-    def __init__(self, donors: int = 1, run: bytes = RUN, size: int = N) -> None:
-        self.network = MemoryNetwork(link=Link(latency=0.01), upload=2e6)
+    def __init__(
+        self, donors: int = 1, run: bytes = RUN, size: int = N, upload: float = 2e6
+    ) -> None:
+        self.network = MemoryNetwork(link=Link(latency=0.01), upload=upload)
         ids = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, donors + 2)]
         self.me: MemoryTransport = self.network.join(ids[0])
         self.peers = ids[1:]

@@ -121,7 +121,9 @@ def test_copies_of_another_run_are_left_alone(store: CheckpointStore, tmp_path: 
 def test_a_url_of_fsspec(store: CheckpointStore):
     copy = CheckpointCopy("memory://bucket/run", keep=1)
     assert copy.get_newest(store) is None
-    copy.put(make(store, 7).path)
+    moved: list[bool] = []
+    copy.put(make(store, 7).path, lambda: moved.append(True))
+    assert len(moved) > 3, "each file and more: this file system tells of parts"
     other = CheckpointStore(store.directory.parent / "other")
     assert copy.get_newest(other) is not None
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from node.demo import MIN_ROUNDS, TOO_LONG, Demo, _directory
+from node.demo import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory
 from node.demo_summary import as_text, summary_of
 
 ROUND = {
@@ -33,7 +35,12 @@ def demo(members: int) -> Demo:
         starts=1,
     )
     made: Any = SimpleNamespace(
-        islands=[island, island], joined=True, killed=False, left=False, leaver=lambda: None
+        islands=[island, island],
+        joined=True,
+        killed=False,
+        left=False,
+        cut=False,
+        leaver=lambda: None,
     )
     return cast(Demo, made)
 
@@ -57,6 +64,95 @@ def test_only_what_explains_a_failure_is_left_behind(end: type[BaseException] | 
             raise end
     assert root.exists() == (end is RuntimeError)
     shutil.rmtree(root, ignore_errors=True)
+
+
+class Played:
+    """An island on a virtual clock: a second to start, then a round every ``round_s``."""
+
+    process = None
+
+    def __init__(self, name: str, clock: Clock, round_s: float) -> None:
+        self.name, self.clock, self.round_s = name, clock, round_s
+        self.lives: list[float] = []
+        self.signals: list[signal.Signals] = []
+
+    def start(self, *arguments: str) -> None:
+        self.lives.append(self.clock.now)
+
+    @property
+    def starts(self) -> int:
+        return len(self.lives)
+
+    @property
+    def running(self) -> bool:
+        return True
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for began, end in pairwise([*self.lives, self.clock.now]):
+            rounds = max(0, int((end - began - 1.0) / self.round_s))
+            found.append({"kind": "started"})
+            found += [{"kind": "round", "round": number} for number in range(rounds)]
+        return [event for event in found if not kind or event["kind"] == kind]
+
+    def last_round(self) -> int:
+        return int(self.clock.now / self.round_s) - 1
+
+    def signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+    def wait(self, timeout: float) -> bool:
+        return True
+
+
+class Clock:
+    """In place of :mod:`time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("slower", [1.0, 4.0])
+def test_a_machine_that_gets_busier_makes_fewer_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float
+) -> None:
+    """It took as much longer as the machine was slower than in its first seconds."""
+    clock = Clock()
+    monkeypatch.setattr("node.demo.step_seconds", lambda: 0.02)
+    monkeypatch.setattr("node.demo.time", clock)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    demo = Demo(90, 3, 0, tmp_path, 0.0, quiet=True)
+    round_s = slower * (demo.takes_s - START_S) / demo.rounds
+
+    def new(*arguments: str) -> Any:
+        island: Any = Played(f"island-{len(demo.islands) + 1}", clock, round_s)
+        island.start()
+        demo.islands.append(island)
+        return island
+
+    monkeypatch.setattr(demo, "_new", new)
+    monkeypatch.setattr(demo, "_check_alive", lambda leaver: None)
+    demo.address = ""
+    with demo.progress:
+        demo.bar = demo.progress.add_task("", total=demo.rounds, loss="")
+        for _ in range(3):
+            new()
+        demo._train()
+        demo._finish()
+    assert demo.joined
+    assert demo.killed
+    assert demo.left
+    assert demo.cut is (slower > 1)
+    assert clock.now < 1.1 * 90
+    stopped = [signal.SIGINT in cast(Any, island).signals for island in demo.islands]
+    assert stopped == ([True] * 4 if demo.cut else [False, False, True, False])
+    assert cast(Any, demo.islands[2]).signals == [signal.SIGINT]  # twice would end it at once
 
 
 def planned(seconds: float, already: float, root: Path) -> Demo:

@@ -13,7 +13,8 @@ from moments_kit import Bench, honest, run
 from trainer_kit import tiny_manifest
 
 from bootstrap.manifest import Manifest
-from node.donors import FAILURES, TAKEN, Giving, Taking
+from node.donors import FAILURES, PARTS, TAKEN, Giving, Taking
+from node.pace import Pace
 from node.trainer.channel import ChannelClosedError, Donate, Donated
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, mapped
@@ -26,12 +27,17 @@ from protocols.virtual_time import inline
 # --- what a newcomer makes of it -----------------------------------------------------------------
 
 
-def tried(tmp_path: Path, scenario: Callable[[Bench, Taking], Awaitable[None]]) -> None:
+def tried(
+    tmp_path: Path,
+    scenario: Callable[[Bench, Taking], Awaitable[None]],
+    seconds: float = 1.0,
+) -> None:
+    """``seconds``: what all bytes take by the link of one donor."""
     manifest = tiny_manifest()
     places = Places.of(Layout.of_manifest(manifest), manifest.inner)
 
     async def main() -> None:
-        bench = Bench(2, manifest.run_id, places.size)
+        bench = Bench(2, manifest.run_id, places.size, upload=4 * places.size / seconds)
         await scenario(bench, taking(bench, tmp_path, manifest))
 
     virtual_time.run(main())
@@ -88,6 +94,46 @@ def test_a_newcomer_gives_up_in_time(tmp_path: Path) -> None:
     tried(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(("parts", "there"), [(PARTS, True), (2, False)])
+def test_one_donor_s_link_may_be_much_slower_than_those_of_all_for_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, there: bool
+) -> None:
+    """It is waited for as long as parts come in time, and no longer."""
+    monkeypatch.setattr("node.donors.PARTS", parts)
+    for module in ("digest", "chunks"):  # as many chunks as a large model has
+        monkeypatch.setattr(f"bootstrap.state.{module}.MIN_CHUNK", 2048)
+
+    async def scenario(bench: Bench, taking: Taking) -> None:
+        began, told = asyncio.get_running_loop().time(), [0]
+        taking.progress = lambda done, total, sources: told.append(done)
+        if there:
+            taken, _ = await taking.take(bench.peers[:1], 5.0)
+            assert torch.equal(mapped(taken.path, bench.size), bench.vectors[0])
+            assert told == sorted(told)
+            assert told[-1] == 4 * bench.size
+            return
+        with pytest.raises(TimeoutError):
+            await taking.take(bench.peers[:1], 5.0)
+        assert asyncio.get_running_loop().time() - began < 100.0
+        assert not (tmp_path / TAKEN).exists()
+
+    tried(tmp_path, scenario, 250.0)
+
+
+@pytest.mark.parametrize("step_s", [0.0, 60.0])
+def test_a_donor_in_a_long_inner_step_has_the_time_to_end_it(tmp_path: Path, step_s: float) -> None:
+    async def scenario(bench: Bench, taking: Taking) -> None:
+        bench.copy_s = 100.0
+        if step_s:
+            taken, _ = await taking.take(bench.peers[:1], 1.0, step_s=step_s)
+            assert taken.steps == 50
+        else:
+            with pytest.raises(FAILURES):
+                await taking.take(bench.peers[:1], 1.0)
+
+    tried(tmp_path, scenario)
+
+
 def test_a_silent_donor_leaves_time_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +167,7 @@ class Trainer:
     """What :class:`Giving` knows of a conductor; ``answer`` is the trainer's."""
 
     def __init__(self, answer: Callable[[Path], Donated]) -> None:
-        self.training, self.files, self.answer = True, self, answer
+        self.training, self.files, self.answer, self.pace = True, self, answer, Pace()
 
     async def donate(self, path: Path) -> Donated:
         return self.answer(path)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -15,7 +16,7 @@ from node import monitor
 from node.lookout import Lookout
 from node.monitor.machine import KEPT_S, Machine
 from node.peer_reports import PeerReports, kind_of, link_of
-from node.reporting import _phases
+from node.reporting import Reporter, _phases
 from protocols.errors import (
     BadSignature,
     Contradiction,
@@ -104,6 +105,31 @@ def test_a_rejection_is_counted_by_the_class_of_the_error_and_not_by_its_words(
     words = "signature, stale, late, finite: one of too many identities"
     PeerReports.on_rejected(reports, PeerId("12D3KooW"), kind(words))
     assert [(one.reason, one.detail) for one in told] == [(reason, words)]
+
+
+@pytest.mark.parametrize(
+    ("others", "counted"),
+    [
+        ([], [11, 12, 13, 14]),
+        ([("active", 13), ("joining", 99)], [13, 14]),
+        ([("active", 13), ("active", 13), ("active", 10**9)], [13, 14]),
+    ],
+)
+def test_rounds_that_the_others_had_before_this_node_came_are_none_of_those_to_make(
+    others: list[tuple[str, int]], counted: list[int]
+) -> None:
+    """It has resumed from a checkpoint of round 11 and repeats what it missed (``--rounds``)."""
+    announced = [SimpleNamespace(status=status, round=round_) for status, round_ in others]
+    reports: Any = MagicMock(rounds_committed=0, _came_at=0)
+    reports.swarm.membership.islands_alive.return_value = announced
+    Reporter.come(reports)
+    found = []
+    for round_ in range(11, 15):
+        before = reports.rounds_committed
+        outcome = SimpleNamespace(fragment=0, round=round_)
+        Reporter.on_committed(reports, MagicMock(outcome=outcome), None)
+        found += [round_] * (reports.rounds_committed - before)
+    assert found == counted
 
 
 def test_a_flood_of_what_is_refused_is_counted_and_not_written_down() -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import threading
-import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 from checkpoint_kit import make
+from saving_kit import SlowTrainer, keeper_at
 
 from bootstrap.manifest import Manifest
 from bootstrap.signed_manifest import SignedManifest
@@ -23,68 +21,16 @@ from node import saving
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
-from node.copying import Copying
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, write_outer
-from node.pace import Pace
 from node.participation import Participation
-from node.replica import OuterReplica
-from node.saving import Keeper, restore
-from node.trainer.channel import Applied, Checkpoint, Saved, Staged, StepDone
+from node.saving import restore
+from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
-from node.trainer_files import Asked, TrainerFiles
+from node.trainer_files import TrainerFiles
 from protocols.errors import OperatorError
 from protocols.identity import Identity
-
-
-class SlowTrainer:
-    """Has copied its files at once, or at ``copies``; writes them when told to."""
-
-    training, resume_dir = True, None
-
-    def __init__(self, *, copies: bool = True) -> None:
-        self.writing: asyncio.Future[Saved] | None = None
-        self.copied: asyncio.Future[None] | None = None
-        self.draft, self.pace, self._copies = Path(), Pace(), copies
-
-    async def take_back(self) -> None:
-        pass
-
-    async def save(self, draft: Path) -> Asked:
-        assert self.writing is None or self.writing.done(), "it writes another one"
-        loop = asyncio.get_running_loop()
-        self.draft, self.writing, self.copied = draft, loop.create_future(), loop.create_future()
-        if self._copies:
-            self.copied.set_result(None)
-        return Asked(self.copied, self.writing)
-
-    def write(self) -> None:
-        folder = self.draft / "trainer"
-        folder.mkdir(parents=True)
-        (folder / "state").write_bytes(b"x")
-        assert self.writing is not None
-        self.writing.set_result(Saved(directory=str(self.draft), problem="", full=False))
-
-
-async def inline(work: Callable[[], Any]) -> Any:
-    return work()
-
-
-def _keeper(directory: Path, events: list[Any]) -> Keeper:
-    place = SimpleNamespace(round=3, previous=b"", state=b"")
-    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
-    return Keeper(
-        CheckpointStore(directory),
-        cast(SignedManifest, SimpleNamespace(run_id=b"run")),
-        cast("list[OuterReplica]", [replica]),
-        torch.zeros(2),
-        None,
-        cast(EventLog, SimpleNamespace(emit=events.append)),
-        nullcontext,
-        inline,
-        lambda: [cast(Any, None)],
-    )
 
 
 async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
@@ -96,7 +42,7 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
     monkeypatch.setattr(saving, "write_outer", full)
     events: list[Any] = []
     trainer = SlowTrainer()
-    keeper = _keeper(tmp_path, events)
+    keeper = keeper_at(tmp_path, events)
     keeper.conductor = cast(Conductor, trainer)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(keeper.save())
@@ -112,7 +58,7 @@ async def test_a_draft_that_failed_is_gone_only_when_nobody_writes_into_it(
 
 async def test_a_folder_that_went_away_is_told_and_ends_nothing(tmp_path: Path) -> None:
     events: list[Any] = []
-    keeper = _keeper(tmp_path / "checkpoints", events)
+    keeper = keeper_at(tmp_path / "checkpoints", events)
     (tmp_path / "checkpoints").rmdir()
     assert not await keeper.save()
     assert "is gone" in events[0].reason
@@ -128,7 +74,7 @@ async def test_a_long_inner_step_holds_up_no_round(
     rounds, trainer = asyncio.Lock(), SlowTrainer(copies=False)
     for step, seconds in ((5, 0.01), (6, 0.01), (7, 5.0)):  # 5 s a step, of late
         trainer.pace.add(StepDone(3, step, 1.0, 1.0, 1e-3, 64, seconds))
-    keeper = _keeper(tmp_path, [])
+    keeper = keeper_at(tmp_path, [])
     keeper.conductor = cast(Conductor, trainer)
     keeper.still = lambda: cast(Any, rounds)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -149,95 +95,71 @@ async def test_a_long_inner_step_holds_up_no_round(
     assert (found.facts.round, found.facts.step) == (3, 8)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_steps_that_are_far_longer_all_at_once_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """0.2 s, then 130 s: nothing told of it before. Who leaves meanwhile waits for less."""
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    monkeypatch.setattr(saving, "HURRIED_S", 0.1)
+    events: list[Any] = []
+    trainer, keeper = SlowTrainer(copies=False), keeper_at(tmp_path, events)
+    trainer.pace.add(StepDone(3, 5, 1.0, 1.0, 1e-3, 64, 0.001))
+    keeper.conductor = cast(Conductor, trainer)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        saving_ = tasks.create_task(keeper.save())
+        await asyncio.sleep(0.5)
+        assert not saving_.done()
+        if leaves:
+            assert not await keeper.save(wait=True)
+            assert [one.kind for one in events] == ["checkpoint_skipped"] * 2
+        else:
+            assert trainer.copied is not None
+            trainer.copied.set_result(None)
+            await asyncio.sleep(0)
+            trainer.write()
+    assert saving_.result() is not leaves
+
+
 async def test_a_trainer_that_is_stuck_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saving, "TRAINER_TIMEOUT_S", 0.1)
     events: list[Any] = []
-    keeper = _keeper(tmp_path, events)
+    keeper = keeper_at(tmp_path, events)
     keeper.conductor = cast(Conductor, SlowTrainer(copies=False))
     assert not await keeper.save()
     assert "one inner step" in events[0].reason
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_what_a_script_s_end_breaks_off_is_no_alarm_where_the_last_one_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: bool
+) -> None:
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    events: list[Any] = []
+    trainer, keeper = SlowTrainer(), keeper_at(tmp_path, events)
+    keeper.conductor, keeper.leaving = cast(Conductor, trainer), lambda: leaving
+    for wait in (False, True):  # the last one is told of: none follows it
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            saving_ = tasks.create_task(keeper.save(wait=wait))
+            while trainer.writing is None or trainer.writing.done():  # noqa: ASYNC110 - a fake
+                await asyncio.sleep(0)
+            trainer.writing.set_exception(ChannelClosedError("the trainer has ended"))
+        assert not saving_.result()
+        assert len(events) == wait + (not leaving)
+
+
 async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_path: Path) -> None:
     """A checkpoint of the same round, without the trainer's files, would take its place."""
-    keeper = _keeper(tmp_path, [])
+    keeper = keeper_at(tmp_path, [])
     path = make(keeper.store, 3).path
     waits = SimpleNamespace(training=False, pace=None, resume_dir=path)
     keeper.conductor = cast(Conductor, waits)
     before = verify(path)
     assert not await keeper.save(wait=True)
     assert verify(path) == before
-
-
-async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on, began = threading.Event(), threading.Event()
-    copied: list[tuple[str, int]] = []
-
-    class Hanging:
-        def put(self, checkpoint: Path) -> None:
-            began.set()
-            assert goes_on.wait(10)
-            copied.append((checkpoint.name, verify(checkpoint).round))
-
-    keeper, store = _keeper(tmp_path, []), CheckpointStore(tmp_path, keep=1)
-    keeper.store = store
-    second = cast(CheckpointCopy, Hanging())
-    keeper.copying = Copying(second, store, keeper.events, inline)
-    rounds = iter(range(4))
-
-    async def fill(draft: Path, last: object) -> Facts:
-        return Facts(run="r", round=next(rounds), step=0, tokens=0)
-
-    monkeypatch.setattr(keeper, "_fill", fill)
-    try:
-        assert await keeper.save()
-        assert await asyncio.to_thread(began.wait, 10)
-        for _ in range(2):
-            assert await keeper.save(), "the copy of the first one is still on its way"
-        threading.Timer(0.2, goes_on.set).start()
-        assert await keeper.save(wait=True)
-    finally:
-        goes_on.set()
-    # the first one was pushed out of the store while it was copied, and of the others one is enough
-    assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
-    assert os.listdir(tmp_path) == ["ckpt-00000003"]
-
-
-def test_a_second_place_that_hangs_keeps_no_node_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on, began = threading.Event(), threading.Event()
-
-    class Hanging:
-        def put(self, checkpoint: Path) -> None:
-            began.set()
-            goes_on.wait(10)
-
-    async def fails() -> None:
-        keeper = _keeper(tmp_path, [])
-        second = cast(CheckpointCopy, Hanging())
-        keeper.copying = Copying(second, keeper.store, keeper.events, inline)
-
-        async def fill(draft: Path, last: object) -> Facts:
-            return Facts(run="r", round=1, step=0, tokens=0)
-
-        monkeypatch.setattr(keeper, "_fill", fill)
-        assert await keeper.save()
-        while not began.is_set():  # noqa: ASYNC110 - an event of another thread
-            await asyncio.sleep(0.01)
-        raise ValueError("the trainer died")
-
-    since = time.monotonic()
-    with pytest.raises(ValueError, match="died"):
-        asyncio.run(fails())
-    took = time.monotonic() - since
-    goes_on.set()
-    assert took < 5
 
 
 @pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
@@ -284,7 +206,7 @@ async def test_after_the_last_checkpoint_no_round_is_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     still = asyncio.Lock()
-    keeper = _keeper(tmp_path, [])
+    keeper = keeper_at(tmp_path, [])
     keeper.still = lambda: still
     facts = Facts(run="r", round=3, step=0, tokens=0)
     monkeypatch.setattr(keeper, "_write", lambda draft, outer: None)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootstrap.state.chunks import Work, check_offer
+from bootstrap.state.chunks import Progress, Work, check_offer
 from bootstrap.state.copies import COPY_COSTS, IDLE_S, Copy, Expiry, Maker
 from bootstrap.state.digest import StateBytes
 from bootstrap.state.download import OFFER_TIMEOUT_S, Words, download
@@ -161,8 +161,11 @@ async def download_moments(
     vectors: Sequence[torch.Tensor],
     *,
     offload: Offload,
+    progress: Progress | None = None,
 ) -> None:
     """Fill ``vectors`` (fp32) with what was offered; chunks are asked for again as a state's are.
+
+    ``progress`` is told of the bytes that are here, of those in all, and of the sources.
 
     Raises :class:`~bootstrap.state.download.NoSourceError`.
     """
@@ -177,7 +180,7 @@ async def download_moments(
         transport,
         [peer],
         Words(known, "moment", header),
-        Work(StateBytes(vectors), offer.digest, transport.peer_id),
+        Work(StateBytes(vectors), offer.digest, transport.peer_id, progress),
         what="the moments",
         offload=offload,
     )

@@ -127,7 +127,7 @@ def demo(
         typer.Option(
             min=1,
             help="Seconds to plan rounds for, by the speed of this machine at the start; 8 rounds "
-            "at least. It ends with the last one, which is later if the machine gets busier.",
+            "at least. Fewer are made if the machine gets busier: once all has happened, it ends.",
         ),
     ] = 90,
     islands: Annotated[int, typer.Option(min=1, max=16, help="How many islands.")] = 3,

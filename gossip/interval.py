@@ -1,0 +1,29 @@
+"""How long it usually is from one round to the next."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+SMOOTHING = 0.3  # weight of the newest
+OUTAGE = 3.0  # times the longest of late: one that takes longer tells of an outage
+LATE = 8  # rounds
+
+
+@dataclass
+class Interval:
+    """A moving mean in which an outage counts for little: this machine, or another, stood still.
+
+    Where rounds have become so much longer for good it is there after a few of them.
+    """
+
+    usual_s: float = 0.0  # 0: not known yet
+    _late: deque[float] = field(default_factory=lambda: deque(maxlen=LATE))
+
+    def add(self, seconds: float, *, repeated: bool = False) -> None:
+        """One more; rounds that are only ``repeated`` say nothing of how long others may take."""
+        if not repeated:
+            longest = max(self._late, default=0.0)
+            seconds = min(seconds, OUTAGE * longest) if longest else seconds
+            self._late.append(seconds)
+        self.usual_s += (SMOOTHING if self.usual_s else 1.0) * (seconds - self.usual_s)

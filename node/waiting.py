@@ -1,0 +1,70 @@
+"""What a newcomer waits for, in words: the next round, which lets it in, and who is to make it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from gossip.chain import Chain
+from node.monitor.event_log import EventLog
+from node.monitor.events import JoinProgress
+from node.monitor.wording import duration, short
+from protocols.messages import UNKNOWN_ETA_S
+
+LOOK_S = 1.0
+FIRST_S = 10.0  # what takes no longer is not worth a line
+LONGEST_S = 300.0  # between two lines; each pause is longer than the one before
+_GROWS = 1.5
+NAMED = 3
+OVERDUE_S, OVERDUE = 30.0, 3.0  # after so many times what those who decide have said, and so long
+
+
+@dataclass
+class Waiting:
+    """Tells now and then why a newcomer does not take part yet, by what the others announce."""
+
+    chain: Chain  # of fragment 0
+    events: EventLog
+    _most_s: float = 0.0  # that one of those who decide has said it needs, since a round came
+
+    async def run(self) -> None:
+        """Until it is let in."""
+        began, round_ = self.chain.now(), self.chain.replica.place.round
+        pause, due = FIRST_S, began + FIRST_S
+        while self.chain.status.status == "joining":
+            now = self.chain.now()
+            if self.chain.replica.place.round != round_:
+                began, round_, self._most_s = now, self.chain.replica.place.round, 0.0
+            text = self._look(now - began)
+            if text and now >= due:
+                self.events.emit(JoinProgress(step=6, name="wait", text=text))
+                pause = min(LONGEST_S, pause * _GROWS)
+                due = now + pause
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self, waited: float) -> str:
+        """What it waits for; empty while it has yet to come to where the others are."""
+        membership, now = self.chain.membership, self.chain.now()
+        office, here = self.chain.replica.roster, self.chain.replica.place.round
+        there = {a.peer: a for a in membership.islands_alive(now) if a.peer in office}
+        if not there:
+            names = ", ".join(short(peer) for peer in office[:NAMED])
+            return f"waits for those who decide on rounds, and none of them is there: {names}"
+        if max(announce.round for announce in there.values()) > here + 1:
+            return ""
+        said = {
+            peer: membership.eta(peer, now) for peer in there if there[peer].eta < UNKNOWN_ETA_S
+        }
+        if not said:
+            return "waits to be let in by the next round"
+        last = max(said, key=lambda peer: said[peer])
+        self._most_s = max(self._most_s, said[last])
+        name = there[last].name or short(last)
+        if waited < OVERDUE_S + OVERDUE * self._most_s:
+            needs = duration(said[last])
+            return f"waits to be let in by the next round: {name} is ready in {needs}"
+        return (
+            f"waits to be let in by the next round, and none has come for {duration(waited)}, "
+            f"though {name} said it needs {duration(self._most_s)}: its log and alarms say why "
+            "(what it learns may not be finite)"
+        )

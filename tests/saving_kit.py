@@ -1,0 +1,71 @@
+"""What checkpoints of a running node need: a keeper, and a trainer that takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from bootstrap.signed_manifest import SignedManifest
+from node.checkpoint import CheckpointStore
+from node.monitor.event_log import EventLog
+from node.pace import Pace
+from node.replica import OuterReplica
+from node.saving import Keeper
+from node.trainer.channel import Saved
+from node.trainer_files import Asked
+
+
+class SlowTrainer:
+    """Has copied its files at once, or at ``copies``; writes them when told to."""
+
+    training, resume_dir = True, None
+
+    def __init__(self, *, copies: bool = True) -> None:
+        self.writing: asyncio.Future[Saved] | None = None
+        self.copied: asyncio.Future[None] | None = None
+        self.draft, self.pace, self._copies = Path(), Pace(), copies
+
+    async def take_back(self) -> None:
+        pass
+
+    async def save(self, draft: Path) -> Asked:
+        given_up = self.copied is not None and self.copied.cancelled()
+        assert self.writing is None or self.writing.done() or given_up, "it writes another one"
+        loop = asyncio.get_running_loop()
+        self.draft, self.writing, self.copied = draft, loop.create_future(), loop.create_future()
+        if self._copies:
+            self.copied.set_result(None)
+        return Asked(self.copied, self.writing)
+
+    def write(self) -> None:
+        folder = self.draft / "trainer"
+        folder.mkdir(parents=True)
+        (folder / "state").write_bytes(b"x")
+        assert self.writing is not None
+        self.writing.set_result(Saved(directory=str(self.draft), problem="", full=False))
+
+
+async def inline(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def keeper_at(directory: Path, events: list[Any]) -> Keeper:
+    place = SimpleNamespace(round=3, previous=b"", state=b"")
+    replica = SimpleNamespace(place=place, residual=None, vectors={}, certificate=None)
+    return Keeper(
+        CheckpointStore(directory),
+        cast(SignedManifest, SimpleNamespace(run_id=b"run")),
+        cast("list[OuterReplica]", [replica]),
+        torch.zeros(2),
+        None,
+        cast(EventLog, SimpleNamespace(emit=events.append)),
+        nullcontext,
+        inline,
+        lambda: [cast(Any, None)],
+    )

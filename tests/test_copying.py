@@ -1,0 +1,127 @@
+"""Checkpoints on their way to a second place that is slow, or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from saving_kit import inline, keeper_at
+
+from node.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoint_copy import CheckpointCopy
+from node.copying import STILL_S, Copying
+from node.monitor.events import Problem
+
+
+async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+    copied: list[tuple[str, int]] = []
+
+    class Hanging:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            began.set()
+            assert goes_on.wait(10)
+            copied.append((checkpoint.name, verify(checkpoint).round))
+
+    keeper, store = keeper_at(tmp_path, []), CheckpointStore(tmp_path, keep=1)
+    keeper.store = store
+    second = cast(CheckpointCopy, Hanging())
+    keeper.copying = Copying(second, store, keeper.events, inline)
+    rounds = iter(range(4))
+
+    async def fill(draft: Path, last: object) -> Facts:
+        return Facts(run="r", round=next(rounds), step=0, tokens=0)
+
+    monkeypatch.setattr(keeper, "_fill", fill)
+    try:
+        assert await keeper.save()
+        assert await asyncio.to_thread(began.wait, 10)
+        for _ in range(2):
+            assert await keeper.save(), "the copy of the first one is still on its way"
+        threading.Timer(0.2, goes_on.set).start()
+        assert await keeper.save(wait=True)
+    finally:
+        goes_on.set()
+    # the first one was pushed out of the store while it was copied, and of the others one is enough
+    assert copied == [("ckpt-00000000", 0), ("ckpt-00000003", 3)]
+    assert os.listdir(tmp_path) == ["ckpt-00000003"]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("node.copying.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("node.copying.LOOK_S", 0.01)
+    goes_on, events = threading.Event(), list[Any]()
+
+    class Slow:
+        url = "s3://bucket"
+
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            for _ in range(10):
+                now[0] += 0.9 * STILL_S if moves else 1000.0
+                if goes_on.wait(0.03 if moves else 10.0):
+                    return
+                moved()
+
+    keeper = keeper_at(tmp_path, events)
+    keeper.copying = Copying(cast(CheckpointCopy, Slow()), keeper.store, keeper.events, inline)
+
+    async def fill(draft: Path, last: object) -> Facts:
+        return Facts(run="r", round=1, step=0, tokens=0)
+
+    monkeypatch.setattr(keeper, "_fill", fill)
+    try:
+        async with asyncio.timeout(8):
+            assert await keeper.save(wait=True)
+    finally:
+        goes_on.set()
+    said = [(one.code, one.what) for one in events if isinstance(one, Problem)]
+    assert said == (
+        [] if moves else [("E407", "the newest checkpoint is not copied to s3://bucket")]
+    )
+
+
+def test_a_second_place_that_hangs_keeps_no_node_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, began = threading.Event(), threading.Event()
+
+    class Hanging:
+        def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
+            began.set()
+            goes_on.wait(10)
+
+    async def fails() -> None:
+        keeper = keeper_at(tmp_path, [])
+        second = cast(CheckpointCopy, Hanging())
+        keeper.copying = Copying(second, keeper.store, keeper.events, inline)
+
+        async def fill(draft: Path, last: object) -> Facts:
+            return Facts(run="r", round=1, step=0, tokens=0)
+
+        monkeypatch.setattr(keeper, "_fill", fill)
+        assert await keeper.save()
+        while not began.is_set():  # noqa: ASYNC110 - an event of another thread
+            await asyncio.sleep(0.01)
+        raise ValueError("the trainer died")
+
+    since = time.monotonic()
+    with pytest.raises(ValueError, match="died"):
+        asyncio.run(fails())
+    took = time.monotonic() - since
+    goes_on.set()
+    assert took < 5
