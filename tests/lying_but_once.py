@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blake3 import blake3
-from lying_kit import Liar
+from lying_kit import Liar, decoded
 from lying_swarm import LyingSwarm
 from simulated_swarm import Member
 
@@ -57,6 +57,14 @@ PAUSE_S = (0.2, 1.0)
 LOOK_S, LOOKS = 0.02, 100  # for a plan of others
 
 
+def _scaled_down(plan: Plan) -> Plan:
+    """One by which somebody counts with half of what the rule says."""
+    contributors = list(plan.contributors)
+    at = max(range(len(contributors)), key=lambda index: contributors[index].scale)
+    contributors[at] = replace(contributors[at], scale=contributors[at].scale / 2)
+    return replace(plan, contributors=tuple(contributors))
+
+
 @dataclass
 class ButOnce:
     """What ``liar`` says beside its node; :meth:`run` until cancelled."""
@@ -69,7 +77,7 @@ class ButOnce:
     _heard: list[bytes] = field(default_factory=list)  # announcements of others, some time ago
 
     def __post_init__(self) -> None:
-        self.liar.made_up = self._made_up
+        self.liar.made_up, self.liar.instead = self._made_up, self._instead
 
     async def run(self) -> None:
         """Say one after the other, while it lies and is in office."""
@@ -102,6 +110,16 @@ class ButOnce:
                 if (asked.fragment, asked.round) == (outcome.fragment, outcome.round):
                     return Certificates((made,)).encode()
         return None
+
+    def _instead(self, name: str, body: bytes) -> bytes:
+        """What it says in place of a plan of its own that its node has weighed: owners merge once,
+        so by another one they merge nothing."""
+        said = decoded(body) if name == "round" and self.liar.lies else None
+        mine = isinstance(said, Passed) and said.author == self.liar.me
+        plan = decoded(said.body) if isinstance(said, Passed) and mine else None
+        if "other_scales" not in self.schemes or not isinstance(plan, Plan) or not plan.grams:
+            return body
+        return passed(self.liar.identity, self.liar.run, _scaled_down(plan)).encode()
 
     async def _tell(self, member: Member, name: str, body: bytes) -> None:
         """All others."""
@@ -289,11 +307,9 @@ class ButOnce:
         if plan is None:
             return
         ballot, leader = self._ballot(chain, True)
-        first, *rest = plan.contributors
-        given = (replace(first, scale=first.scale / 2), *rest)
         parts = tuple(replace(part, result=None) for part in plan.parts)
-        made = replace(plan, ballot=ballot, leader=leader, contributors=given, parts=parts)
-        await self._told(member, made)
+        made = replace(plan, ballot=ballot, leader=leader, parts=parts)
+        await self._told(member, _scaled_down(made))
 
     async def next_office(self, member: Member, chain: Chain) -> None:
         """A plan by which it would be alone in office, or beside nobody knows whom."""

@@ -140,6 +140,7 @@ class Liar:
     said: dict[str, deque[bytes]] = field(default_factory=dict)  # and heard, by name
 
     made_up: Callable[[str, bytes], bytes | None] = lambda name, body: None  # to be answered
+    instead: Callable[[str, bytes], bytes] = lambda name, body: body  # of what its node calls
 
     @property
     def me(self) -> PeerId:

@@ -143,6 +143,7 @@ class LyingTransport:
     ) -> bytes:  # fmt: skip
         liar, dice = self._liar, self._liar.dice
         liar.note(name, body)
+        body = liar.instead(name, body)
         how: dict[str, Any] = {"timeout": timeout, "max_reply": max_reply}
         if not liar.tempted(name, body):
             return await self._inner.call(peer, name, body, **how)
