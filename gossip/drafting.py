@@ -6,7 +6,7 @@ round for good. Its leader gathers the inner products of all parts; everybody wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossip.agreement import Agreement
 from gossip.mixing import Mix
@@ -16,6 +16,7 @@ from protocols.messages import Gram, Plan
 
 DRAFT_PATIENCE = 4.0  # times a draft's patience and expected time: then its owners are overdue
 LEADER_PATIENCE = 1.5  # times that: then its leader is
+ALL_DRAFTS = 2.0  # times that of its first: then it is, however often it has drafted anew
 
 
 @dataclass
@@ -26,17 +27,24 @@ class Drafting:
     mix: Mix
     _products: Products | None = None  # of my own draft
     _due: float = 0.0  # when the draft's owners and leader should have done their part
+    _until: dict[PeerId, float] = field(default_factory=dict)  # when a leader has drafted enough
 
     def lead(self, plan: Plan) -> None:
         """I propose this plan."""
         self._products = Products(plan, self.agreement.place.run, self.mix) if plan.draft else None
 
     def adopted(self, plan: Plan, now: float) -> None:
-        """This is the plan to work by from now on."""
+        """This is the plan to work by from now on.
+
+        A renewed draft has as long again as the round has lasted. But whoever lets its own come to
+        nothing could so hold a round for many times as long with each.
+        """
         due = DRAFT_PATIENCE * (plan.expected_s + plan.patience_s)
-        if plan.leader != self.agreement.me:
-            due *= LEADER_PATIENCE
         self._due = now + due
+        if plan.draft and plan.leader != self.agreement.me:
+            due *= LEADER_PATIENCE
+            until = self._until.setdefault(plan.leader, now + ALL_DRAFTS * due)
+            self._due = min(now + due, until)
 
     def add(self, sender: PeerId, gram: Gram) -> Plan | None:
         """What an owner's part says of the contributors: the plan proper, once all parts have.

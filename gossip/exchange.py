@@ -181,8 +181,10 @@ class Exchange:
             self.outbox.detach(route)
         with_sum = self.inbox.relaying.collects(route.key)
         running = route.sending
-        # what came for a draft its owner may have let go of since, or merged by another plan
-        idle = running is None or (plan.draft and running.done())
+        # what came for a draft its owner may have let go of since, or merged by another plan; and
+        # in a later epoch it may have been restarted since, and have lost what it was sent
+        asks = plan.draft or plan.epoch > 0
+        idle = running is None or (asks and running.done())
         if contributes and not with_sum and idle:
             self.outbox.send(route, via, ask=again)
         if not plan.draft:  # else its owner has nothing to give yet

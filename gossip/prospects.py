@@ -60,12 +60,16 @@ class Prospects:
         """Whether nobody will make a plan of a draft: its leader is gone, or it takes too long.
 
         The leader is the first to whom it takes too long, and knows whom to blame. If it makes no
-        use of that, it is the one to be passed over.
+        use of that, it is at fault itself: it could hold the round up by the next draft as well.
         """
         if draft.leader in self.company.gone or not self.company.alive(draft.leader, now):
             return True
         self.company.faulty |= self.drafting.silent(now)
-        return self.drafting.overdue(now)
+        if not self.drafting.overdue(now):
+            return False
+        if draft.leader != self.agreement.me:
+            self.company.faulty.add(draft.leader)
+        return True
 
     def _cannot_complete(self, plan: Plan, now: float) -> bool:
         """Whether an open part of the plan waits for somebody, or something, that is gone.

@@ -84,6 +84,7 @@ ABOUT = {  # names of what it lies about; "round" is told apart by what is said
     "bodies": ("slice", "merged", "part", "re: slice", "re: merged", "re: part"),
     "the past": ("re: certificates", "re: handovers", "re: state", "chunk", "part", "re: round"),
 }
+LETTERS = ("letter", "re: letter")  # where islands meet in pairs
 EVERYTHING = tuple({name: None for names in ABOUT.values() for name in names})
 
 
@@ -137,6 +138,9 @@ class Liar:
     lies: bool = True
     told: dict[bytes, bytes] = field(default_factory=dict)  # the newest: what for what
     said: dict[str, deque[bytes]] = field(default_factory=dict)  # and heard, by name
+
+    made_up: Callable[[str, bytes], bytes | None] = lambda name, body: None  # to be answered
+    instead: Callable[[str, bytes], bytes] = lambda name, body: body  # of what its node calls
 
     @property
     def me(self) -> PeerId:

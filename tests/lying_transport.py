@@ -13,6 +13,7 @@ from lying_kit import REFUSALS, Liar
 
 from gossip.bodies import result_from, trailer_of
 from gossip.certificate import sign_result
+from protocols.bodies import BufferFeed
 from protocols.errors import ProtocolError, RemoteRefused, TransferStalled, TransportError
 from protocols.identity import PeerId
 from protocols.memory import MemoryTransport
@@ -142,6 +143,7 @@ class LyingTransport:
     ) -> bytes:  # fmt: skip
         liar, dice = self._liar, self._liar.dice
         liar.note(name, body)
+        body = liar.instead(name, body)
         how: dict[str, Any] = {"timeout": timeout, "max_reply": max_reply}
         if not liar.tempted(name, body):
             return await self._inner.call(peer, name, body, **how)
@@ -204,7 +206,7 @@ class LyingTransport:
 
         async def lying(peer: PeerId, body: bytes) -> bytes:
             liar.note(name, body)
-            reply: bytes = await handler(peer, body)
+            reply: bytes = liar.made_up(name, body) or await handler(peer, body)
             if reply:
                 liar.note(f"re: {name}", reply)
             if not liar.tempted(f"re: {name}"):
@@ -247,6 +249,8 @@ class LyingTransport:
         liar = self._liar
 
         async def lying(peer: PeerId, header: bytes) -> Outgoing | Feed:
+            if (made_up := liar.made_up(name, header)) is not None:
+                return BufferFeed(made_up)
             body: Outgoing | Feed = await handler(peer, header)
             if isinstance(body, Outgoing) or not liar.tempted(name):
                 return body

@@ -37,7 +37,7 @@ from node.pace import Pace
 from node.run_rules import hidden_steps
 from protocols.codecs import Encoded, RangeCodec
 from protocols.identity import Identity, PeerId
-from protocols.memory import Link, MemoryNetwork
+from protocols.memory import Link, MemoryNetwork, MemoryTransport
 from protocols.tasks import Tasks
 from protocols.virtual_time import inline
 
@@ -146,7 +146,7 @@ class Islands:
         """Start an island with its state of each fragment."""
         identity = Identity.from_seed((number + 1).to_bytes(32, "big"))
         peer = identity.peer_id
-        transport = self.network.join(peer)
+        transport = self.wired(identity, self.network.join(peer))
         loop = asyncio.get_running_loop()
         group = asyncio.TaskGroup()
         spawn = Tasks(group).spawn
@@ -210,6 +210,10 @@ class Islands:
         self.members[number] = islander
         self.gone.discard(number)
         return islander
+
+    def wired(self, identity: Identity, transport: MemoryTransport) -> Any:
+        """The transport that an island uses."""
+        return transport
 
     def _terms(self) -> Terms:
         if self.manifest is None:
@@ -298,13 +302,14 @@ async def islands(
     learn: Learn | None = None,
     spread: float = 1.0,
     link: Link | None = None,
+    made: type[Islands] = Islands,
     **more: Any,
 ) -> AsyncIterator[Islands]:
     """``count`` islands that begin ``spread`` apart; ended at the end."""
     network = MemoryNetwork(3, link=link or Link(latency=0.02))
     async with asyncio.TaskGroup() as group:
         still = torch.zeros(size)
-        swarm = Islands(
+        swarm = made(
             network,
             group,
             size,

@@ -133,6 +133,7 @@ class SimulatedSwarm:
                 download=transport.stats.download.read() or upload or 0.0,
             )
             moved[certificate.outcome.fragment].set()
+            self.applied(peer, certificate, exchange)
 
         def on_behind(fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
             behind.append(ending.name)
@@ -222,6 +223,9 @@ class SimulatedSwarm:
             return []
         together = zip(swarm.chains, replicas, moved, strict=True)
         return [self._train(*one) for one in together]
+
+    def applied(self, peer: PeerId, certificate: Certificate, exchange: Exchange | None) -> None:
+        """A member has taken a round in; by this exchange, or by what others showed."""
 
     def came_or_went(self, peer: PeerId) -> None:
         """A member takes somebody for alive, silent or gone whom it did not before."""

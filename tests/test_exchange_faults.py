@@ -291,3 +291,40 @@ def test_merged_chunks_may_come_as_slowly_as_a_link_that_was_announced() -> None
             assert not any(peer.faults or peer.refusals for peer in here.peers)
 
     run(scene)
+
+
+def test_an_owner_that_was_restarted_gets_slices_again_in_a_later_epoch() -> None:
+    """What it was sent is gone with its former life, and its contributors had sent all of it."""
+
+    async def scene() -> None:
+        async with world(upload=UPLOAD) as here:
+            one, owner, *gone = here.peers
+            here.work(without=(gone[0],))  # so its part is not merged yet
+            await asyncio.sleep(1.0)
+            assert not any(p.owner == owner.me for p in one.held_)
+            for peer in gone:
+                here.network.kill(peer.me)
+            await owner.exchange.stop()
+            owner.exchange = owner.fresh()
+            names = {peer.me for peer in gone}
+            contributors = tuple(
+                dataclasses.replace(c, active=c.peer not in names) for c in here.plan.contributors
+            )
+            parts = tuple(
+                dataclasses.replace(p, owner=one.me) if p.owner in names else p
+                for p in here.plan.parts
+            )
+            survivors = dataclasses.replace(
+                here.plan, epoch=1, leader=one.me, roster=(one.me, owner.me),
+                contributors=contributors, parts=parts,
+            )  # fmt: skip
+            here.work(survivors, without=tuple(gone))
+            ranges = {(p.start, p.stop) for p in parts}
+            await until(
+                lambda: all({k[:2] for k in p.exchange.parts} >= ranges for p in (one, owner))
+            )
+            merged = next(r for r, _ in owner.exchange.parts.values() if r.owner == owner.me)
+            names_in = {contributors[i.contributor].peer for i in merged.included}
+            assert names_in == {one.me, owner.me}
+
+    run(scene)

@@ -12,17 +12,21 @@ from gossip_kit import announce_of
 from simulated_swarm import Member, lengths, simulated_swarm
 from toy_replica import RUN
 
+from bootstrap.manifest_rounds import Merge
 from gossip.agreed import Remains
 from gossip.agreement import Agreement
 from gossip.catchup import Ending
 from gossip.certificate import leader_order
 from gossip.company import Company
+from gossip.drafting import Drafting
 from gossip.instructions import Send
 from gossip.proposer import Proposer
+from node.mixing import mix_of
 from protocols import virtual_time
 from protocols.envelope import seal
 from protocols.errors import TransferStalled
 from protocols.identity import Identity, PeerId
+from protocols.messages import Gram, Plan
 
 STRANGER = Identity.from_seed(b"s" * 32)
 
@@ -175,3 +179,31 @@ def test_strangers_have_no_say_in_which_state_is_right() -> None:
 
     virtual_time.run(main())
     assert not given_up
+
+
+def test_who_makes_no_plan_of_its_draft_leads_no_more_in_that_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each renewed draft would have as long again as the round has lasted, several times over."""
+
+    async def main() -> None:
+        async with simulated_swarm(5, mix=mix_of(Merge(rule="geometric-median"))) as swarm:
+            liar, *others = list(swarm.members.values())
+            gathered = Drafting.add
+
+            def nothing(self: Drafting, sender: PeerId, gram: Gram) -> Plan | None:
+                return None if self.agreement.me == liar.peer else gathered(self, sender, gram)
+
+            monkeypatch.setattr(Drafting, "add", nothing)
+            now = asyncio.get_running_loop().time
+            while now() < 60.0:
+                await asyncio.sleep(1.0)
+                plans = [other.swarm.chains[0].round.agreement.plan for other in others]
+                if any(plan is not None and plan.leader != liar.peer for plan in plans):
+                    plans_anew(liar, now())
+            swarm.agree()
+            found.append(min(lengths(others)))
+
+    found: list[int] = []
+    virtual_time.run(main())
+    assert found[0] >= 8
