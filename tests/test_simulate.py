@@ -196,6 +196,12 @@ def test_islands_that_are_replaced_do_not_stop_it(mode: str, changes: dict[str, 
     assert result.loss < result.points[0].loss - 0.5
 
 
+def test_who_is_replaced_in_a_run_that_merges_once_is_not_asked_whether_it_is_over() -> None:
+    result = run("btm", islands=4, rounds=8, churn=0.5)
+    assert result.notes["replaced"] == 1
+    assert result.loss < result.points[0].loss - 1.5
+
+
 def test_who_replaces_an_island_has_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     add, shards = World.add, list[list[int]]()
 

@@ -184,7 +184,10 @@ class Members:
         """Whether an island is to take no more inner steps."""
         if self.world.scenario.by_steps:
             return self.world.done
-        place = self.running[node.me].replicas[0].place
+        member = self.running.get(node.me)
+        if member is None:  # it is being replaced
+            return True
+        place = member.replicas[0].place
         return is_over(self.manifest, place.round, place.work)
 
     def _arrival(self, node: Node) -> Arrival:
@@ -318,7 +321,7 @@ def _still(world: World, members: Members, seconds: float) -> OperatorError:
 async def _churn(world: World, members: Members) -> None:
     one = world.scenario
     every = 10.0 / (one.churn * one.islands) * one.inner_steps * one.step_s
-    while True:
+    while not world.done:  # else who trained is replaced until nobody is left for a last merge
         await asyncio.sleep(every)
         await members.replace(world.nodes[world.random.choice(world.members)])
         world.notes["replaced"] = world.notes.get("replaced", 0) + 1
