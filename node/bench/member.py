@@ -205,7 +205,6 @@ class Member:
         while (round_ := replica.place.round) < self.settings.rounds:
             await replica.offload(replica.draw)
             replica.moved.clear()
-            await self._until_at(chain.presence, round_)  # or the slowest could be left out
             if all(i.announce.round >= round_ for i in chain.membership.islands.values()):
                 chain.ledger.clear()  # nobody needs it, and it is not to count as memory
             if self.turn is not None:
@@ -219,10 +218,13 @@ class Member:
                 ready=True, tokens=TOKENS, steps=1, weight=float(TOKENS), eta=0.0, norm=replica.norm
             )
             await replica.moved.wait()
-            stats = transport.stats
+            stats, peak = transport.stats, peak_bytes() - idle
             chain.presence.note(  # the next plan's parts and patience follow from them
                 upload=stats.upload.read() or 0.0, download=stats.download.read() or 0.0
             )
+            # or the slowest could be left out next time, and would want for the cores now
+            await self._until_at(chain.presence, round_ + 1)
+            digest = await replica.offload(replica.digest)
             self.took(
                 Taken(
                     round_,
@@ -231,8 +233,8 @@ class Member:
                     replica.included,
                     transport.stats.out_by_name.total() - before[1],
                     transport.stats.in_by_name.total() - before[0],
-                    peak_bytes() - idle,
-                    replica.place.state.hex(),
+                    peak,
+                    digest.hex(),
                     replica.computed - computed,
                 )
             )
