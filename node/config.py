@@ -223,8 +223,8 @@ def resolve(
     """Merge flags over the environment over the file over the defaults.
 
     A flag of ``None`` was not given. Raises :class:`~protocols.errors.OperatorError` E204 for
-    unknown keys (naming the nearest) and bad values, each with where it came from, and E102 for
-    a peer's address that is malformed.
+    unknown keys (naming the nearest) and bad values, each with where it came from, also for an
+    invitation that is given and empty, and E102 for a peer's address that is malformed.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     from_environment = _environment(environ)
@@ -240,6 +240,12 @@ def resolve(
     ):
         values |= layer
         sources |= {key: label(key) for key in layer}
+    if not str((from_environment | given).get("invitation", "none")).strip():
+        raise bad_config(  # a variable of the shell that is not set would open the run to all
+            "bad setting",
+            f"invitation: is empty (from {sources['invitation']})",
+            "give the secret, or leave it out",
+        )
     try:
         config = NodeConfig.model_validate(values)
     except ValidationError as error:

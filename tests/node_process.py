@@ -102,6 +102,15 @@ class NodeProcess:
         assert self.process is not None
         return self.process.wait(timeout)
 
+    def finish(self) -> int:
+        """The exit status of one that ends by itself: it may take as long as it gets on."""
+        seen = -1
+        while (events := len(self.events())) > seen:
+            seen = events
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.wait()
+        raise AssertionError(f"nothing new in {PATIENCE_S:.0f} s:\n{self.text()}")
+
     def kill(self) -> None:
         """End everything it has started."""
         for pid in [self.pid, *self.left_over()]:

@@ -109,6 +109,8 @@ def test_bad_peers_are_e102(env):
         ({}, {"ATOLL_DATA": " "}, "(from ATOLL_DATA)"),
         ({"dir": ""}, {}, "dir: is empty"),
         ({"run": ""}, {}, "run: is empty"),
+        ({"invitation": ""}, {}, "invitation: is empty (from --invitation)"),
+        ({}, {"ATOLL_INVITATION": " "}, "invitation: is empty (from ATOLL_INVITATION)"),
         ({"api": "0.0.0.0:80"}, {}, "set api_key"),
         ({"seconds": "nan"}, {}, "seconds"),
         ({"name": "a\x1b[2J"}, {}, "name"),
