@@ -227,9 +227,9 @@ async def test_no_run_is_made_with_an_invitation_that_can_be_guessed(tmp_path: P
     assert made.created
 
 
-@pytest.mark.parametrize(("invitation", "told"), [("only us", 1), ("f3" * 16, 0), ("", 0)])
+@pytest.mark.parametrize(("invitation", "told"), [("only us", 1), ("f3" * 16, 0), (None, 0)])
 async def test_of_a_run_that_has_one_already_it_is_told(
-    tmp_path: Path, invitation: str, told: int
+    tmp_path: Path, invitation: str | None, told: int
 ) -> None:
     (tmp_path / SHARD).write_bytes(TEXT)
     found = finder(tmp_path, signed(), invitation=invitation)
