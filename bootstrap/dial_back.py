@@ -9,14 +9,21 @@ itself there, and nothing else: a *no* comes after the same time whatever was fo
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
-from protocols.addresses import PeerAddress, is_relayed, parse_address, relay_of, source_of
+from protocols.addresses import (
+    PeerAddress,
+    host_of,
+    ip_of,
+    is_relayed,
+    parse_address,
+    relay_of,
+    source_of,
+)
 from protocols.errors import OperatorError, RemoteRefused, TransportError
 from protocols.identity import PeerId
 from protocols.transport import Transport
@@ -145,15 +152,9 @@ def _refilled(left: tuple[float, float], most: int, every_s: float, now: float) 
 def _host(hostport: str) -> str:
     """The IP address of ``HOST:PORT``; empty where there is none."""
     try:
-        return _plain(hostport.rpartition(":")[0].strip("[]"))
+        return str(ip_of(host_of(hostport)))
     except ValueError:
         return ""
-
-
-def _plain(host: str) -> str:
-    """An IP address in one form; raises ValueError."""
-    ip = ipaddress.ip_address(host.partition("%")[0])
-    return str(getattr(ip, "ipv4_mapped", None) or ip)
 
 
 async def _resolved(host: str) -> set[str]:
@@ -161,7 +162,7 @@ async def _resolved(host: str) -> set[str]:
     if literal := _host(f"{host}:0"):
         return {literal}
     infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return {_plain(str(info[4][0])) for info in infos}
+    return {str(ip_of(str(info[4][0]))) for info in infos}
 
 
 async def dialled_back(transport: Transport, peer: PeerId) -> Reach:

@@ -12,25 +12,18 @@ import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
 
-from protocols.addresses import RELAY
-from protocols.limits import IPV6_PREFIX
+from protocols.addresses import RELAY, host_of, ip_of, source_of
 
 
 @lru_cache(maxsize=4096)
 def origin_of(address: str) -> str:
     """What stands for the place of ``HOST:PORT``, or of a relay's address; empty: no place."""
-    host = address.removeprefix(RELAY).split("/")[0].rpartition(":")[0].strip("[]").lower()
+    host = host_of(address.removeprefix(RELAY).split("/")[0]).lower()
     try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
+        ip = ip_of(host)
     except ValueError:
         return "" if host == "localhost" else host
-    if isinstance(ip, ipaddress.IPv6Address):
-        ip = ip.ipv4_mapped or ip
-    if ip.is_loopback or ip.is_unspecified:
-        return ""
-    if isinstance(ip, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((ip, IPV6_PREFIX), strict=False))
-    return str(ip)
+    return "" if ip.is_loopback or ip.is_unspecified else source_of(host)
 
 
 def origin(observed: str, addresses: Sequence[str]) -> tuple[str, bool]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.setting_values import host_port, is_loopback
+from protocols.addresses import address_towards
 
 if TYPE_CHECKING:
     from node.outbound import Outbound
@@ -32,13 +33,7 @@ def outward_address(towards: str = "192.0.2.1") -> str:
     other. Nothing is sent (192.0.2.1 is TEST-NET-1, RFC 5737) and no name is asked for.
     """
     with contextlib.suppress(OSError):
-        flags = socket.AI_NUMERICHOST
-        family, kind, _, _, address = socket.getaddrinfo(
-            towards, 9, type=socket.SOCK_DGRAM, flags=flags
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_towards(towards)
     return next(_interfaces(), "127.0.0.1")
 
 

@@ -21,7 +21,7 @@ from node.monitor.state import NodeState
 from node.monitor.views import PeerView, Traffic
 from node.monitor.wording import short
 from node.trainer.channel import Applied
-from protocols.addresses import is_relayed
+from protocols.addresses import host_of, is_relayed
 from protocols.errors import RemoteProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -234,9 +234,8 @@ def kind_of(addresses: Sequence[str]) -> str:
         return ""
     if is_relayed(addresses[0]):
         return "relay"
-    host = addresses[0].rpartition(":")[0].strip("[]")
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host_of(addresses[0]))
     except ValueError:
         return "name"
     if address.is_loopback:

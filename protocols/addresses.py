@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,14 +97,39 @@ def relay_of(address: str) -> PeerAddress:
     return parse_address(address.removeprefix(RELAY))
 
 
-def source_of(ip: str) -> str:
-    """What connections are counted by: an IPv4 address, or what a household has of IPv6."""
-    address = ipaddress.ip_address(ip.partition("%")[0])
-    if isinstance(address, ipaddress.IPv4Address):
-        return ip
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
+def host_of(hostport: str) -> str:
+    """What stands in front of the port, without an IPv6 address's brackets."""
+    return hostport.rpartition(":")[0].strip("[]")
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An IP address in one form: no zone, IPv4 as such. Raises ValueError for anything else."""
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
+def source_of(host: str) -> str:
+    """What an IP address is counted by: itself, or of IPv6 the network that a household has.
+
+    Raises ValueError for anything else.
+    """
+    ip = ip_of(host)
+    if ip.version == 4:
+        return str(ip)
+    return str(ipaddress.ip_network((ip, IPV6_PREFIX), strict=False))
+
+
+def address_towards(host: str) -> str:
+    """From which address of its own this machine reaches an IP address; raises OSError.
+
+    Nothing is sent, and no name is asked for.
+    """
+    family, kind, _, _, place = socket.getaddrinfo(
+        host, 9, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
 
 
 @lru_cache(maxsize=1024)  # peers say theirs with every announcement

@@ -25,7 +25,7 @@ from typing import Self
 from protocols import same_machine
 from protocols import tls as tls_links
 from protocols.address_book import AddressBook
-from protocols.addresses import is_relayed, normal, parse_address, source_of
+from protocols.addresses import host_of, is_relayed, normal, parse_address, source_of
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.handlers import Handlers
 from protocols.http_client import HttpClient
@@ -191,7 +191,7 @@ class HttpTransport:
         return self._server.observed(peer)
 
     def _place_of(self, peer: PeerId) -> str:
-        host = self.observed(peer).rpartition(":")[0].strip("[]")
+        host = host_of(self.observed(peer))
         return source_of(host) if host else ""
 
     def drop(self, peer: PeerId) -> int:

@@ -12,13 +12,13 @@ another user of the machine before us; only sockets of one's own user are dialle
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import os
 import socket
 import struct
 import sys
 
-from protocols.addresses import parse_address
+from protocols.addresses import address_towards, parse_address
 from protocols.errors import OperatorError
 from protocols.identity import PeerId
 
@@ -50,12 +50,17 @@ def connection(address: str, peer: PeerId) -> socket.socket | None:
         place = parse_address(address)
     except OperatorError:
         return None
-    if not _is_own(place.host):
-        return None
+    with contextlib.suppress(OSError):  # a name, or no way leads there
+        if address_towards(place.host) == place.host:
+            return _connected(_name(place.port, peer))
+    return None
+
+
+def _connected(name: str) -> socket.socket | None:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.setblocking(False)
-        found.connect(_name(place.port, peer))  # at once, or not at all
+        found.connect(name)  # at once, or not at all
         raw = found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
         found.close()
@@ -73,18 +78,3 @@ def is_near(sock: socket.socket) -> bool:
 
 def _name(port: int, peer: PeerId) -> str:
     return f"\0atoll/{port}/{peer}"
-
-
-def _is_own(host: str) -> bool:
-    """Whether an IP address is one of this machine's (network namespace's). Nothing is sent."""
-    try:
-        version = ipaddress.ip_address(host.partition("%")[0]).version
-    except ValueError:  # a name
-        return False
-    family = socket.AF_INET if version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-            return str(probe.getsockname()[0]) == host
-    except OSError:  # no way leads there
-        return False

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.doctor.finding import Finding, ok, warn
+from protocols.addresses import host_of
 from protocols.relay_client import connected
 from protocols.seen import seen_from
 
@@ -112,8 +113,7 @@ async def hairpin(outside: str) -> Finding:
 
 
 def _host(hostport: str) -> str:
-    host = hostport.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return host.removeprefix("::ffff:")
+    return host_of(hostport).removeprefix("::ffff:")
 
 
 def _is_carrier(host: str) -> bool:
