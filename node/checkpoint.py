@@ -144,7 +144,7 @@ class CheckpointStore:
 
     def preflight(self, checkpoint_bytes: int) -> None:
         """Raise E402 unless those to keep, and the one being written beside them, have room."""
-        held = sum(f.stat().st_size for p in self.paths() for f in files_in(p))
+        held = sum(map(bytes_in, self.paths()))
         needed = checkpoint_bytes * (self.keep + 1) - held
         free = shutil.disk_usage(self.directory).free
         if free < needed:
@@ -335,6 +335,11 @@ def _fingerprint(path: Path) -> File:
 def files_in(checkpoint: Path) -> list[Path]:
     """All files of a checkpoint, by their names."""
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def bytes_in(checkpoint: Path) -> int:
+    """The size of a checkpoint; raises OSError."""
+    return sum(file.stat().st_size for file in files_in(checkpoint))
 
 
 def _sync(path: Path) -> None:

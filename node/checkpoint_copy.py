@@ -20,6 +20,7 @@ from node.checkpoint import (
     CheckpointError,
     CheckpointStore,
     Index,
+    files_in,
     run_of,
     verify,
 )
@@ -71,8 +72,8 @@ class CheckpointCopy:
             files, root = self._open()
             told = Callback(hooks={"moved": lambda size, value: moved()})
             self._check_run(files, root, run_of(checkpoint))
-            names = [p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*")]
-            names = sorted(n for n in names if (checkpoint / n).is_file() and n != INDEX)
+            names = [p.relative_to(checkpoint).as_posix() for p in files_in(checkpoint)]
+            names.remove(INDEX)
             chosen, round_ = checkpoint.name, int(checkpoint.name[5:])
             same = [name for name in self._there(files, root) if int(name[5:]) == round_]
             if same[:1] == [chosen]:  # made earlier in the same round: it stays until this is whole

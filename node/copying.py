@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from node.checkpoint import CheckpointStore, files_in
+from node.checkpoint import CheckpointStore, bytes_in
 from node.checkpoint_copy import CheckpointCopy
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
@@ -94,7 +94,7 @@ class Copying:
         """
         loop, put = asyncio.get_running_loop(), self._copy.put
         with suppress(OSError):  # it has been pruned meanwhile, which the copy will find
-            self._begin(await self._offload(partial(_size, aside)))
+            self._begin(await self._offload(partial(bytes_in, aside)))
         done: asyncio.Future[OperatorError | None] = loop.create_future()
 
         def end(failed: OperatorError | None) -> None:
@@ -123,8 +123,3 @@ class Copying:
         now = time.monotonic()
         self._longest = max(self._longest, now - self._moved)
         self._moved, self._until = now, now + STILL_S + TIMES * self._longest
-
-
-def _size(checkpoint: Path) -> int:
-    """In bytes; raises OSError."""
-    return sum(file.stat().st_size for file in files_in(checkpoint))
