@@ -81,7 +81,7 @@ class Chain(Reports, OwnStatus):
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
     _advancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     missed: Missed = field(default_factory=Missed)
-    trial: Trial = field(default_factory=Trial)
+    trial: Trial | None = field(init=False)
     _holding: Holding = field(default_factory=Holding)
     _forgetting: Forgetting = field(init=False)
     promises: Promises = field(init=False)
@@ -102,6 +102,7 @@ class Chain(Reports, OwnStatus):
             among_others=self.me in roster and len(roster) > 1,
             promised=self.record.last if self.record is not None else None,
         )
+        self.trial = Trial() if self.rules.strangers else None
         self.promises = Promises(
             self.record,
             self.wiring,
@@ -306,7 +307,8 @@ class Chain(Reports, OwnStatus):
             self._stepping_since = None
             self.lineage.add(certificate)
             self.missed.note(certificate.outcome, self.round.company.owners)
-            self.trial.note(certificate)
+            if self.trial is not None:
+                self.trial.note(certificate)
             plan = exchange.plan if exchange is not None else None
             self.timing.committed(self.now(), certificate, plan, self.rules)
             self.note(ready=False)
@@ -365,7 +367,7 @@ class Chain(Reports, OwnStatus):
             holding=self._holding,
             leaving=lambda: self.following.leaving,
             unreliable=self.missed.unreliable(place.round) | self.auditor.suspended(place.round),
-            trial=self.trial if self.rules.strangers else None,
+            trial=self.trial,
         )
         # a plan may count on what this member had before it was started again
         self.exchange = Exchange(

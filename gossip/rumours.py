@@ -77,9 +77,9 @@ class Rumours:
         Those in ``office`` tell as many in office as others: however many names come that pass
         nothing on, they hear of each other.
         """
-        groups = [peers]
-        if self._me in office:
-            groups = [[p for p in peers if (p in office) is inside] for inside in (True, False)]
+        groups, seats = [peers], set(office)
+        if self._me in seats:
+            groups = [[p for p in peers if (p in seats) is inside] for inside in (True, False)]
         found: list[PeerId] = []
         for group in groups:
             drawn = self._random.sample(group, min(len(group), 16 * FANOUT))
