@@ -8,14 +8,14 @@ key, and says something every half a second or so that all checks but one would 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blake3 import blake3
 from lying_kit import Liar, decoded
-from lying_swarm import LyingSwarm
+from lying_swarm import MANY, LyingSwarm, largest
 from simulated_swarm import Member
 
 from gossip.certificate import (
@@ -63,6 +63,23 @@ def _scaled_down(plan: Plan) -> Plan:
     at = max(range(len(contributors)), key=lambda index: contributors[index].scale)
     contributors[at] = replace(contributors[at], scale=contributors[at].scale / 2)
     return replace(plan, contributors=tuple(contributors))
+
+
+@asynccontextmanager
+async def schemed_against(
+    swarm: LyingSwarm, liar: Liar, schemes: Sequence[str]
+) -> AsyncIterator[None]:
+    """Meanwhile the liar lies so, and the honest are watched; in the end little of it is kept."""
+    works = [swarm.watch()]
+    if schemes:
+        works.append(ButOnce(swarm, liar, schemes).run())
+    tasks = [swarm.group.create_task(work) for work in works]
+    yield
+    for one in swarm.honest():
+        many, where = largest(one.swarm)
+        assert many < MANY, where
+    for task in tasks:
+        task.cancel()
 
 
 @dataclass

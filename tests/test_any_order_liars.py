@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from catching_up_kit import coming_together, played, scene
 from exchange_kit import until
-from lying_but_once import SCHEMES, ButOnce
+from lying_but_once import SCHEMES, schemed_against
 from lying_kit import ABOUT, EVERYTHING, Liar
-from lying_swarm import MANY, AmongLiars, LyingSwarm, largest, no_errors
+from lying_swarm import AmongLiars, LyingSwarm, no_errors
 from toy_replica import RUN
 from trouble_kit import HEALED_S, befallen
 
@@ -148,21 +148,13 @@ def anything_happens(
         ) as here:
             assert isinstance(here.swarm, LyingSwarm)
             swarm = here.swarm
-            works = [swarm.watch()]
-            if it.schemes:
-                works.append(ButOnce(swarm, liar, it.schemes).run())
-            tasks = [swarm.group.create_task(work) for work in works]
-            newcomers = ["island"] * it.joiners
-            how: dict[str, Any] = {"lasts": LASTS_S, "kinds": KINDS, "sites": sites}
-            await befallen(here, it.upload, dice, newcomers, AmongLiars, **how)
-            liar.lies = it.lies_on
-            honest = swarm.honest()
-            await until(coming_together(honest), it.healed_s)
-            for one in honest:
-                many, where = largest(one.swarm)
-                assert many < MANY, where
-            for task in tasks:
-                task.cancel()
+            async with schemed_against(swarm, liar, it.schemes):
+                newcomers = ["island"] * it.joiners
+                how: dict[str, Any] = {"lasts": LASTS_S, "kinds": KINDS, "sites": sites}
+                await befallen(here, it.upload, dice, newcomers, AmongLiars, **how)
+                liar.lies = it.lies_on
+                honest = swarm.honest()
+                await until(coming_together(honest), it.healed_s)
 
     with no_errors(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("gossip.partition.MIN_PART", 1024)  # so short a vector is cut as well

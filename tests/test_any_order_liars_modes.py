@@ -19,7 +19,7 @@ import pytest
 import torch
 from catching_up_kit import at_one_place, merging, played, scene
 from exchange_kit import until
-from lying_but_once import ButOnce
+from lying_but_once import schemed_against
 from lying_kit import EVERYTHING, LETTERS, Liar
 from lying_swarm import MANY, AmongLiars, LyingSwarm, largest, no_errors
 from lying_transport import LyingTransport
@@ -125,23 +125,15 @@ def anything_happens(seed: int, tmp_path: Path) -> None:
         ) as here:
             assert isinstance(here.swarm, LyingWorkers)
             swarm = here.swarm
-            works = [swarm.watch()]
-            if it.schemes:
-                works.append(ButOnce(swarm, liar, it.schemes).run())
-            tasks = [swarm.group.create_task(work) for work in works]
-            await befallen(here, 1e6, dice, ["island"], AmongLiars, lasts=(10, 30))
-            liar.lies = it.lies_on
-            honest = swarm.honest()
-            roles = swarm.roles
-            trained = [one for one in honest if roles.get(one.peer, "island") == "island"]
-            await until(merging(trained), HEALED_S)
-            swarm.over = True
-            await until(lambda: at_one_place(honest), QUIET_S)
-            for one in honest:
-                many, where = largest(one.swarm)
-                assert many < MANY, where
-            for task in tasks:
-                task.cancel()
+            async with schemed_against(swarm, liar, it.schemes):
+                await befallen(here, 1e6, dice, ["island"], AmongLiars, lasts=(10, 30))
+                liar.lies = it.lies_on
+                honest = swarm.honest()
+                roles = swarm.roles
+                trained = [one for one in honest if roles.get(one.peer, "island") == "island"]
+                await until(merging(trained), HEALED_S)
+                swarm.over = True
+                await until(lambda: at_one_place(honest), QUIET_S)
 
     with no_errors():
         played(story)
