@@ -23,10 +23,10 @@ from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Stopping
 from node.monitor.sinks import Sinks, open_sink, told
-from node.own_address import hostport
 from node.runtime import Node
 from node.setting_values import host_port, is_loopback
 from node.statedir import StateDir
+from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity

@@ -27,7 +27,6 @@ from typing import Any
 from node.hosts.crew import Crew
 from node.hosts.hub import Host, RemoteRank
 from node.hosts.interface import told
-from node.own_address import hostport
 from node.rank_ends import TrainerDied, obituary, settle
 from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.trainer.channel import (
@@ -45,6 +44,7 @@ from node.trainer.channel import (
 )
 from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
+from protocols.addresses import hostport
 from protocols.errors import Malformed, OperatorError
 from protocols.tasks import Background
 from protocols.wire import decode_any

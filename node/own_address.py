@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.setting_values import host_port, is_loopback
-from protocols.addresses import address_towards
+from protocols.addresses import address_towards, hostport
 
 if TYPE_CHECKING:
     from node.outbound import Outbound
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from protocols.whereabouts import Whereabouts
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-
-
-def hostport(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def outward_address(towards: str = "192.0.2.1") -> str:

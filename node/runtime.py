@@ -32,8 +32,9 @@ from node.monitor.machine import Machine
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView, RunView
 from node.outbound import Outbound
-from node.own_address import OwnPlace, hostport, outward_address
+from node.own_address import OwnPlace, outward_address
 from node.setting_values import host_port
+from protocols.addresses import hostport
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
 from protocols.tasks import Offload, Tasks

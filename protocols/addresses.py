@@ -46,7 +46,7 @@ class PeerAddress:
     @property
     def hostport(self) -> str:
         """``HOST:PORT``, IPv6 in brackets: the form that travels and that the book holds."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return hostport(self.host, self.port)
 
     def __str__(self) -> str:
         return f"{self.hostport}/{self.peer}" if self.peer else self.hostport
@@ -66,10 +66,10 @@ def parse_address(text: str) -> PeerAddress:
     scheme, separator, rest = text.partition("://")
     if separator:
         raise _bad(text, f"{scheme}:// does not belong there", f"write {rest.rstrip('/')}")
-    hostport, slash, peer = text.partition("/")
-    if not slash and ":" not in hostport and _peer(hostport):
+    where, slash, peer = text.partition("/")
+    if not slash and ":" not in where and _peer(where):
         raise _bad(text, "this is a peer id without an address", f"write HOST:PORT/{text}")
-    host, port = _split(text, hostport)
+    host, port = _split(text, where)
     address = PeerAddress(_host(text, host), _port(text, host, port))
     if not slash:
         return address
@@ -97,9 +97,19 @@ def relay_of(address: str) -> PeerAddress:
     return parse_address(address.removeprefix(RELAY))
 
 
-def host_of(hostport: str) -> str:
+def hostport(host: str, port: int) -> str:
+    """``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"{bracketed(host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in front of a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def host_of(address: str) -> str:
     """What stands in front of the port, without an IPv6 address's brackets."""
-    return hostport.rpartition(":")[0].strip("[]")
+    return address.rpartition(":")[0].strip("[]")
 
 
 def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -173,20 +183,20 @@ def _read(name: str) -> list[str]:
     return [word for line in lines for word in _words(line.partition("#")[0])]
 
 
-def _split(text: str, hostport: str) -> tuple[str, str]:
-    if hostport.startswith("["):
-        host, closed, rest = hostport[1:].partition("]")
+def _split(text: str, where: str) -> tuple[str, str]:
+    if where.startswith("["):
+        host, closed, rest = where[1:].partition("]")
         if not closed:
             raise _bad(text, "the ] of the IPv6 address is missing", f"write [{host}]:4390")
         if not rest.startswith(":"):
             raise _bad(text, "the port is missing", f"write [{host}]:4390")
         return host, rest[1:]
-    if hostport.count(":") > 1:
-        host, _, port = hostport.rpartition(":")
+    if where.count(":") > 1:
+        host, _, port = where.rpartition(":")
         if not (port.isdigit() and _is_ip(host)) or "::" not in host:
-            host, port = hostport, "4390"
+            host, port = where, "4390"
         raise _bad(text, "an IPv6 address needs brackets", f"write [{host}]:{port}")
-    host, colon, port = hostport.partition(":")
+    host, colon, port = where.partition(":")
     if not colon:
         raise _bad(text, "the port is missing", f"write {host}:4390")
     return host, port
@@ -219,7 +229,7 @@ def _host(text: str, host: str) -> str:
 
 
 def _port(text: str, host: str, port: str) -> int:
-    shown = f"[{host}]" if ":" in host else host
+    shown = bracketed(host)
     if not port:
         raise _bad(text, "the port after the : is missing", f"write {shown}:4390")
     if not (port.isascii() and port.isdigit()):

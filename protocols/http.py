@@ -25,7 +25,7 @@ from typing import Self
 from protocols import same_machine
 from protocols import tls as tls_links
 from protocols.address_book import AddressBook
-from protocols.addresses import host_of, is_relayed, normal, parse_address, source_of
+from protocols.addresses import host_of, hostport, is_relayed, normal, parse_address, source_of
 from protocols.errors import LocalProtocolError, Unreachable, Why
 from protocols.handlers import Handlers
 from protocols.http_client import HttpClient
@@ -262,8 +262,7 @@ class HttpTransport:
         """Where this node can be dialled, unless its owner has told the relays otherwise."""
         if self._listening is None or self._listening[0] in ("0.0.0.0", "::"):
             return []
-        host, port = self._listening
-        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+        return [hostport(*self._listening)]
 
     def _adopt(self, sock: socket.socket, caller: str) -> None:
         self._server.adopt(sock, caller)

@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from protocols.addresses import source_of
+from protocols.addresses import hostport, source_of
 from protocols.errors import Malformed
 from protocols.http_body import PROTOCOL, VERSION_HEADER
 from protocols.http_stats import TransportStats
@@ -106,8 +106,7 @@ class Listener:
             if owner != peer or link.is_closing():  # one that was closed tells nothing any more
                 continue
             if address := link.get_extra_info("peername"):
-                host, port = address[:2]
-                return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                return hostport(*address[:2])
         return ""
 
     def drop(self, peer: PeerId) -> int:

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from protocols.addresses import parse_address
+from protocols.addresses import hostport, parse_address
 from protocols.errors import OperatorError
 
 _BACKLOG = 256
@@ -74,9 +74,8 @@ def _taken(family: int, host: str, port: int, option: str, error: OSError) -> Op
     else:
         holder = port_holder(port)
         why = f"process {holder} listens there" if holder else "another process listens there"
-    shown = f"[{host}]" if ":" in host else host
-    free = _free_port(family, host, port)
-    fix = f"stop that process, or use {option} {shown}:{free}"
+    free = hostport(host, _free_port(family, host, port))
+    fix = f"stop that process, or use {option} {free}"
     return OperatorError("E303", f"port {port} cannot be used", why, fix)
 
 

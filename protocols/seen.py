@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 
-from protocols.addresses import parse_address
+from protocols.addresses import hostport, parse_address
 
 MARK = b"\xa9"  # no letter, no TLS record, no lane and no call
 TIMEOUT_S = 5.0
@@ -22,8 +22,7 @@ async def tell(sock: socket.socket) -> None:
     with contextlib.closing(sock):
         await asyncio.get_running_loop().sock_recv(sock, len(MARK))  # else closing is a reset
         host, port = sock.getpeername()[:2]
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        await asyncio.get_running_loop().sock_sendall(sock, shown.encode())
+        await asyncio.get_running_loop().sock_sendall(sock, hostport(host, port).encode())
 
 
 async def seen_from(address: str, local_port: int) -> tuple[str, int]:

@@ -46,12 +46,16 @@ class Tasks:
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task; its exception ends the group. Raises RuntimeError once that has ended."""
+        """Start a task; its exception ends the group. Once that ends, it is cancelled unbegun.
+
+        So a call or a letter that comes while its node is leaving finds what it would find a moment
+        before: work that was begun, and then cancelled with all the rest.
+        """
         try:
             task = self.group.create_task(coroutine)
-        except RuntimeError:
-            coroutine.close()  # else it is said that it was never awaited
-            raise
+        except RuntimeError:  # the group is ending or has ended
+            task = asyncio.create_task(coroutine)
+            task.cancel()
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task

@@ -30,7 +30,8 @@ from node.bench.noise import Noise
 from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch, WatchedChain, WatchedTransport
 from node.errors import operator_error
-from node.own_address import hostport, outward_address
+from node.own_address import outward_address
+from protocols.addresses import hostport
 from protocols.codecs import RangeCodec
 from protocols.errors import TransportError
 from protocols.identity import Identity, PeerId

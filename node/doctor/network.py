@@ -20,10 +20,10 @@ from node import __version__
 from node.config import NodeConfig
 from node.doctor import nat
 from node.doctor.finding import Finding, fail, failed, ok, warn
-from node.own_address import addresses, hostport, outward_address
+from node.own_address import addresses, outward_address
 from node.setting_values import host_port
 from node.statedir import StateDir
-from protocols.addresses import PeerAddress, parse_peers
+from protocols.addresses import PeerAddress, hostport, parse_peers
 from protocols.errors import OperatorError, RemoteProtocolError, RemoteRefused, TransportError
 from protocols.http import HttpTransport
 from protocols.identity import Identity

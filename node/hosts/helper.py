@@ -48,10 +48,10 @@ from node.hosts.wire import (
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice
-from node.own_address import hostport
 from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
+from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.tasks import first
 

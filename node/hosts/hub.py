@@ -38,7 +38,7 @@ from node.hosts.wire import (
     proven,
     signed,
 )
-from node.own_address import hostport
+from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.tasks import every
 

@@ -29,8 +29,8 @@ from node.monitor.event_log import EventLog
 from node.monitor.history import History
 from node.monitor.metrics import CONTENT_TYPE, exposition, registry
 from node.monitor.state import NodeState
-from node.own_address import hostport
 from node.setting_values import host_port
+from protocols.addresses import hostport
 from protocols.errors import OperatorError
 from protocols.sockets import open_listener
 
