@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--bytes", type=float, default=20e6)
     parser.add_argument("--pace", type=float, default=0)
-    parser.add_argument("--congestion", default="", help="cubic, bbr, ...; else the system's")
+    parser.add_argument("--congestion", default="", help="bbr, reno, ...; else cubic")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", nargs="+", help=argparse.SUPPRESS)

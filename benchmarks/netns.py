@@ -37,12 +37,16 @@ class Network:
     """Namespaces by name, all on one bridge; made on entry and gone on exit, processes included.
 
     ``mbit`` bounds each direction of every link (None: unshaped), headers counted: on the wire
-    TCP over Ethernet takes 1.045 bytes for each byte carried.
+    TCP over Ethernet takes 1.045 bytes for each byte carried. ``congestion``: of TCP, by default as
+    Linux comes, whatever this machine is set to.
     """
 
-    def __init__(self, names: Sequence[str], *, mbit: float | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], *, mbit: float | None = None, congestion: str = "cubic"
+    ) -> None:
         self.names = tuple(names)
         self._mbit = mbit
+        self._congestion = congestion
         self._label = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
         self._hub = f"{self._label}-hub"
         self._processes: list[subprocess.Popen[Any]] = []
@@ -149,6 +153,8 @@ class Network:
             pair = ("veth", "peer", "name", "eth0", "netns", namespace)
             _ip("-n", self._hub, "link", "add", port, "type", *pair)
             _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
+            setting = "/proc/sys/net/ipv4/tcp_congestion_control"
+            _ip("netns", "exec", namespace, "sh", "-c", f"echo {self._congestion} > {setting}")
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "addr", "add", f"{self.address(name)}/16", "dev", "eth0")
             _ip("-n", namespace, "link", "set", "eth0", "up")

@@ -192,7 +192,7 @@ class Lane:
             self._progress.at = time.monotonic()
             self._turn()
 
-    def load(self) -> tuple[int, bool, bool]:  # see protocols.lane_moves.load
+    def load(self) -> tuple[int, bool, bool, float]:  # see protocols.lane_moves.load
         return load(self._sock, self._receiving, self._sending)
 
     def due(self, now: float) -> float:

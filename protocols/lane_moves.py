@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
-from protocols.lane_socket import unacknowledged, unsent
+from protocols.lane_socket import least_round_trip, unacknowledged, unsent
 from protocols.lane_wire import Frame
 from protocols.transport import Drain, Feed
 
@@ -50,13 +50,14 @@ class Progress:
 
 def load(
     sock: socket.socket, receiving: Receiving | None, sending: Sending | None
-) -> tuple[int, bool, bool]:
-    """Bytes on their way; whether there is more to send; whether more of a body is to come."""
+) -> tuple[int, bool, bool, float]:
+    """See :meth:`protocols.reactor.Watched.load`; only of a body it is known that more comes."""
     coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
     return (
         left,
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
         coming and receiving is not None and not isinstance(receiving.drain, Frame),
+        least_round_trip(sock) if sending is not None else 0.0,
     )
 
 

@@ -13,6 +13,7 @@ import selectors
 import socket
 import ssl
 import struct
+import sys
 import termios
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 FRAMES = 8  # at one look: whoever sends a byte in each must not hold up the other lanes
 
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
+_MIN_RTT = 148  # where tcpi_min_rtt stands in Linux's struct tcp_info, microseconds
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
 
@@ -139,6 +141,20 @@ def unacknowledged(sock: socket.socket) -> int:
 def unsent(sock: socket.socket) -> int:
     """Bytes that the kernel has not sent yet, where it tells (Linux)."""
     return _asked(sock, _OUTQ_NOT_SENT)
+
+
+def least_round_trip(sock: socket.socket) -> float:
+    """Seconds of the shortest round trip of late; 0 where the system does not tell (Linux does)."""
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT + 4)
+    except OSError:  # gone already, or no TCP
+        return 0.0
+    if len(info) < _MIN_RTT + 4:  # an old kernel
+        return 0.0
+    micros: int = struct.unpack_from("I", info, _MIN_RTT)[0]
+    return micros / 1e6
 
 
 def _asked(sock: socket.socket, what: int) -> int:

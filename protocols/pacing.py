@@ -18,6 +18,15 @@ Only windows in which there was something to send all the time count; of them th
 the speed in the end. What arrives can be counted where the system says how much of what it was
 given is acknowledged; else what it took counts, which is less exact.
 
+Where the system says that, and the link is not so fast that what a busy machine puts off looks like
+a queue, it is known besides how long bytes stand in queues (:mod:`protocols.standing`), and that
+tells more than arrivals do, which vary by a tenth from window to window:
+
+- what arrives in windows with too long a queue is what the link carries; their median counts;
+- the rate is *trimmed* so that a few packets stand there all the time;
+- a probe is gentler, and drains by itself: in the window after it (the *echo*) what it sent too
+  fast stands in the queue, or the link is faster than was thought.
+
 Where all bodies are so short that no window is ever full they must not be held for good to what
 the link once carried. So when some of them in a row took as long as pacing made them, the next is
 a probe at twice the speed. A body that was limited by pacing or by its sender says only that the
@@ -38,15 +47,24 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from statistics import fmean
+from statistics import fmean, median
+
+from protocols.standing import Standing
 
 WINDOW_S = 0.25  # long beside the queues of links, short beside a round
 SEARCHED = 4  # windows
-CRUISED = 6  # windows from probe to probe
+CRUISED = 6  # windows from probe to probe,
+SOON = 2  # or as soon as that, where the queue says that the link is not busy
 KEPT = 32  # windows, eight seconds of sending: after so long a slower link is believed
 SPAN = 4  # windows in a row whose mean tells the speed
 BURSTS = 1 / 16  # of those, the fastest: not counted
-PROBE, BOLDEST = 1.12, 2.0  # times the speed
+PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
+BOLDEST_AT = 4  # probes in a row that have found more
+ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
+MUCH = 1.1  # times the speed: a single window is hardly off by more
+CAME = 0.98  # of the rate: all that was sent has arrived
+FAST = 25e6  # bytes a second, beyond which the queue is not asked
+FULL_KEPT, FULL_LEAST = 16, 3  # windows with a queue that count
 DRAIN = 0.88  # after a probe: queues are to stay short
 HELD = 0.6  # of the rate: what was as fast was held up by pacing
 RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
@@ -147,7 +165,7 @@ def _most(seen: Collection[float]) -> float:
 class Phase(Enum):
     """What the rate is good for; see above."""
 
-    SEARCH, CRUISE, PROBE, DRAIN = range(4)
+    SEARCH, CRUISE, PROBE, DRAIN, ECHO = range(5)
 
 
 @dataclass
@@ -169,7 +187,11 @@ class Pacer:
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _faster: int = SPAN  # windows since a probe has found more, up to SPAN
     _left: int = SEARCHED  # windows of this phase
-    _probe: float = PROBE
+    _bolder: int = 0  # probes in a row that have found more
+    _standing: Standing = field(default_factory=Standing)
+    _full: deque[float] = field(default_factory=lambda: deque(maxlen=FULL_KEPT))  # with a queue
+    _stood: float | None = None  # seconds in queues before a probe, if that will tell
+    _sure: float = 0.0  # what came in that probe
 
     @property
     def looks_closely(self) -> bool:
@@ -184,20 +206,30 @@ class Pacer:
         under_way: bool = False,
         *,
         alone: str = "",
+        stands: float = 0.0,
+        round_trip: float = 0.0,
     ) -> None:
         """``arrived`` bytes of all that was ever sent have arrived by ``now``.
 
         ``wanting``: there is more to send; ``under_way``: not all that was sent has arrived;
-        ``alone``: it is all for this one of several peers.
+        ``alone``: it is all for this one of several peers. ``stands``: so many bytes are under
+        way, by :func:`~protocols.standing.standing`, on connections whose shortest round trip is
+        ``round_trip`` seconds; 0 where the system does not tell.
         """
         self._to = self._to | {alone} - {""} if wanting else set()
         found = self._windows.note(now, arrived, wanting)
+        if (self.speed or 0.0) >= FAST:
+            stands = 0.0
+            self._full.clear()
+        self._standing.look(stands, wanting)
+        if self._stood is not None and not wanting:  # the probe's queue is gone
+            self._enter(Phase.CRUISE, CRUISED)
         if found is not None:
             self._burst.lasts()
             self._held = 0
             to, self._to = self._to, set()
             if found >= LEAST:
-                self._weigh(found, to)
+                self._weigh(found, to, round_trip)
         short = self._burst.note(now, arrived, wanting, under_way)
         if short is not None and self.speed is not None:
             self._consider(short, self.speed)
@@ -209,15 +241,15 @@ class Pacer:
                 self._at_least, self._shown = short, self.windows
                 self._enter(Phase.PROBE, 1)
             else:
-                self._held, self._probe = 0, PROBE
+                self._held = self._bolder = 0
                 self._enter(Phase.CRUISE, CRUISED)
         elif short >= HELD * self.rate:
             self._held += 1
             if self._held >= CRUISED:
-                self._probe = BOLDEST
+                self._bolder = BOLDEST_AT
                 self._enter(Phase.PROBE, 1)
 
-    def _weigh(self, found: float, to: set[str]) -> None:
+    def _weigh(self, found: float, to: set[str], round_trip: float) -> None:
         """Count a window, unless it may be slow only since the one that it was ``to`` is."""
         if self.speed is None or found >= HELD * self.speed:
             self._slow_to.clear()
@@ -225,9 +257,13 @@ class Pacer:
         elif to and len(self._slow_to | to) == 1:
             self._slow_to = to
             self._aside.append(found)
+            self._standing.leave_out()
             return
         else:
             self._slow_to |= to
+        came = found >= CAME * self.rate
+        speed = min(self.speed or found, found)
+        self._standing.over(self._windows.window_s, speed, round_trip, came)
         for one in (*self._aside, found):
             self.windows += 1
             self._judge(one)
@@ -235,33 +271,91 @@ class Pacer:
 
     def _judge(self, found: float) -> None:
         self._seen.append(found)
+        self._learn(found)
         self._faster = min(self._faster + 1, SPAN)
         # too fast by little it would be refuted by no window
         if found < self._at_least / RAISED or self.windows >= self._shown + KEPT:
             self._at_least = 0.0
         self._left -= 1
-        if self._phase is Phase.PROBE:
-            assert self.speed is not None
-            if found >= self.speed * (1 + self._probe) / 2:
-                self._faster = 1  # it was slower before, or this window was a lucky one
-                self._probe = min(2 * self._probe - 1, BOLDEST)
-                self._enter(Phase.PROBE, 1)
-            else:
-                self._probe = PROBE
-                self._enter(Phase.DRAIN, 1)
-        elif self._left > 0:
+        if self._left > 0:
             self._enter(self._phase, self._left)
-        elif self._phase is Phase.DRAIN:
+        elif self._phase is Phase.PROBE:
+            self._probed(found)
+        elif self._phase is Phase.ECHO:
+            self._heard()
+        elif self._phase is Phase.SEARCH and self._standing.full:
+            self._carries(_most(self._seen))
+            self._enter(Phase.CRUISE, CRUISED)
+        elif self._phase is Phase.DRAIN or self._standing.long:
             self._enter(Phase.CRUISE, CRUISED)
         else:
             self._enter(Phase.PROBE, 1)
+
+    def _learn(self, found: float) -> None:
+        """What a window says by what stood in queues meanwhile."""
+        speed, sure = self.speed or 0.0, min(found, self.rate)
+        if self._standing.long:
+            if self._standing.tells:
+                self._full.append(found)
+        elif self._standing.full:
+            if found >= CAME * self.rate:  # pacing was the limit
+                self._full.append(max(found, speed))
+        elif self._standing.seconds is not None and self._phase is Phase.CRUISE:
+            if sure > speed > 0:
+                self._carries(sure)
+            self._left = min(self._left, SOON)
+
+    def _carries(self, speed: float) -> None:
+        """The link has been seen to carry so much, whatever was known before."""
+        self._full.clear()
+        self._full.extend([speed] * FULL_LEAST)
+
+    def _probed(self, found: float) -> None:
+        """The window of a probe is over."""
+        assert self.speed is not None
+        if self._stood is not None:
+            self._sure = min(found, self.rate)
+            self._enter(Phase.ECHO, 1)
+        elif found >= self.speed * (1 + self._times) / 2:
+            self._faster = 1  # it was slower before, or this window was a lucky one
+            self._bolder += 1
+            self._enter(Phase.PROBE, 1)
+        else:
+            self._bolder = 0
+            self._enter(Phase.DRAIN, 1)
+
+    def _heard(self) -> None:
+        """The window after a probe is over: all that it sent too fast stands in a queue now."""
+        assert self.speed is not None
+        assert self._stood is not None
+        grown = (self._standing.seconds or 0.0) - self._stood
+        half = self.speed * (1 + self._times) / 2
+        room = grown < (self._times - 1) * self._windows.window_s * ROOM
+        if (room and self._sure >= half) or self._sure >= MUCH * self.speed:
+            self._carries(self._sure)
+        if room and self._sure >= half:
+            self._bolder += 1
+            self._enter(Phase.PROBE, 1)
+        else:
+            self._bolder = 0
+            self._enter(Phase.CRUISE, CRUISED)
+
+    @property
+    def _times(self) -> float:
+        """The rate of a probe, in times the speed."""
+        step = (PROBE if self._stood is None else GENTLE) - 1
+        return min(1 + step * 2.0**self._bolder, BOLDEST)
 
     def _enter(self, phase: Phase, windows: int) -> None:
         self._phase, self._left = phase, windows
         if phase is Phase.SEARCH:
             return
+        if phase is not Phase.ECHO:
+            self._stood = self._standing.seconds if phase is Phase.PROBE else None
         seen = list(self._seen)
         newest = fmean(seen[-self._faster :]) if self._faster < SPAN else 0.0
         self.speed = max(_lasting(seen) if seen else 0.0, newest, self._at_least)
-        times = {Phase.PROBE: self._probe, Phase.DRAIN: DRAIN}.get(phase, 1.0)
+        if len(self._full) >= FULL_LEAST:
+            self.speed = max(median(self._full), self._at_least)
+        times = {Phase.PROBE: self._times, Phase.DRAIN: DRAIN}.get(phase, self._standing.trim)
         self.rate = times * self.speed if self.speed < MOST else inf

@@ -20,10 +20,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from statistics import fmean
 from typing import Protocol
 
 from protocols.bucket import Bucket
 from protocols.pacing import Pacer, Speeds
+from protocols.standing import standing
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +56,9 @@ class Watched(Protocol):
         """It is this one's turn to send under the limit of the node."""
         ...
 
-    def load(self) -> tuple[int, bool, bool]:
-        """Bytes on their way; whether there is more to send; whether more is to come."""
+    def load(self) -> tuple[int, bool, bool, float]:
+        """Bytes on their way; whether there is more to send; whether more is to come; seconds of
+        the shortest round trip, 0 where the system does not tell."""
         ...
 
     def cut(self) -> None:
@@ -240,12 +243,14 @@ class Reactor:
     def _pace(self, now: float) -> None:
         """See how much has arrived, and what the node's rate is by that."""
         coming, wanting = False, set[str]()
+        round_trips: list[float] = []
         for one in list(self._loads):
-            unacknowledged, sends, receives = one.load()
+            unacknowledged, sends, receives, round_trip = one.load()
             self._loads[one] = unacknowledged
             coming = coming or receives
             if sends:
                 wanting.add(one.host)
+                round_trips.append(round_trip)
             if not (unacknowledged or sends or receives):
                 del self._loads[one]
         before, under_way = self.pacer.rate, sum(self._loads.values())
@@ -254,7 +259,15 @@ class Reactor:
         several = len(wanting) != 1 or now >= self._several_at + _SEVERAL_S
         alone = "" if several else min(wanting)
         arrived = self._given - under_way
-        self.pacer.note(now, arrived, bool(wanting), under_way > 0, alone=alone)
+        self.pacer.note(
+            now,
+            arrived,
+            bool(wanting),
+            under_way > 0,
+            alone=alone,
+            stands=standing(list(self._loads.values())),
+            round_trip=fmean(round_trips) if round_trips else 0.0,
+        )
         self.incoming.note(now, self._taken, coming)
         if self.pacer.rate != before:
             rate = min(self.pacer.rate, self._max_upload)

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocols.bucket import Bucket
-from protocols.pacing import KEPT, MOST, WINDOW_S, Burst, Pacer, Speeds, Windows
+from protocols.pacing import FAST, KEPT, MOST, WINDOW_S, Burst, Pacer, Speeds, Windows
+from protocols.standing import TARGET_S, UNEVEN, standing
 
 STEP_S = 0.005
 QUEUE_S = 0.05  # of the link's speed, then packets are dropped
@@ -34,7 +35,10 @@ class Wire:
     queues: list[float] = field(default_factory=list)  # seconds of the link, from step to step
     tokens: float = 0.0
     alone: str = ""  # all is for this one of several peers
-    _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=40))
+    tells: bool = False  # the system tells what is under way
+    others: Callable[[float], float] = lambda now: 0.0  # seconds behind what others send
+    given: float = 0.0
+    _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=200))
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def play(self, seconds: float, *, wanting: bool = True) -> float:
@@ -44,7 +48,9 @@ class Wire:
             speed = self.speed(self.now)
             could += speed * STEP_S
             offered = min(self.pacer.rate, 4 * speed) * STEP_S if wanting else 0.0
-            self.queued += min(offered, max(QUEUE_S * speed - self.queued, 0.0))
+            taken = min(offered, max(QUEUE_S * speed - self.queued, 0.0))
+            self.queued += taken
+            self.given += taken
             gone = min(self.queued, speed * STEP_S)
             self.queued -= gone
             self.arrived += gone
@@ -52,10 +58,11 @@ class Wire:
             self._late.append((self.now, self.arrived))
             self.queues.append(self.queued / speed)
             if round(self.now / STEP_S) % 5 == 0:
-                until = self.now - self._random.uniform(0, self.jitter)
+                until = self.now - self._random.uniform(0, self.jitter) - self.others(self.now)
                 seen = [count for when, count in self._late if when <= until]
                 known = int(seen[-1]) if seen else 0
-                self.pacer.note(self.now, known, wanting, alone=self.alone)
+                stands = self.given - known if self.tells else 0.0
+                self.pacer.note(self.now, known, wanting, alone=self.alone, stands=stands)
         return (self.arrived - before) / could
 
     def body(self, count: float, pause: float = 1.0, source: float = inf) -> float:
@@ -91,10 +98,54 @@ def test_a_steady_link_is_used_and_its_queue_stays_short(speed: float, jitter: f
     assert sum(wire.queues) / len(wire.queues) < QUEUE_S / 2
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.06])
+@pytest.mark.parametrize("speed", [2.5e6, 2e7])
+def test_who_is_told_what_is_under_way_keeps_a_link_busy_and_its_queue_from_overflowing(
+    speed: float, jitter: float
+) -> None:
+    wire = Wire(lambda now: speed, jitter, tells=True)
+    wire.play(4.0)
+    wire.queues.clear()
+    assert wire.play(20.0) > 0.99
+    assert wire.pacer.speed == pytest.approx(speed, rel=0.08)
+    assert TARGET_S / 2 < fmean(wire.queues) < 0.8 * QUEUE_S
+    assert sum(queue < 0.001 for queue in wire.queues) < 0.01 * len(wire.queues)
+    assert sum(queue > 0.98 * QUEUE_S for queue in wire.queues) < 0.02 * len(wire.queues)
+
+
+@pytest.mark.parametrize("late", [0.03, 0.06, 0.1])
+def test_a_queue_that_is_none_of_ours_takes_little_of_the_link(late: float) -> None:
+    """Acknowledgements wait behind what others send: sending slower does not help."""
+    wire = Wire(lambda now: 2.5e6, 0.01, tells=True, others=lambda now: late)
+    wire.play(4.0)
+    shares = [wire.play(2.0) for _ in range(30)]
+    assert fmean(shares) > 0.9
+    assert min(shares) > 0.85
+    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
+
+
+def test_a_queue_that_comes_and_goes_takes_little_of_the_link() -> None:
+    draw = random.Random(3)
+    others = [draw.uniform(0, 0.08) for _ in range(100)]
+    wire = Wire(lambda now: 2.5e6, 0.01, tells=True, others=lambda now: others[int(now)])
+    wire.play(4.0)
+    assert wire.play(80.0) > 0.95
+    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
+
+
+def test_a_link_that_was_thought_slow_is_found_though_others_queues_hide_it() -> None:
+    """What stands in front of others' links must not keep anybody below his own."""
+    wire = Wire(lambda now: 2e6 if now < 10 else 2.5e6, 0.01, tells=True, others=lambda now: 0.025)
+    wire.play(10.0)
+    wire.play(10.0)
+    assert wire.play(10.0) > 0.95
+
+
+@pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_acknowledgements_in_lumps_hide_no_link(seed: int) -> None:
+def test_acknowledgements_in_lumps_hide_no_link(seed: int, tells: bool) -> None:
     """They wait behind what comes the other way: a window shows a tenth more or less of it."""
-    wire = Wire(lambda now: 2.4e6, jitter=0.06, _random=random.Random(seed))
+    wire = Wire(lambda now: 2.4e6, jitter=0.06, tells=tells, _random=random.Random(seed))
     wire.play(4.0)
     shares, speeds = [], []
     for _ in range(30):
@@ -106,27 +157,30 @@ def test_acknowledgements_in_lumps_hide_no_link(seed: int) -> None:
     assert fmean(speeds) < 1.05  # a probe may be lucky, for a second
 
 
+@pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("times", [2.0, 10.0])
-def test_a_link_that_became_faster_is_found_within_seconds(times: float) -> None:
+def test_a_link_that_became_faster_is_found_within_seconds(times: float, tells: bool) -> None:
     """Rates that follow from what was measured at the last rate must not lock a link low."""
-    wire = Wire(lambda now: 2.5e6 if now < 10 else 2.5e6 * times)
+    wire = Wire(lambda now: 2.5e6 if now < 10 else 2.5e6 * times, tells=tells)
     wire.play(10.0)
     wire.play(5.0)
     assert wire.play(4.0) > 0.9
     assert wire.pacer.speed == pytest.approx(2.5e6 * times, rel=0.1)
 
 
-def test_a_link_that_became_slower_is_believed_after_a_while() -> None:
-    wire = Wire(lambda now: 2.5e7 if now < 10 else 2.5e6)
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_link_that_became_slower_is_believed_after_a_while(tells: bool) -> None:
+    wire = Wire(lambda now: 2.4e7 if now < 10 else 2.5e6, tells=tells)
     wire.play(10.0)
     wire.play(KEPT * WINDOW_S + 3.0)
     assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
     assert wire.play(5.0) > 0.97
 
 
-def test_a_bad_second_changes_nothing() -> None:
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_bad_second_changes_nothing(tells: bool) -> None:
     """Somebody else computes, or a peer reads slowly: the link is as it was."""
-    wire = Wire(lambda now: 2.5e6 if not 8 <= now < 9 else 2.5e5)
+    wire = Wire(lambda now: 2.5e6 if not 8 <= now < 9 else 2.5e5, tells=tells)
     wire.play(8.0)
     known = wire.pacer.speed
     assert known is not None
@@ -345,3 +399,17 @@ def test_the_speed_of_the_only_one_that_is_sent_to_is_learnt_and_followed_upward
     assert wire.pacer.speed == pytest.approx(1e5, rel=0.15)
     wire.play(15.0)
     assert wire.pacer.speed == pytest.approx(4e5, rel=0.15)
+
+
+def test_a_link_that_is_too_fast_for_that_is_not_asked_for_its_queue() -> None:
+    told, not_told = (Wire(lambda now: 2.4 * FAST, 0.01, tells=tells) for tells in (True, False))
+    for wire in (told, not_told):
+        wire.play(10.0)
+        assert wire.play(10.0) > 0.97
+    assert told.pacer.speed == pytest.approx(2.4 * FAST, rel=0.05)
+
+
+def test_one_peer_that_reads_slowly_is_no_queue() -> None:
+    assert standing([]) == standing([0, 0]) == 0.0
+    assert standing([40_000, 50_000, 60_000]) == 150_000
+    assert standing([40_000, 50_000, 60_000, 4_000_000]) == 150_000 + UNEVEN * 55_000

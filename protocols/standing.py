@@ -1,0 +1,96 @@
+"""How long bytes stand in queues on their way out, and what that asks of a sender. Sans-IO.
+
+What is under way beyond what fills the round trip stands somewhere: in this system's buffers, or in
+front of the link. Where there is always some, the link is always busy, and what arrives is what it
+carries; where there is much the queue soon overflows, and connections leave each other behind. So
+who keeps it at a few packets sends at just the speed of the link and loses nothing, as Vegas
+(Brakmo and Peterson 1995) and Copa (Arun and Balakrishnan 2018) do for one connection.
+
+Some of it may be none of ours: acknowledgements wait behind what others send, and some ways are
+longer at times. What stands there however slowly we send is let stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+
+TARGET_S = 0.02  # is to stand there all the time,
+SOME_BYTES = 16 * 1024  # and so much: a few packets of each of several connections
+FULL = 0.4  # of the target, at least: the link was busy all the time
+LONG = 1.25  # times the target: it is too much
+HORIZON_S = 0.5  # within which a queue comes to what it is to be
+SLOWEST, FASTEST = 0.85, 1.05  # times the speed: the rate
+SLOW = 0.95  # of the speed, where a queue of ours gets shorter for sure
+SURE, UNSURE = 1 / 4, 1 / 16  # of what stands is taken for others' in a window, if it does not
+UNEVEN = 4  # times the median: of more only so much counts
+
+
+def standing(loads: Sequence[int]) -> float:
+    """Bytes that are under way to all peers, from those of each connection.
+
+    Where one has far more than most its peer reads slowly, which is not this node's link.
+    """
+    busy = [load for load in loads if load > 0]
+    if not busy:
+        return 0.0
+    bound = UNEVEN * median(busy)
+    return sum(min(load, bound) for load in busy)
+
+
+@dataclass
+class Standing:
+    """What stood in queues throughout the last window, beyond the round trip."""
+
+    seconds: float | None = None  # of the link; None: not known
+    full: bool = False  # the link was busy all the time
+    long: bool = False  # and there is more than there should be
+    tells: bool = False  # it is ours for sure, so that what arrived is what the link carries
+    trim: float = 1.0  # times the speed: so fast it comes to what it is to be
+    _least: float = inf  # bytes under way in this window
+    _whole: bool = False  # there was something to send when it began
+    _others: float = 0.0  # seconds that are none of ours
+
+    def look(self, under_way: float, wanting: bool) -> None:
+        """Bytes under way now, by :func:`standing`, 0: not known; to be told often in a window."""
+        if wanting:
+            self._least = min(self._least, under_way)
+        else:
+            self._least, self._whole = inf, False
+            self._unknown()
+
+    def leave_out(self) -> None:
+        """A window is over that says nothing of the link."""
+        self._least = inf
+        self._unknown()
+
+    def over(self, window_s: float, speed: float, round_trip: float, came: bool) -> None:
+        """A window is over.
+
+        ``speed`` in bytes a second is what the link is thought to carry, ``round_trip`` the
+        seconds of the shortest to the peers; ``came``: all that was sent in it has arrived.
+        """
+        least, self._least = self._least, inf
+        whole, self._whole = self._whole, True
+        known = 0.0 < least < inf  # else the system does not tell
+        if not (known and whole):  # it has to fill first
+            self._unknown()
+            self.trim = self.trim if known else 1.0
+            return
+        before, self.seconds = self.seconds, max(0.0, least / speed - round_trip)
+        target = TARGET_S + SOME_BYTES / speed
+        over = self.seconds - target
+        drained = (1 - self.trim) * window_s  # what it should be shorter by, if it is ours
+        drains = before is not None and before - self.seconds >= drained / 4
+        self.tells = not came or (drains and self.trim < 1)
+        if before is not None and self.trim < 1 and not self.tells:
+            self._others += (over - self._others) * (SURE if self.trim <= SLOW else UNSURE)
+        self._others = max(0.0, min(self._others, over))
+        ours = over - self._others
+        self.full, self.long = self.seconds >= FULL * target, ours >= (LONG - 1) * target
+        self.trim = min(max(1 - ours / HORIZON_S, SLOWEST), FASTEST)
+
+    def _unknown(self) -> None:
+        self.seconds, self.full, self.long = None, False, False
