@@ -37,7 +37,7 @@ from protocols.lane_socket import (
     wrapped,
 )
 from protocols.lane_wire import Frame
-from protocols.reactor import Reactor
+from protocols.reactor import Load, Reactor
 from protocols.sealing import MAX_FRAME_BYTES
 
 _TURN_BYTES = 1 << 21  # after so many the other lanes have their turn
@@ -192,7 +192,7 @@ class Lane:
             self._progress.at = time.monotonic()
             self._turn()
 
-    def load(self) -> tuple[int, bool, bool, float]:  # see protocols.lane_moves.load
+    def load(self) -> Load:  # see protocols.lane_moves.load
         return load(self._sock, self._receiving, self._sending)
 
     def due(self, now: float) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from protocols.errors import LocalProtocolError, TransferStalled
 from protocols.lane_socket import least_round_trip, unacknowledged, unsent
 from protocols.lane_wire import Frame
+from protocols.reactor import Load
 from protocols.transport import Drain, Feed
 
 Done = Callable[[BaseException | None], None]
@@ -48,12 +49,10 @@ class Progress:
         return until
 
 
-def load(
-    sock: socket.socket, receiving: Receiving | None, sending: Sending | None
-) -> tuple[int, bool, bool, float]:
-    """See :meth:`protocols.reactor.Watched.load`; only of a body it is known that more comes."""
+def load(sock: socket.socket, receiving: Receiving | None, sending: Sending | None) -> Load:
+    """What is under way; only of a body it is known that more comes."""
     coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
-    return (
+    return Load(
         left,
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
         coming and receiving is not None and not isinstance(receiving.drain, Frame),

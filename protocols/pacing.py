@@ -331,9 +331,10 @@ class Pacer:
         grown = (self._standing.seconds or 0.0) - self._stood
         half = self.speed * (1 + self._times) / 2
         room = grown < (self._times - 1) * self._windows.window_s * ROOM
-        if (room and self._sure >= half) or self._sure >= MUCH * self.speed:
+        faster = room and self._sure >= half
+        if faster or self._sure >= MUCH * self.speed:
             self._carries(self._sure)
-        if room and self._sure >= half:
+        if faster:
             self._bolder += 1
             self._enter(Phase.PROBE, 1)
         else:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from statistics import fmean
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from protocols.bucket import Bucket
 from protocols.pacing import Pacer, Speeds
@@ -36,6 +36,15 @@ _CLOSE_S = 0.005  # and where that may be over soon
 _SEVERAL_S = 60.0  # after it sent to several at once: one of them is not all it ever sends to
 _GATHER_S = 0.004  # for so long bytes of a long body may gather before they are read
 _ENOUGH = 1 << 15  # bytes that are worth being woken for
+
+
+class Load(NamedTuple):
+    """What one connection moves."""
+
+    under_way: int  # bytes that were given to the system and have not arrived
+    sends: bool  # there is more to send
+    receives: bool  # more is to come
+    round_trip: float  # seconds, the shortest; 0 where the system does not tell, or nothing is sent
 
 
 class Watched(Protocol):
@@ -56,9 +65,8 @@ class Watched(Protocol):
         """It is this one's turn to send under the limit of the node."""
         ...
 
-    def load(self) -> tuple[int, bool, bool, float]:
-        """Bytes on their way; whether there is more to send; whether more is to come; seconds of
-        the shortest round trip, 0 where the system does not tell."""
+    def load(self) -> Load:
+        """What it moves now."""
         ...
 
     def cut(self) -> None:
@@ -245,13 +253,13 @@ class Reactor:
         coming, wanting = False, set[str]()
         round_trips: list[float] = []
         for one in list(self._loads):
-            unacknowledged, sends, receives, round_trip = one.load()
-            self._loads[one] = unacknowledged
-            coming = coming or receives
-            if sends:
+            load = one.load()
+            self._loads[one] = load.under_way
+            coming = coming or load.receives
+            if load.sends:
                 wanting.add(one.host)
-                round_trips.append(round_trip)
-            if not (unacknowledged or sends or receives):
+                round_trips.append(load.round_trip)
+            if not (load.under_way or load.sends or load.receives):
                 del self._loads[one]
         before, under_way = self.pacer.rate, sum(self._loads.values())
         if len(wanting) > 1:

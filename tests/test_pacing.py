@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
 
@@ -14,77 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocols.bucket import Bucket
-from protocols.pacing import FAST, KEPT, MOST, WINDOW_S, Burst, Pacer, Speeds, Windows
-from protocols.standing import TARGET_S, UNEVEN, standing
-
-STEP_S = 0.005
-QUEUE_S = 0.05  # of the link's speed, then packets are dropped
-
-
-@dataclass
-class Wire:
-    """A link with a queue, a sender that always has something to send, and acknowledgements."""
-
-    speed: Callable[[float], float]  # bytes a second, by the time
-    jitter: float = 0.0  # seconds by which acknowledgements are late at most
-    spare: float = 0.0  # bytes that pass at any speed after a pause: a token bucket
-    pacer: Pacer = field(default_factory=Pacer)
-    now: float = 0.0
-    queued: float = 0.0
-    arrived: float = 0.0
-    queues: list[float] = field(default_factory=list)  # seconds of the link, from step to step
-    tokens: float = 0.0
-    alone: str = ""  # all is for this one of several peers
-    tells: bool = False  # the system tells what is under way
-    others: Callable[[float], float] = lambda now: 0.0  # seconds behind what others send
-    given: float = 0.0
-    _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=200))
-    _random: random.Random = field(default_factory=lambda: random.Random(1))
-
-    def play(self, seconds: float, *, wanting: bool = True) -> float:
-        """So much more time; returns the share of the link that was used."""
-        before, could, end = self.arrived, 0.0, self.now + seconds
-        while self.now < end - STEP_S / 2:
-            speed = self.speed(self.now)
-            could += speed * STEP_S
-            offered = min(self.pacer.rate, 4 * speed) * STEP_S if wanting else 0.0
-            taken = min(offered, max(QUEUE_S * speed - self.queued, 0.0))
-            self.queued += taken
-            self.given += taken
-            gone = min(self.queued, speed * STEP_S)
-            self.queued -= gone
-            self.arrived += gone
-            self.now += STEP_S
-            self._late.append((self.now, self.arrived))
-            self.queues.append(self.queued / speed)
-            if round(self.now / STEP_S) % 5 == 0:
-                until = self.now - self._random.uniform(0, self.jitter) - self.others(self.now)
-                seen = [count for when, count in self._late if when <= until]
-                known = int(seen[-1]) if seen else 0
-                stands = self.given - known if self.tells else 0.0
-                self.pacer.note(self.now, known, wanting, alone=self.alone, stands=stands)
-        return (self.arrived - before) / could
-
-    def body(self, count: float, pause: float = 1.0, source: float = inf) -> float:
-        """A body of ``count`` bytes, made at ``source`` bytes a second; seconds that it took."""
-        began, left = self.now, count
-        while left > 0 or self.queued > 1e-6:
-            offered = min(left, min(self.pacer.rate, source) * STEP_S)
-            left -= offered
-            self.queued += offered
-            gone = min(self.queued, self.speed(self.now) * STEP_S + self.tokens)
-            self.tokens = min(self.tokens + self.speed(self.now) * STEP_S - gone, self.spare)
-            self.queued -= gone
-            self.arrived += gone
-            self.now += STEP_S
-            unsent = self.queued > QUEUE_S * self.speed(self.now)
-            wanting = unsent or (left > 0 and source == inf)
-            self.pacer.note(self.now, int(self.arrived), wanting, self.queued > 0)
-        self.pacer.note(self.now, int(self.arrived), False, False)
-        took = self.now - began
-        self.now += pause
-        self.tokens = min(self.tokens + pause * self.speed(self.now), self.spare)
-        return took
+from protocols.pacing import KEPT, MOST, WINDOW_S, Burst, Pacer, Speeds, Windows
+from tests.pacing_kit import QUEUE_S, Wire
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01])
@@ -96,49 +24,6 @@ def test_a_steady_link_is_used_and_its_queue_stays_short(speed: float, jitter: f
     assert wire.play(20.0) > 0.97
     assert wire.pacer.speed == pytest.approx(speed, rel=0.05)
     assert sum(wire.queues) / len(wire.queues) < QUEUE_S / 2
-
-
-@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.06])
-@pytest.mark.parametrize("speed", [2.5e6, 2e7])
-def test_who_is_told_what_is_under_way_keeps_a_link_busy_and_its_queue_from_overflowing(
-    speed: float, jitter: float
-) -> None:
-    wire = Wire(lambda now: speed, jitter, tells=True)
-    wire.play(4.0)
-    wire.queues.clear()
-    assert wire.play(20.0) > 0.99
-    assert wire.pacer.speed == pytest.approx(speed, rel=0.08)
-    assert TARGET_S / 2 < fmean(wire.queues) < 0.8 * QUEUE_S
-    assert sum(queue < 0.001 for queue in wire.queues) < 0.01 * len(wire.queues)
-    assert sum(queue > 0.98 * QUEUE_S for queue in wire.queues) < 0.02 * len(wire.queues)
-
-
-@pytest.mark.parametrize("late", [0.03, 0.06, 0.1])
-def test_a_queue_that_is_none_of_ours_takes_little_of_the_link(late: float) -> None:
-    """Acknowledgements wait behind what others send: sending slower does not help."""
-    wire = Wire(lambda now: 2.5e6, 0.01, tells=True, others=lambda now: late)
-    wire.play(4.0)
-    shares = [wire.play(2.0) for _ in range(30)]
-    assert fmean(shares) > 0.9
-    assert min(shares) > 0.85
-    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
-
-
-def test_a_queue_that_comes_and_goes_takes_little_of_the_link() -> None:
-    draw = random.Random(3)
-    others = [draw.uniform(0, 0.08) for _ in range(100)]
-    wire = Wire(lambda now: 2.5e6, 0.01, tells=True, others=lambda now: others[int(now)])
-    wire.play(4.0)
-    assert wire.play(80.0) > 0.95
-    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
-
-
-def test_a_link_that_was_thought_slow_is_found_though_others_queues_hide_it() -> None:
-    """What stands in front of others' links must not keep anybody below his own."""
-    wire = Wire(lambda now: 2e6 if now < 10 else 2.5e6, 0.01, tells=True, others=lambda now: 0.025)
-    wire.play(10.0)
-    wire.play(10.0)
-    assert wire.play(10.0) > 0.95
 
 
 @pytest.mark.parametrize("tells", [False, True])
@@ -399,17 +284,3 @@ def test_the_speed_of_the_only_one_that_is_sent_to_is_learnt_and_followed_upward
     assert wire.pacer.speed == pytest.approx(1e5, rel=0.15)
     wire.play(15.0)
     assert wire.pacer.speed == pytest.approx(4e5, rel=0.15)
-
-
-def test_a_link_that_is_too_fast_for_that_is_not_asked_for_its_queue() -> None:
-    told, not_told = (Wire(lambda now: 2.4 * FAST, 0.01, tells=tells) for tells in (True, False))
-    for wire in (told, not_told):
-        wire.play(10.0)
-        assert wire.play(10.0) > 0.97
-    assert told.pacer.speed == pytest.approx(2.4 * FAST, rel=0.05)
-
-
-def test_one_peer_that_reads_slowly_is_no_queue() -> None:
-    assert standing([]) == standing([0, 0]) == 0.0
-    assert standing([40_000, 50_000, 60_000]) == 150_000
-    assert standing([40_000, 50_000, 60_000, 4_000_000]) == 150_000 + UNEVEN * 55_000

@@ -1,0 +1,69 @@
+"""What stands in front of a link, and what a sender makes of it."""
+
+from __future__ import annotations
+
+import random
+from statistics import fmean
+
+import pytest
+
+from protocols.pacing import FAST
+from protocols.standing import TARGET_S, UNEVEN, standing
+from tests.pacing_kit import QUEUE_S, Wire
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.06])
+@pytest.mark.parametrize("speed", [2.5e6, 2e7])
+def test_who_is_told_what_is_under_way_keeps_a_link_busy_and_its_queue_from_overflowing(
+    speed: float, jitter: float
+) -> None:
+    wire = Wire(lambda now: speed, jitter, tells=True)
+    wire.play(4.0)
+    wire.queues.clear()
+    assert wire.play(20.0) > 0.99
+    assert wire.pacer.speed == pytest.approx(speed, rel=0.08)
+    assert TARGET_S / 2 < fmean(wire.queues) < 0.8 * QUEUE_S
+    assert sum(queue < 0.001 for queue in wire.queues) < 0.01 * len(wire.queues)
+    assert sum(queue > 0.98 * QUEUE_S for queue in wire.queues) < 0.02 * len(wire.queues)
+
+
+@pytest.mark.parametrize("late", [0.03, 0.06, 0.1])
+def test_a_queue_that_is_none_of_ours_takes_little_of_the_link(late: float) -> None:
+    """Acknowledgements wait behind what others send: sending slower does not help."""
+    wire = Wire(lambda now: 2.5e6, 0.01, tells=True, others=lambda now: late)
+    wire.play(4.0)
+    shares = [wire.play(2.0) for _ in range(30)]
+    assert fmean(shares) > 0.9
+    assert min(shares) > 0.85
+    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
+
+
+def test_a_queue_that_comes_and_goes_takes_little_of_the_link() -> None:
+    draw = random.Random(3)
+    others = [draw.uniform(0, 0.08) for _ in range(100)]
+    wire = Wire(lambda now: 2.5e6, 0.01, tells=True, others=lambda now: others[int(now)])
+    wire.play(4.0)
+    assert wire.play(80.0) > 0.95
+    assert wire.pacer.speed == pytest.approx(2.5e6, rel=0.1)
+
+
+def test_a_link_that_was_thought_slow_is_found_though_others_queues_hide_it() -> None:
+    """What stands in front of others' links must not keep anybody below his own."""
+    wire = Wire(lambda now: 2e6 if now < 10 else 2.5e6, 0.01, tells=True, others=lambda now: 0.025)
+    wire.play(10.0)
+    wire.play(10.0)
+    assert wire.play(10.0) > 0.95
+
+
+def test_a_link_that_is_too_fast_for_that_is_not_asked_for_its_queue() -> None:
+    told, not_told = (Wire(lambda now: 2.4 * FAST, 0.01, tells=tells) for tells in (True, False))
+    for wire in (told, not_told):
+        wire.play(10.0)
+        assert wire.play(10.0) > 0.97
+    assert told.pacer.speed == pytest.approx(2.4 * FAST, rel=0.05)
+
+
+def test_one_peer_that_reads_slowly_is_no_queue() -> None:
+    assert standing([]) == standing([0, 0]) == 0.0
+    assert standing([40_000, 50_000, 60_000]) == 150_000
+    assert standing([40_000, 50_000, 60_000, 4_000_000]) == 150_000 + UNEVEN * 55_000
