@@ -16,7 +16,7 @@ from torch import Tensor
 from protocols.codecs import CHUNK, codec, kernels
 from protocols.errors import NonFinite
 
-BLOCKS = ("int8", "int4")
+BLOCKS = ("int8", "int4", "int2", "int1")
 COMPILED = tuple(one for one in (*kernels.FLOATS, *BLOCKS) if kernels.kernel(one) is not None)
 LENGTHS = (1, 63, 64, 65, 127, 129, 255, 257, 4096, 5000, CHUNK - 1)
 

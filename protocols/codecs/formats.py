@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from protocols.codecs.base import Codec, scratch
+from protocols.codecs.base import scratch
 from protocols.codecs.blocks import (
     aligned,
     blocked,
@@ -19,8 +19,8 @@ from protocols.codecs.blocks import (
     read_scales,
     scale_blocks,
     scales,
-    scales_limit,
 )
+from protocols.codecs.compiled import Compiled
 from protocols.codecs.kernels import kernel
 from protocols.errors import NonFinite
 
@@ -30,25 +30,7 @@ _INT8_BLOCK = 256
 _ROUND = 12_582_912.0
 
 
-class _Compiled(Codec):
-    """How the compiled loops are called. Each says whether there are any, or raises."""
-
-    top = 1.0  # the largest magnitude of a level; floats have none
-
-    def _encoded(self, values: Tensor, out: Tensor) -> bool:
-        compiled = kernel(self.name)
-        if compiled is not None and not compiled.encode(values, out):
-            raise ValueError(f"a value is not finite or too large for {self.name}")
-        return compiled is not None
-
-    def _decoded(self, data: Tensor, weight: float, out: Tensor, *, add: bool) -> bool:
-        compiled, limit = kernel(self.name), scales_limit(self.top)
-        if compiled is not None and not compiled.decode(data, out, weight, limit, add=add):
-            raise NonFinite(f"{self.name}: what it stands for is not finite or too large")
-        return compiled is not None
-
-
-class Float(_Compiled):
+class Float(Compiled):
     """The values themselves, in a floating-point type of torch's."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -115,7 +97,7 @@ class Float(_Compiled):
             raise NonFinite(f"{self.name}: a value is not finite")
 
 
-class Int8(_Compiled):
+class Int8(Compiled):
     """Levels -127 to 127 times the block's scale, absmax / 127."""
 
     name = "int8"
@@ -159,7 +141,7 @@ class Int8(_Compiled):
         return out
 
 
-class Int4(_Compiled):
+class Int4(Compiled):
     """Levels -8 to 7 times the block's signed scale, extreme / -8.
 
     The codes of a chunk's first half of blocks are the low nibbles, those of the second half the

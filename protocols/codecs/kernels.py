@@ -1,8 +1,8 @@
 """Compiled inner loops of codecs and sketches, where there is a C compiler; else torch does it all.
 
-``kernels.c`` is compiled when the first codec is used, once a machine: the library is kept in
-``$XDG_CACHE_HOME/atoll``, by default ``~/.cache/atoll``, under a name that follows from the source,
-the compiler and the processor. Both ways give the same bytes, so members of a swarm may differ in
+The files ``kernels_*.c`` are compiled when the first codec is used, once a machine: the library is
+kept in ``$XDG_CACHE_HOME/atoll``, by default ``~/.cache/atoll``, under a name that follows from the
+sources, the compiler and the processor. Both ways give the same bytes, so members may differ in
 it. A call gives up the interpreter's lock while it runs. ``ATOLL_KERNELS=off`` turns them off.
 """
 
@@ -25,7 +25,9 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.c")
+_HERE = Path(__file__).parent
+HEADER = _HERE / "kernels.h"
+SOURCES = tuple(_HERE / f"kernels_{name}.c" for name in ("blocks", "floats", "lowbit", "sketch"))
 SWITCH = "ATOLL_KERNELS"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
@@ -79,7 +81,7 @@ class Kernel:
 
 
 def kernel(name: str) -> Kernel | None:
-    """The loops of a float, int8 or int4, if they are compiled or can be."""
+    """A codec's loops, if it has any and they are compiled or can be."""
     library = _wanted()
     return _kernel(library, name) if library is not None else None
 
@@ -155,7 +157,8 @@ def _fingerprint(compiler: str) -> str:
     if info.exists():
         lines = info.read_text().splitlines()
         processor += "".join(sorted({line for line in lines if line[:5] in ("flags", "Featu")}))
-    facts = (SOURCE.read_bytes(), FLAGS, compiler, about.st_size, about.st_mtime_ns, processor)
+    sources = [path.read_bytes() for path in (HEADER, *SOURCES)]
+    facts = (sources, FLAGS, compiler, about.st_size, about.st_mtime_ns, processor)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 
@@ -163,7 +166,7 @@ def _compile(compiler: str, target: Path) -> None:
     """Raises OSError or SubprocessError. Several processes may do it at once: the last one wins."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-lm"]
+        command = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(made), *map(str, SOURCES), "-lm"]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=COMPILE_S, check=False
         )
