@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
-from protocols.lane_socket import least_round_trip, unacknowledged, unsent
+from protocols.lane_socket import Told, told, unacknowledged, unsent
 from protocols.lane_wire import Frame
 from protocols.reactor import Load
 from protocols.transport import Drain, Feed
@@ -52,11 +52,12 @@ class Progress:
 def load(sock: socket.socket, receiving: Receiving | None, sending: Sending | None) -> Load:
     """What is under way; only of a body it is known that more comes."""
     coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
+    facts = told(sock) if sending is not None or left > 0 else Told()
     return Load(
-        left,
+        max(0, left - facts.beyond),
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
         coming and receiving is not None and not isinstance(receiving.drain, Frame),
-        least_round_trip(sock) if sending is not None else 0.0,
+        facts.round_trip if sending is not None else 0.0,
     )
 
 

@@ -27,7 +27,8 @@ WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 FRAMES = 8  # at one look: whoever sends a byte in each must not hold up the other lanes
 
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
-_MIN_RTT = 148  # where tcpi_min_rtt stands in Linux's struct tcp_info, microseconds
+# where these stand in Linux's struct tcp_info: bytes, segments, microseconds
+_SND_MSS, _SACKED, _MIN_RTT = 16, 28, 148
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
 
@@ -143,18 +144,27 @@ def unsent(sock: socket.socket) -> int:
     return _asked(sock, _OUTQ_NOT_SENT)
 
 
-def least_round_trip(sock: socket.socket) -> float:
-    """Seconds of the shortest round trip of late; 0 where the system does not tell (Linux does)."""
+class Told(NamedTuple):
+    """What the system tells of what a connection sends; zeros where it does not (Linux does)."""
+
+    round_trip: float = 0.0  # seconds of the shortest of late
+    beyond: int = 0  # bytes that have arrived behind one that has not, and are not acknowledged
+
+
+def told(sock: socket.socket) -> Told:
+    """Ask the system."""
     if sys.platform != "linux":
-        return 0.0
+        return Told()
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT + 4)
     except OSError:  # gone already, or no TCP
-        return 0.0
+        return Told()
     if len(info) < _MIN_RTT + 4:  # an old kernel
-        return 0.0
-    micros: int = struct.unpack_from("I", info, _MIN_RTT)[0]
-    return micros / 1e6
+        return Told()
+    mss, sacked, micros = (
+        struct.unpack_from("I", info, at)[0] for at in (_SND_MSS, _SACKED, _MIN_RTT)
+    )
+    return Told(micros / 1e6, mss * sacked)
 
 
 def _asked(sock: socket.socket, what: int) -> int:

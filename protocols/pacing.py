@@ -25,7 +25,8 @@ tells more than arrivals do, which vary by a tenth from window to window:
 - what arrives in windows with too long a queue is what the link carries; their median counts;
 - the rate is *trimmed* so that a few packets stand there all the time;
 - a probe is gentler, and drains by itself: in the window after it (the *echo*) what it sent too
-  fast stands in the queue, or the link is faster than was thought.
+  fast stands in the queue, or the link is faster than was thought. Where there is no more to send
+  by then nothing is known, and the next probe comes soon.
 
 Where all bodies are so short that no window is ever full they must not be held for good to what
 the link once carried. So when some of them in a row took as long as pacing made them, the next is
@@ -222,8 +223,9 @@ class Pacer:
             stands = 0.0
             self._full.clear()
         self._standing.look(stands, wanting)
-        if self._stood is not None and not wanting:  # the probe's queue is gone
-            self._enter(Phase.CRUISE, CRUISED)
+        if self._stood is not None and not wanting:  # the probe's queue is gone, unheard
+            self._bolder = 0
+            self._enter(Phase.CRUISE, SOON)
         if found is not None:
             self._burst.lasts()
             self._held = 0
@@ -283,11 +285,10 @@ class Pacer:
             self._probed(found)
         elif self._phase is Phase.ECHO:
             self._heard()
-        elif self._phase is Phase.SEARCH and self._standing.full:
-            self._carries(_most(self._seen))
+        elif self._phase is Phase.DRAIN:
             self._enter(Phase.CRUISE, CRUISED)
-        elif self._phase is Phase.DRAIN or self._standing.long:
-            self._enter(Phase.CRUISE, CRUISED)
+        elif self._standing.long:
+            self._enter(Phase.CRUISE, SOON)
         else:
             self._enter(Phase.PROBE, 1)
 
@@ -295,7 +296,7 @@ class Pacer:
         """What a window says by what stood in queues meanwhile."""
         speed, sure = self.speed or 0.0, min(found, self.rate)
         if self._standing.long:
-            if self._standing.tells:
+            if self._standing.tells or found >= MUCH * self.rate:  # more than was sent meanwhile
                 self._full.append(found)
         elif self._standing.full:
             if found >= CAME * self.rate:  # pacing was the limit
