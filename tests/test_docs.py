@@ -272,7 +272,9 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     text = " ".join(README.read_text().split())
     for said in (
         f"{island['island_overhead_ratio']:.3f} of the tokens a second of a bare torch loop",
-        f"{island['utilization_50mbit']:.3f} of its time in inner steps",
+        f"{island['island_overhead_ratio_tuned']:.3f} of those of a loop with the memory settings",
+        f"{island['utilization_50mbit']:.3f} of its time in inner steps with int4",
+        f"and {island['utilization_50mbit_int2']:.3f} with int2",
         f"torchft's DiLoCo {island['torchft_utilization_50mbit']:.3f}",
         f"the others wait {averaging['dark_link_stall_s']:.1f} s longer",
         f"they waited {averaging['torchft_dark_link_stall_s']:.1f} s",
