@@ -26,7 +26,8 @@ tells more than arrivals do, which vary by a tenth from window to window:
 - the rate is *trimmed* so that a few packets stand there all the time;
 - a probe is gentler, and drains by itself: in the window after it (the *echo*) what it sent too
   fast stands in the queue, or the link is faster than was thought. Where there is no more to send
-  by then nothing is known, and the next probe comes soon.
+  by then nothing is known, and the next probe comes soon. After some of these one goes by what
+  arrives, as where the system tells nothing: bodies may always be over by then.
 
 Where all bodies are so short that no window is ever full they must not be held for good to what
 the link once carried. So when some of them in a row took as long as pacing made them, the next is
@@ -61,6 +62,7 @@ SPAN = 4  # windows in a row whose mean tells the speed
 BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
 BOLDEST_AT = 4  # probes in a row that have found more
+MOST_PATIENCE = 16  # probes whose queue is gone too soon
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
 MUCH = 1.1  # times the speed: a single window is hardly off by more
 CAME = 0.98  # of the rate: all that was sent has arrived
@@ -193,6 +195,8 @@ class Pacer:
     _full: deque[float] = field(default_factory=lambda: deque(maxlen=FULL_KEPT))  # with a queue
     _stood: float | None = None  # seconds in queues before a probe, if that will tell
     _sure: float = 0.0  # what came in that probe
+    _unheard: int = 0  # probes in a row whose queue nobody has seen
+    _patience: int = 1  # so many of these, then one goes by what arrives
 
     @property
     def looks_closely(self) -> bool:
@@ -225,7 +229,8 @@ class Pacer:
         self._standing.look(stands, wanting)
         if self._stood is not None and not wanting:  # the probe's queue is gone, unheard
             self._bolder = 0
-            self._enter(Phase.CRUISE, SOON)
+            self._unheard += 1
+            self._enter(Phase.CRUISE, SOON if self._hears else 1)
         if found is not None:
             self._burst.lasts()
             self._held = 0
@@ -320,8 +325,12 @@ class Pacer:
         elif found >= self.speed * (1 + self._times) / 2:
             self._faster = 1  # it was slower before, or this window was a lucky one
             self._bolder += 1
+            if not self._hears:
+                self._carries(min(found, self.rate))
             self._enter(Phase.PROBE, 1)
         else:
+            if not self._hears:
+                self._unheard, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
             self._bolder = 0
             self._enter(Phase.DRAIN, 1)
 
@@ -329,6 +338,7 @@ class Pacer:
         """The window after a probe is over: all that it sent too fast stands in a queue now."""
         assert self.speed is not None
         assert self._stood is not None
+        self._unheard, self._patience = 0, 1
         grown = (self._standing.seconds or 0.0) - self._stood
         half = self.speed * (1 + self._times) / 2
         room = grown < (self._times - 1) * self._windows.window_s * ROOM
@@ -343,6 +353,11 @@ class Pacer:
             self._enter(Phase.CRUISE, CRUISED)
 
     @property
+    def _hears(self) -> bool:
+        """Whether the next probe's queue will be seen, as far as that is known."""
+        return self._unheard < self._patience
+
+    @property
     def _times(self) -> float:
         """The rate of a probe, in times the speed."""
         step = (PROBE if self._stood is None else GENTLE) - 1
@@ -353,7 +368,8 @@ class Pacer:
         if phase is Phase.SEARCH:
             return
         if phase is not Phase.ECHO:
-            self._stood = self._standing.seconds if phase is Phase.PROBE else None
+            told = self._standing.seconds if self._hears else None
+            self._stood = told if phase is Phase.PROBE else None
         seen = list(self._seen)
         newest = fmean(seen[-self._faster :]) if self._faster < SPAN else 0.0
         self.speed = max(_lasting(seen) if seen else 0.0, newest, self._at_least)

@@ -55,7 +55,7 @@ def test_a_link_that_was_thought_slow_is_found_though_others_queues_hide_it() ->
     assert wire.play(10.0) > 0.95
 
 
-@pytest.mark.parametrize("length", [1.5, 1.6, 1.7, 1.75, 1.8, 2.0])
+@pytest.mark.parametrize("length", [0.6, 0.8, 1.0, 1.2, 1.5, 1.6, 1.7, 1.75, 1.8, 2.0])
 def test_rounds_that_end_with_their_probes_hide_no_faster_link(length: float) -> None:
     """What stands in queues a window after a probe is not heard where the round is over by then."""
     wire = Wire(lambda now: 1e7 if now < 12 else 1.2e7, 0.004, tells=True, others=lambda now: 0.012)
@@ -65,7 +65,8 @@ def test_rounds_that_end_with_their_probes_hide_no_faster_link(length: float) ->
         wire.play(0.1, wanting=False)
         found.append(wire.pacer.speed or 0.0)
     assert found[3] == pytest.approx(1e7, rel=0.02)
-    assert found[-1] == pytest.approx(1.2e7, rel=0.03)
+    few_windows = length < 1.2
+    assert found[-1] == pytest.approx(1.2e7, rel=0.1 if few_windows else 0.03)
 
 
 def test_a_link_that_is_too_fast_for_that_is_not_asked_for_its_queue() -> None:
