@@ -258,7 +258,8 @@ class Pacer:
 
     def _weigh(self, found: float, to: set[str], round_trip: float) -> None:
         """Count a window, unless it may be slow only since the one that it was ``to`` is."""
-        if self.speed is None or found >= HELD * self.speed:
+        usual = self.speed or max(self._seen, default=0.0)
+        if found >= HELD * usual:
             self._slow_to.clear()
             self._aside.clear()
         elif to and len(self._slow_to | to) == 1:
@@ -290,12 +291,25 @@ class Pacer:
             self._probed(found)
         elif self._phase is Phase.ECHO:
             self._heard()
+        elif self._phase is Phase.SEARCH and (self._full or self._standing.full):
+            self._end_search()
         elif self._phase is Phase.DRAIN:
             self._enter(Phase.CRUISE, CRUISED)
         elif self._standing.long:
             self._enter(Phase.CRUISE, SOON)
         else:
             self._enter(Phase.PROBE, 1)
+
+    def _end_search(self) -> None:
+        """Go on at what the windows with a queue say, but for those that one slow peer explains."""
+        best = _most(self._seen)
+        alike = [one for one in self._full if one >= HELD * best]
+        if len(alike) < FULL_LEAST:
+            self._carries(best)
+        else:
+            self._full.clear()
+            self._full.extend(alike)
+        self._enter(Phase.CRUISE, SOON)
 
     def _learn(self, found: float) -> None:
         """What a window says by what stood in queues meanwhile."""

@@ -77,6 +77,18 @@ def test_a_link_that_is_too_fast_for_that_is_not_asked_for_its_queue() -> None:
     assert told.pacer.speed == pytest.approx(2.4 * FAST, rel=0.05)
 
 
+@pytest.mark.parametrize("quick", [0.3, 0.55, 0.8, 1.05])
+def test_a_slow_peer_in_the_first_windows_slows_nobody_down(quick: float) -> None:
+    wire = Wire(lambda now: 1e7 if now < quick or now > 2 else 5e5, tells=True)
+    wire.play(quick)
+    wire.alone = "slow"  # the others have all they need
+    wire.play(2 - quick)
+    wire.alone = ""
+    assert wire.pacer.rate > 6e6
+    wire.play(2.0)
+    assert wire.pacer.speed == pytest.approx(1e7, rel=0.1)
+
+
 def test_one_peer_that_reads_slowly_is_no_queue() -> None:
     assert standing([]) == standing([0, 0]) == 0.0
     assert standing([40_000, 50_000, 60_000]) == 150_000
