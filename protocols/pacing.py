@@ -62,7 +62,7 @@ SPAN = 4  # windows in a row whose mean tells the speed
 BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
 BOLDEST_AT = 4  # probes in a row that have found more
-MOST_PATIENCE = 16  # probes whose queue is gone too soon
+PATIENCE, MOST_PATIENCE = 3, 16  # probes whose queue is gone too soon
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
 MUCH = 1.1  # times the speed: a single window is hardly off by more
 CAME = 0.98  # of the rate: all that was sent has arrived
@@ -196,7 +196,7 @@ class Pacer:
     _stood: float | None = None  # seconds in queues before a probe, if that will tell
     _sure: float = 0.0  # what came in that probe
     _unheard: int = 0  # probes in a row whose queue nobody has seen
-    _patience: int = 1  # so many of these, then one goes by what arrives
+    _patience: int = PATIENCE  # so many of these, then one goes by what arrives
 
     @property
     def looks_closely(self) -> bool:
@@ -297,6 +297,8 @@ class Pacer:
             self._enter(Phase.CRUISE, CRUISED)
         elif self._standing.long:
             self._enter(Phase.CRUISE, SOON)
+        elif self._full and self._standing.seconds is None and self._hears:
+            self._enter(Phase.CRUISE, 1)  # the first of a body: the next one tells more
         else:
             self._enter(Phase.PROBE, 1)
 
@@ -352,7 +354,7 @@ class Pacer:
         """The window after a probe is over: all that it sent too fast stands in a queue now."""
         assert self.speed is not None
         assert self._stood is not None
-        self._unheard, self._patience = 0, 1
+        self._unheard, self._patience = 0, PATIENCE
         grown = (self._standing.seconds or 0.0) - self._stood
         half = self.speed * (1 + self._times) / 2
         room = grown < (self._times - 1) * self._windows.window_s * ROOM
