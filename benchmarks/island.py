@@ -301,14 +301,12 @@ def main() -> None:
             with Network(["one", "two"], mbit=MBIT) as net:
                 runs["torchft 50 Mbit"].append(torchft(text, root, net, scale.seconds + 10))
             for codec, kept in (("int4", ""), ("int2", ", int2")):
-                for where in ("", " apart"):
+                for apart in ("", " apart"):
                     with Network(["one", "two"], mbit=MBIT) as net:
-                        folder_of_two = root / (codec + where)
-                        folder_of_two.mkdir()
-                        two = Islands(
-                            folder_of_two, net, scale.seconds, apart=bool(where), codec=codec
-                        )
-                        runs[f"island 50 Mbit{where}{kept}"].append(two.measure())
+                        place = root / (codec + apart)
+                        place.mkdir()
+                        two = Islands(place, net, scale.seconds, apart=bool(apart), codec=codec)
+                        runs[f"island 50 Mbit{apart}{kept}"].append(two.measure())
             result = figures(runs)
             print(json.dumps(result), flush=True)
             plain = {
