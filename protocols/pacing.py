@@ -18,9 +18,9 @@ Only windows in which there was something to send all the time count; of them th
 the speed in the end. What arrives can be counted where the system says how much of what it was
 given is acknowledged; else what it took counts, which is less exact.
 
-Where the system says that, and the link is not so fast that what a busy machine puts off looks like
-a queue, it is known besides how long bytes stand in queues (:mod:`protocols.standing`), and that
-tells more than arrivals do, which vary by a tenth from window to window:
+Where the system says that, it is known besides how long bytes stand in queues
+(:mod:`protocols.standing`), and that tells more than arrivals do, which vary by a tenth from window
+to window:
 
 - what arrives in windows with too long a queue is what the link carries; their median counts;
 - the rate is *trimmed* so that a few packets stand there all the time;
@@ -66,7 +66,6 @@ PATIENCE, MOST_PATIENCE = 3, 16  # probes whose queue is gone too soon
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
 MUCH = 1.1  # times the speed: a single window is hardly off by more
 CAME = 0.98  # of the rate: all that was sent has arrived
-FAST = 25e6  # bytes a second, beyond which the queue is not asked
 FULL_KEPT, FULL_LEAST = 16, 3  # windows with a queue that count
 DRAIN = 0.88  # after a probe: queues are to stay short
 HELD = 0.6  # of the rate: what was as fast was held up by pacing
@@ -223,9 +222,6 @@ class Pacer:
         """
         self._to = self._to | {alone} - {""} if wanting else set()
         found = self._windows.note(now, arrived, wanting)
-        if (self.speed or 0.0) >= FAST:
-            stands = 0.0
-            self._full.clear()
         self._standing.look(stands, wanting)
         if self._stood is not None and not wanting:  # the probe's queue is gone, unheard
             self._bolder = 0

@@ -7,13 +7,12 @@ from statistics import fmean
 
 import pytest
 
-from protocols.pacing import FAST
 from protocols.standing import TARGET_S, UNEVEN, standing
 from tests.pacing_kit import QUEUE_S, Wire
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.01, 0.06])
-@pytest.mark.parametrize("speed", [2.5e6, 2e7])
+@pytest.mark.parametrize("speed", [2.5e6, 2e7, 6e7])
 def test_who_is_told_what_is_under_way_keeps_a_link_busy_and_its_queue_from_overflowing(
     speed: float, jitter: float
 ) -> None:
@@ -67,14 +66,6 @@ def test_rounds_that_end_with_their_probes_hide_no_faster_link(length: float) ->
     assert found[3] == pytest.approx(1e7, rel=0.02)
     few_windows = length < 1.2
     assert found[-1] == pytest.approx(1.2e7, rel=0.1 if few_windows else 0.03)
-
-
-def test_a_link_that_is_too_fast_for_that_is_not_asked_for_its_queue() -> None:
-    told, not_told = (Wire(lambda now: 2.4 * FAST, 0.01, tells=tells) for tells in (True, False))
-    for wire in (told, not_told):
-        wire.play(10.0)
-        assert wire.play(10.0) > 0.97
-    assert told.pacer.speed == pytest.approx(2.4 * FAST, rel=0.05)
 
 
 @pytest.mark.parametrize("quick", [0.3, 0.55, 0.8, 1.05])
