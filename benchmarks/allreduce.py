@@ -46,7 +46,7 @@ class Scale:
     dark: int  # links that go dark, one after the other
 
 
-FULL = Scale(SIZE, 5, 150, 3)
+FULL = Scale(SIZE, 9, 150, 3)
 QUICK = Scale(SIZE * 2 // 5, 3, 40, 2)
 
 Entry = tuple[str, str, Fact]  # name in the results, system, options
@@ -162,7 +162,7 @@ def _fact(turn: Turn) -> Fact:
     """One turn as it stands in the results: what is compared, and what each worker said."""
     if len({fact.get("digest") for fact in turn.facts}) != 1:
         raise RuntimeError(f"not all have the same: {turn.facts}")
-    keep = ("asked", "start", "first_byte", "end", "sent", "received", "peak", "cpu")
+    keep = ("asked", "start", "first_byte", "end", "sent", "received", "peak", "cpu", "failed")
     return {
         "seconds": turn.seconds,
         "matchmaking": turn.matchmaking,
