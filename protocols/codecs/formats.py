@@ -12,20 +12,11 @@ import torch
 from torch import Tensor
 
 from protocols.codecs.base import scratch
-from protocols.codecs.blocks import (
-    aligned,
-    blocked,
-    ceil_div,
-    read_scales,
-    scale_blocks,
-    scales,
-)
-from protocols.codecs.compiled import Compiled
+from protocols.codecs.blocks import aligned, blocked, ceil_div, scales
+from protocols.codecs.compiled import Blocks, Compiled
 from protocols.codecs.kernels import kernel
 from protocols.errors import NonFinite
 
-_INT4_BLOCK = 64
-_INT8_BLOCK = 256
 # Adding 1.5 · 2²³ to a small float leaves the nearest integer, ties to even, in the low bits.
 _ROUND = 12_582_912.0
 
@@ -97,21 +88,22 @@ class Float(Compiled):
             raise NonFinite(f"{self.name}: a value is not finite")
 
 
-class Int8(Compiled):
+class Int8(Blocks):
     """Levels -127 to 127 times the block's scale, absmax / 127."""
 
     name = "int8"
-    bits = 8.0 + 16 / _INT8_BLOCK
+    block = 256
+    bits = 8.0 + 16 / block
     top = 127.0
 
     def _size(self, count: int) -> int:
-        return 2 * ceil_div(count, _INT8_BLOCK) + count
+        return 2 * ceil_div(count, self.block) + count
 
     def _encode(self, values: Tensor, out: Tensor) -> None:
         if self._encoded(values, out):
             return
         count = len(values)
-        blocks = blocked(values, _INT8_BLOCK, 1)
+        blocks = blocked(values, self.block, 1)
         levels = scratch.values[: blocks.numel()].view_as(blocks)
         extreme = torch.amax(torch.abs(blocks, out=levels), 1)
         edge = 2 * len(blocks)
@@ -119,29 +111,11 @@ class Int8(Compiled):
         integers = levels.add_(_ROUND).view(torch.int32).view(-1)[:count]
         out[edge:].view(torch.int8).copy_(integers)
 
-    def _decode(self, data: Tensor, out: Tensor) -> None:
-        self._decode_times(data, 1.0, out)
-
-    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
-        if not self._decoded(data, weight, out, add=False):
-            self._scaled(data, weight, out)
-
-    def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
-        if not self._decoded(data, weight, accumulator, add=True):
-            accumulator.add_(self._scaled(data, weight, scratch.decoded[: len(accumulator)]))
-
-    def _check(self, data: Tensor, count: int) -> None:
-        read_scales(data[: 2 * ceil_div(count, _INT8_BLOCK)], self.top)  # all codes are levels
-
-    def _scaled(self, data: Tensor, weight: float, out: Tensor) -> Tensor:
-        edge = 2 * ceil_div(len(out), _INT8_BLOCK)
-        by = read_scales(data[:edge], self.top)
-        out.copy_(data[edge:].view(torch.int8))
-        scale_blocks(out, _INT8_BLOCK, by.mul_(weight))
-        return out
+    def _levels(self, codes: Tensor, count: int) -> Tensor:
+        return scratch.decoded[:count].copy_(codes.view(torch.int8))
 
 
-class Int4(Compiled):
+class Int4(Blocks):
     """Levels -8 to 7 times the block's signed scale, extreme / -8.
 
     The codes of a chunk's first half of blocks are the low nibbles, those of the second half the
@@ -149,58 +123,31 @@ class Int4(Compiled):
     """
 
     name = "int4"
-    bits = 4.0 + 16 / _INT4_BLOCK
+    block = 64
+    bits = 4.0 + 16 / block
     top = 8.0
 
     def _size(self, count: int) -> int:
-        blocks = ceil_div(count, _INT4_BLOCK)
-        return 2 * blocks + ceil_div(blocks, 2) * _INT4_BLOCK
+        blocks = ceil_div(count, self.block)
+        return 2 * blocks + ceil_div(blocks, 2) * self.block
 
     def _encode(self, values: Tensor, out: Tensor) -> None:
         if self._encoded(values, out):
             return
-        blocks = blocked(values, _INT4_BLOCK, 2)  # an even number of them
+        blocks = blocked(values, self.block, 2)  # an even number of them
         highest, lowest = torch.amax(blocks, 1), torch.amin(blocks, 1)
         extreme = torch.where(highest + lowest < 0, lowest, highest)
-        edge = 2 * ceil_div(len(values), _INT4_BLOCK)
+        edge = 2 * ceil_div(len(values), self.block)
         inverse = scales(extreme, -self.top, out[:edge])
         levels = torch.mul(blocks, inverse, out=scratch.values[: blocks.numel()].view_as(blocks))
         low, high = levels.round_().clamp_(max=7.0).view(2, -1)
         packed = torch.add(low, high, alpha=16.0, out=scratch.packed[: len(low)])  # exact
         out[edge:].copy_(packed.add_(_ROUND + 136).view(torch.int32))  # 136: from -8 to 0
 
-    def _decode(self, data: Tensor, out: Tensor) -> None:
-        self._decode_times(data, 1.0, out)
-
-    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
-        if self._decoded(data, weight, out, add=False):
-            return
-        if len(out) == 2 * (len(data) - 2 * ceil_div(len(out), _INT4_BLOCK)):
-            self._scaled(data, weight, len(out), out)
-        else:
-            out.copy_(self._scaled(data, weight, len(out), scratch.decoded)[: len(out)])
-
-    def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
-        if self._decoded(data, weight, accumulator, add=True):
-            return
-        count = len(accumulator)
-        accumulator.add_(self._scaled(data, weight, count, scratch.decoded)[:count])
-
-    def _check(self, data: Tensor, count: int) -> None:
-        read_scales(data[: 2 * ceil_div(count, _INT4_BLOCK)], self.top)  # all codes are levels
-
-    def _scaled(self, data: Tensor, weight: float, count: int, out: Tensor) -> Tensor:
-        """``count`` elements and what fills the last pair of blocks, into the first of ``out``."""
-        number = ceil_div(count, _INT4_BLOCK)
-        by = read_scales(data[: 2 * number], self.top)
-        packed = data[2 * number :]
-        half = len(packed)
-        values, codes = out[: 2 * half], scratch.codes[:half]
-        for place, part in enumerate(values.view(2, half)):
-            if place == 0:
-                torch.bitwise_and(packed, 15, out=codes)
-            else:
-                torch.bitwise_right_shift(packed, 4, out=codes)
-            part.copy_(codes.sub_(8).view(torch.int8))
-        values[: number * _INT4_BLOCK].view(number, _INT4_BLOCK).mul_(by.mul_(weight)[:, None])
-        return values
+    def _levels(self, codes: Tensor, count: int) -> Tensor:
+        half = len(codes)
+        values, nibbles = scratch.decoded[: 2 * half], scratch.codes[:half]
+        low, high = values.view(2, half)
+        low.copy_(torch.bitwise_and(codes, 15, out=nibbles).sub_(8).view(torch.int8))
+        high.copy_(torch.bitwise_right_shift(codes, 4, out=nibbles).sub_(8).view(torch.int8))
+        return values[:count]

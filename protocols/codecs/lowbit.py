@@ -10,7 +10,6 @@ in one order (:func:`_sums`).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Final
 
 import numpy as np
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 
 from protocols.codecs.base import scratch
-from protocols.codecs.blocks import TINY, blocked, ceil_div, checked, read_scales, scale_blocks
-from protocols.codecs.compiled import Compiled
+from protocols.codecs.blocks import TINY, blocked, ceil_div, checked
+from protocols.codecs.compiled import Blocks
 
 BLOCK: Final = 64
 _LANES: Final = 16
@@ -36,39 +35,15 @@ _LEVELS: Final = np.array(
 ).view(np.complex128)[:, 0]
 
 
-class _LowBit(Compiled):
-    """What both have in common: ⌈n / 64⌉ scales, then the codes."""
+class _LowBit(Blocks):
+    """What both have in common."""
 
     feedback = True
+    block = BLOCK
     width: int  # bits of a code
 
     def _size(self, count: int) -> int:
         return 2 * ceil_div(count, BLOCK) + ceil_div(count * self.width, 8)
-
-    def _decode(self, data: Tensor, out: Tensor) -> None:
-        self._decode_times(data, 1.0, out)
-
-    def _decode_times(self, data: Tensor, weight: float, out: Tensor) -> None:
-        if not self._decoded(data, weight, out, add=False):
-            out.copy_(self._scaled(data, weight, len(out)))
-
-    def _decode_add(self, data: Tensor, weight: float, accumulator: Tensor) -> None:
-        if not self._decoded(data, weight, accumulator, add=True):
-            accumulator.add_(self._scaled(data, weight, len(accumulator)))
-
-    def _check(self, data: Tensor, count: int) -> None:
-        read_scales(data[: 2 * ceil_div(count, BLOCK)], self.top)  # all codes are levels
-
-    def _scaled(self, data: Tensor, weight: float, count: int) -> Tensor:
-        edge = 2 * ceil_div(count, BLOCK)
-        by = read_scales(data[:edge], self.top)
-        values = self._levels(data[edge:], count)
-        scale_blocks(values, BLOCK, by.mul_(weight))
-        return values
-
-    @abstractmethod
-    def _levels(self, packed: Tensor, count: int) -> Tensor:
-        """The levels of ``count`` codes, in a buffer of this thread's."""
 
 
 def _sums(blocks: Tensor) -> Tensor:
@@ -121,9 +96,9 @@ class Int2(_LowBit):
         packed = codes.numpy().view(np.uint32) * _GATHER >> 24
         out[edge:].copy_(torch.from_numpy(packed.astype(np.uint8)))
 
-    def _levels(self, packed: Tensor, count: int) -> Tensor:
-        values = scratch.decoded[: 4 * len(packed)]
-        np.take(_LEVELS, packed.numpy(), out=values.numpy().view(np.complex128), mode="clip")
+    def _levels(self, codes: Tensor, count: int) -> Tensor:
+        values = scratch.decoded[: 4 * len(codes)]
+        np.take(_LEVELS, codes.numpy(), out=values.numpy().view(np.complex128), mode="clip")
         return values[:count]
 
 
@@ -150,8 +125,8 @@ class Int1(_LowBit):
         np.less(values.numpy(), 0.0, out=negative)
         out[edge:].copy_(torch.from_numpy(np.packbits(negative, bitorder="little")))
 
-    def _levels(self, packed: Tensor, count: int) -> Tensor:
-        signs = np.unpackbits(packed.numpy(), count=count, bitorder="little").view(np.int8)
+    def _levels(self, codes: Tensor, count: int) -> Tensor:
+        signs = np.unpackbits(codes.numpy(), count=count, bitorder="little").view(np.int8)
         values = scratch.decoded[:count]
         values.copy_(torch.from_numpy(signs))
         return values.mul_(-2.0).add_(1.0)
