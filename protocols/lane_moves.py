@@ -57,7 +57,7 @@ def load(sock: socket.socket, receiving: Receiving | None, sending: Sending | No
         max(0, left - facts.beyond),
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
         coming and receiving is not None and not isinstance(receiving.drain, Frame),
-        facts.round_trip if sending is not None else 0.0,
+        facts.round_trip,
     )
 
 

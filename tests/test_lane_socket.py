@@ -54,7 +54,8 @@ def test_what_has_arrived_behind_a_gap_is_not_under_way() -> None:
             assert told(one) == Told(0.02, 3 * 1448)
             left = unacknowledged(one)
             assert left > 3 * 1448
-            assert load(one, None, None).under_way == left - 3 * 1448
+            under_way, sends, _, round_trip = load(one, None, None)
+            assert (under_way, sends, round_trip) == (left - 3 * 1448, True, 0.02)
             one.sacked = left  # segments, which is more than there are
             assert load(one, None, None).under_way == 0
 
