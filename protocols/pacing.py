@@ -44,7 +44,7 @@ once, are as slow with no quick window in between: then it is the node's own lin
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,6 +68,7 @@ MUCH = 1.1  # times the speed: a single window is hardly off by more
 CAME = 0.98  # of the rate: all that was sent has arrived
 FULL_KEPT, FULL_LEAST = 16, 3  # windows with a queue that count
 DRAIN = 0.88  # after a probe: queues are to stay short
+ALONE = 1 / 4  # of a window: what was sent to one peer for so long may tell of its link
 HELD = 0.6  # of the rate: what was as fast was held up by pacing
 RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
 SHORT_BYTES = 8192  # with less all of it may be in one piece
@@ -183,7 +184,10 @@ class Pacer:
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
     _shown: int = 0  # windows that had been seen by then
-    _to: set[str] = field(default_factory=set)  # this window was to these alone, for some time
+    _looks: int = 0  # of this window,
+    _alone: Counter[str] = field(
+        default_factory=Counter
+    )  # in which all was for this one of several
     _slow_to: set[str] = field(default_factory=set)  # since the last quick window
     _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # as slow
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -220,7 +224,10 @@ class Pacer:
         way, by :func:`~protocols.standing.standing`, on connections whose shortest round trip is
         ``round_trip`` seconds; 0 where the system does not tell.
         """
-        self._to = self._to | {alone} - {""} if wanting else set()
+        if not wanting:
+            self._looks, self._alone = 0, Counter()
+        self._looks += 1
+        self._alone[alone] += 1
         found = self._windows.note(now, arrived, wanting)
         self._standing.look(stands, wanting)
         if self._stood is not None and not wanting:  # the probe's queue is gone, unheard
@@ -230,7 +237,8 @@ class Pacer:
         if found is not None:
             self._burst.lasts()
             self._held = 0
-            to, self._to = self._to, set()
+            to = {one for one, looks in self._alone.items() if one and looks >= ALONE * self._looks}
+            self._looks, self._alone = 0, Counter()
             if found >= LEAST:
                 self._weigh(found, to, round_trip)
         short = self._burst.note(now, arrived, wanting, under_way)

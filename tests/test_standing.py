@@ -69,10 +69,13 @@ def test_rounds_that_end_with_their_probes_hide_no_faster_link(length: float) ->
 
 
 @pytest.mark.parametrize("quick", [0.3, 0.55, 0.8, 1.05])
-def test_a_slow_peer_in_the_first_windows_slows_nobody_down(quick: float) -> None:
+@pytest.mark.parametrize("last", ["", "other"])
+def test_a_slow_peer_in_the_first_windows_slows_nobody_down(quick: float, last: str) -> None:
     wire = Wire(lambda now: 1e7 if now < quick or now > 2 else 5e5, tells=True)
-    wire.play(quick)
-    wire.alone = "slow"  # the others have all they need
+    wire.play(quick - 0.03)
+    wire.alone = last  # of the others, which have all they need after a look
+    wire.play(0.03)
+    wire.alone = "slow"
     wire.play(2 - quick)
     wire.alone = ""
     assert wire.pacer.rate > 6e6
