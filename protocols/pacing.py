@@ -36,7 +36,7 @@ link carries *at least* so much: it can raise the speed and never lowers it, and
 void as soon as a whole window has seen much less (routers let the first kilobytes pass at any
 speed), or as many have been seen as tell the speed by themselves.
 
-A window in which all that was sent went to one of several peers may tell the speed of its link and
+A window in a good part of which all was for one of several peers may tell the speed of its link and
 not of the node's, so one that is much slower than usual is put aside: who helps a slow peer to
 catch up is not to be slow to all others after it. It counts as soon as the next peer, or several at
 once, are as slow with no quick window in between: then it is the node's own link.
@@ -184,10 +184,8 @@ class Pacer:
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
     _shown: int = 0  # windows that had been seen by then
-    _looks: int = 0  # of this window,
-    _alone: Counter[str] = field(
-        default_factory=Counter
-    )  # in which all was for this one of several
+    _looks: int = 0  # in this window, and those that found all for one of several peers
+    _alone: Counter[str] = field(default_factory=Counter)
     _slow_to: set[str] = field(default_factory=set)  # since the last quick window
     _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # as slow
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
