@@ -158,7 +158,7 @@ KEYS: dict[str, Key] = {
         efficiency("link100-limited", 100, "int4", "atoll int4 tls limited"),
     ),
     "link_efficiency_500mbit_two": Key(
-        "the same with two members, whose shaping this machine can do beside",
+        "the same with two members",
         0.94,
         True,
         "link500-two",
