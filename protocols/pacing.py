@@ -184,8 +184,7 @@ class Pacer:
     _held: int = 0  # short bodies, one after the other, that pacing held up
     _at_least: float = 0.0  # what short bodies have shown, and no window has refuted
     _shown: int = 0  # windows that had been seen by then
-    _looks: int = 0  # in this window, and those that found all for one of several peers
-    _alone: Counter[str] = field(default_factory=Counter)
+    _looks: Counter[str] = field(default_factory=Counter)  # in this window, by whom all is for
     _slow_to: set[str] = field(default_factory=set)  # since the last quick window
     _aside: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # as slow
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -222,10 +221,10 @@ class Pacer:
         way, by :func:`~protocols.standing.standing`, on connections whose shortest round trip is
         ``round_trip`` seconds; 0 where the system does not tell.
         """
-        if not wanting:
-            self._looks, self._alone = 0, Counter()
-        self._looks += 1
-        self._alone[alone] += 1
+        if wanting:
+            self._looks[alone] += 1
+        else:
+            self._looks.clear()
         found = self._windows.note(now, arrived, wanting)
         self._standing.look(stands, wanting)
         if self._stood is not None and not wanting:  # the probe's queue is gone, unheard
@@ -235,8 +234,9 @@ class Pacer:
         if found is not None:
             self._burst.lasts()
             self._held = 0
-            to = {one for one, looks in self._alone.items() if one and looks >= ALONE * self._looks}
-            self._looks, self._alone = 0, Counter()
+            enough = ALONE * self._looks.total()
+            to = {one for one, looks in self._looks.items() if one and looks >= enough}
+            self._looks.clear()
             if found >= LEAST:
                 self._weigh(found, to, round_trip)
         short = self._burst.note(now, arrived, wanting, under_way)

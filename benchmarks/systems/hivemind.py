@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import time
+from contextlib import suppress
 from typing import Any
 
 import hivemind
@@ -17,7 +18,7 @@ from benchmarks.worker import SIZE, options, say, wait_for_turn
 
 COMPRESSION = {"fp32": NoCompression, "fp16": Float16Compression}
 TIMEOUT_S = 35.0
-ATTEMPTS = 3  # at times it finds no group
+ATTEMPTS = 3  # at times it finds no group; together within a turn (benchmarks.fleet.TURN_S)
 
 
 class Timed(hivemind.DecentralizedAverager):
@@ -32,6 +33,14 @@ class Timed(hivemind.DecentralizedAverager):
     ) -> None:
         self.found.value = time.monotonic()
         await super()._run_allreduce_inplace_(tensors, group_info, group_id, **settings)
+
+
+def average(averager: Timed) -> tuple[Any, int]:
+    """Who averaged, and how many attempts had found no group before."""
+    for failed in range(ATTEMPTS):
+        with suppress(AllreduceException):
+            return averager.step(timeout=TIMEOUT_S), failed
+    raise RuntimeError(f"no group in {ATTEMPTS} attempts")
 
 
 def main() -> None:
@@ -59,16 +68,10 @@ def main() -> None:
         with averager.get_tensors() as (vector,):
             vector.normal_(generator=torch.Generator().manual_seed(1009 * given["rank"] + turn))
         wait_for_turn()
-        asked, group, failed = time.monotonic(), None, 0
-        while group is None:
-            try:
-                group = averager.step(timeout=TIMEOUT_S)
-            except AllreduceException:
-                failed += 1
-                if failed == ATTEMPTS:
-                    raise
+        asked = time.monotonic()
+        group, failed = average(averager)
         end = time.monotonic()
-        whole = len(group) == given["count"]
+        whole = group is not None and len(group) == given["count"]
         say("took", asked=asked, start=averager.found.value, end=end, whole=whole, failed=failed)
         turn += 1
 
