@@ -39,6 +39,7 @@ KINDS = {  # of traffic, by the name of the verb that carried it
     "shared": "state",
     "moment": "state",
     "blob": "state",
+    "p2p": "dht",
     "relay": "relay",  # carried between two others
 }
 NOTICES = {  # about a peer, by what is told of it
@@ -218,7 +219,7 @@ class PeerReports(ABC):
         received: dict[str, int] = {}
         for source, totals in ((stats.out_by_name, sent), (stats.in_by_name, received)):
             for name, count in source.items():
-                kind = "dht" if name.startswith("dht") else KINDS.get(name, "control")
+                kind = KINDS.get(name, "control")
                 totals[kind] = totals.get(kind, 0) + count
         return {k: Traffic(sent.get(k, 0), received.get(k, 0)) for k in {*sent, *received}}
 

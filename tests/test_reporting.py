@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from p2p_kit import dht_pb2, double, two_hosts
 
 from node import monitor
 from node.lookout import Lookout
@@ -174,6 +175,19 @@ def test_what_a_peer_passes_on_is_not_taken_for_a_fault_of_this_node_s_disk() ->
     unused: Any = None
     Lookout(node, unused, reports.swarm, unused, rejected).learn(b"an announcement", seed)
     assert [(one.kind, one.peer) for one in told] == [("rejected", seed)]
+
+
+async def test_what_the_dht_sends_is_counted_as_such() -> None:
+    a, b = two_hosts()
+    await b.p2p.add_protobuf_handler("ping", double, dht_pb2.PingRequest)
+    await a.p2p.call_protobuf_handler(
+        b.peer_id, "ping", dht_pb2.PingRequest(), dht_pb2.PingResponse
+    )
+    for host in (a, b):
+        reports: Any = SimpleNamespace(transport=host.transport)
+        ((kind, traffic),) = PeerReports.traffic(reports).items()
+        assert kind == "dht"
+        assert min(traffic.sent, traffic.received) > 0
 
 
 def refuse(envelope: bytes) -> None:

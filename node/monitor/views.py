@@ -64,7 +64,7 @@ class PeerView:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of one kind since the start (kinds: gradients, state, control, dht, relay)."""
+    """Bytes since the start, of one of :data:`~node.monitor.metrics.TRAFFIC`."""
 
     sent: int = 0
     received: int = 0
