@@ -158,7 +158,9 @@ class Rounds(Section):
     owners: Literal["members", "servers"] = "members"
     # whether work that the others took whole rounds without is turned towards the outer momentum
     align: bool = False
-    max_staleness: int = Field(default=2, ge=0)  # rounds; older local progress is dropped
+    # over more rounds than that which nobody keeps local progress is dropped; in pairs an answer to
+    # a letter may be so many own rounds late
+    max_staleness: int = Field(default=2, ge=0)
     replay_rounds: int = Field(default=5, ge=1, le=64)  # kept for those who missed some
     eval_every: int = Field(default=1, ge=0)  # rounds; 0: never
 

@@ -43,7 +43,7 @@ class Replica(Protocol):
 class Hooks:
     """Whom a swarm and its chains tell. All are called on the event loop and must not block."""
 
-    # a certificate and its exchange; of gossip a :class:`gossip.roamer.Rounded` and None
+    # a certificate and its exchange; of gossip a :class:`gossip.rounded.Rounded` and None
     applied: Callable[[Any, Exchange | None], None] = lambda certificate, exchange: None
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None

@@ -18,9 +18,9 @@ letters are answered afterwards, with the parameters as they are then.
   an island sends a letter a round.
 - It waits for an answer only while that is worth it, a tenth of a round at most, by how late
   answers usually are and when the partner says that it will be ready. What is on its way is waited
-  for while it moves, two usual rounds at most; who takes longer is turned to ever less. Later
-  answers are taken with the next exchange, up to ``max_staleness`` rounds late; so slow islands
-  give and get, too.
+  for while it moves, two usual rounds at most, or a minute; who takes longer is turned to ever
+  less. Later answers are taken with the next exchange, up to ``max_staleness`` rounds late; so slow
+  islands give and get, too.
 - A partner that is gone costs one exchange, or none: another one is turned to. Should it have had
   the opening all the same, and answer, that counts like any late answer.
 

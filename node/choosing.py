@@ -5,8 +5,8 @@ round all take the most that anybody's links ask for. In pairs nobody has to agr
 whose rounds have unlike lengths count apart and answer each other late: so an island takes what its
 own exchanges ask for, but never less than the median of all, which is whose rounds the run counts,
 nor so much more that answers to its letters, or its own ones, would come too late to count
-(``rounds.max_staleness``). Every choice that differs from the one before is an event
-(:class:`~node.monitor.events.KnobSet`) with its inputs.
+(``rounds.max_staleness``). Every choice that differs by more than a tenth from what was told last
+is an event (:class:`~node.monitor.events.KnobSet`) with its inputs.
 """
 
 from __future__ import annotations

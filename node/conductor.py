@@ -1,7 +1,7 @@
 """Between trainer and swarm: turns snapshots into contributions and rounds into applied merges.
 
-The trainer never waits for this code longer than its ``wait_s``; what comes late is applied
-between two of its inner steps.
+The trainer waits for this code no longer than its ``wait_s``, unless it rests; what comes late is
+applied between two of its inner steps.
 """
 
 from __future__ import annotations

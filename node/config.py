@@ -111,8 +111,8 @@ class NodeConfig(IslandSettings):
     region: Label = Field(default="", description="Where it is, as others are to see it.")
     role: Literal["island", "server", "seed", "observer"] = Field(
         default="island",
-        description="island trains; server merges without training; seed only introduces peers; "
-        "observer watches.",
+        description="island trains; server merges without training; seed introduces peers and "
+        "serves the state; observer watches.",
     )
     data: Place | None = Field(
         default=None,

@@ -13,7 +13,9 @@
     peers.json       peers met before
     evaluation.bin   the run's evaluation text, and tokenizer.json, where it has one
     tokens.path      where this island's training tokens are
+    promised-0, …    the last round that something was promised in, see gossip.promises
     checkpoints/     see node.checkpoint
+    data-cache/      files of training data that come from elsewhere
     logs/            trainer ranks, warnings of the daemon, and tracebacks of internal errors
 """
 

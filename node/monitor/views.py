@@ -56,7 +56,8 @@ class PeerView:
     own_rtt_s: float | None = None  # from it to its peers, the median, as it measured itself
     upload: float = 0.0  # bytes a second, as it measured itself
     download: float = 0.0
-    agrees: bool | None = None  # its outer state is ours bit for bit; None: at another round
+    # its outer state is ours bit for bit, or was at its round; None: that is not known
+    agrees: bool | None = None
     distance: float | None = None  # to the islands' mean before the last merge, relative
     clock_offset_s: float | None = None
     silent_s: float = 0.0  # since it was last heard of
