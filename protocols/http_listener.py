@@ -1,6 +1,8 @@
 """Accepting connections on the one port: counted, bounded, and proven or refused.
 
-The first byte tells a lane (:mod:`protocols.lane_wire`) from HTTP; who sends none in time is cut.
+The first byte tells HTTP from a lane (:mod:`protocols.lane_wire`), a call by a relay
+(:mod:`protocols.relay_wire`) and a look at one's own address (:mod:`protocols.seen`); who sends
+none in time is cut.
 ``loop.create_server`` hides what happens before a connection is ready. So connections are
 accepted here: they are counted per address before TLS begins, failed handshakes are told apart,
 and each has a task of its own from its first byte to its last.

@@ -232,7 +232,8 @@ def _lag(peers: Sequence[PeerView]) -> Iterator[Alarm]:
             "warning",
             f"{_names(behind)} {'is' if len(behind) == 1 else 'are'} "
             f"more than {LAG_ROUNDS} rounds behind.",
-            "Its work is thrown away once it is too old. Look at its network and its load.",
+            "Its work is lost once nobody keeps the rounds it lacks. "
+            "Look at its network and its load.",
             tuple(peer.peer for peer in behind),
         )
 

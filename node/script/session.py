@@ -190,7 +190,7 @@ class Joined:
         return self._progress.layout.views(base)
 
     def leave(self) -> None:
-        """Write a last checkpoint, tell the peers, end the daemon. Every rank must call it.
+        """Tell the peers, write a last checkpoint, end the daemon. Every rank must call it.
 
         Raises :class:`~protocols.errors.OperatorError` if the node has failed meanwhile.
         """
