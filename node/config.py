@@ -8,6 +8,7 @@ comes from a flag, else from the environment (``ATOLL_LISTEN``), else from a TOM
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -310,7 +311,7 @@ def _config_file(
     if environ.get(_variable("config")):
         return Path(environ[_variable("config")])
     default = NodeConfig.model_fields["dir"].default
-    home = Path(flags.get("dir") or environment.get("dir") or default).expanduser()
+    home = Path(os.path.expanduser(flags.get("dir") or environment.get("dir") or default))
     return home / "node.toml" if (home / "node.toml").exists() else None
 
 

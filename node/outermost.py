@@ -149,7 +149,7 @@ def _state_directory(arguments: Sequence[str]) -> Path:
     """The state directory as far as it can be told when all else may be broken."""
     for index, argument in enumerate(arguments):
         if argument == "--dir" and index + 1 < len(arguments):
-            return Path(arguments[index + 1]).expanduser()
+            return Path(os.path.expanduser(arguments[index + 1]))
         if argument.startswith("--dir="):
-            return Path(argument.removeprefix("--dir=")).expanduser()
-    return Path(os.environ.get("ATOLL_DIR") or "~/.atoll").expanduser()
+            return Path(os.path.expanduser(argument.removeprefix("--dir=")))
+    return Path(os.path.expanduser(os.environ.get("ATOLL_DIR") or "~/.atoll"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -157,8 +158,8 @@ def not_empty(value: object) -> object:
 
 
 def expanded(path: Path) -> Path:
-    """An absolute path, ``~`` included."""
-    return path.expanduser().absolute()
+    """An absolute path, ``~`` included; as in a shell, ``~name`` of nobody stands for itself."""
+    return Path(os.path.expanduser(path)).absolute()
 
 
 def bytes_at_most(limit: int) -> AfterValidator:

@@ -9,6 +9,7 @@ addresses as well. Commands read addresses before they know whether they need a 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Iterable
@@ -170,7 +171,7 @@ def _words(text: str) -> list[str]:
 
 
 def _read(name: str) -> list[str]:
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

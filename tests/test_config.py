@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.config import NodeConfig, describe, resolve
+from node.outermost import report
 from node.setting_values import DEFAULT_PORT, host_port, is_loopback
 from protocols.errors import OperatorError
 from protocols.identity import Identity
@@ -169,3 +170,16 @@ def test_every_setting_has_a_description():
 
 def test_a_variable_that_is_read_elsewhere_is_no_unknown_setting(env):
     assert resolve({}, {**env, "ATOLL_KERNELS": "off"}) == resolve({}, env)
+
+
+@pytest.mark.parametrize("flags", [{"dir": "~no.such.user/x"}, {"data": "~no.such.user/x"}])
+def test_a_home_of_nobody_stands_for_itself_as_in_a_shell(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (setting,) = flags
+    assert str(getattr(resolve(flags, {}), setting)) == str(tmp_path / "~no.such.user/x")
+
+
+def test_what_goes_wrong_with_a_home_of_nobody_is_told(capsys):
+    error = OperatorError("E204", "what", "why", "fix")
+    assert report(error, ["start", "--dir", "~no.such.user/x"]) == error.exit_code
+    assert "what" in capsys.readouterr().err

@@ -12,6 +12,7 @@ NAME is one on the Hub, a folder, or a format of files ("json", "parquet", "text
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ def is_stream(place: str) -> bool:
 def _absolute(place: str) -> str:
     """A path, or pattern of paths, that is there on this machine: absolute; else as it is."""
     if "://" not in place:
-        path = Path(place).expanduser()
+        path = Path(os.path.expanduser(place))
         if path.exists() or glob.glob(str(path), recursive=True):
             return str(path.absolute())
     return place

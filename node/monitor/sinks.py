@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import queue
 import threading
 import time
@@ -184,9 +185,9 @@ def open_sink(text: str) -> Sink:
     """The sink that ``KIND:WHERE`` means. Raises OperatorError where it cannot be."""
     kind, where = split(text)
     if kind == "jsonl":
-        return JsonlSink(Path(where).expanduser())
+        return JsonlSink(Path(os.path.expanduser(where)))
     if kind == "tensorboard":
-        return TensorboardSink(Path(where).expanduser())
+        return TensorboardSink(Path(os.path.expanduser(where)))
     return WandbSink(where)
 
 
