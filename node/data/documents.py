@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input
             raise operator_error(
                 "E601", "one of the inputs is empty", why="'' is neither a path nor a data set"
             )
-        path = Path(place).expanduser()
+        path = Path(os.path.expanduser(place))
         if path.is_dir():
             inside, others = look_into(path, (*JSON_LINES, PARQUET))
             found += [_input(file) for file in inside]
@@ -101,11 +102,12 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
     """
     name = source.name
     try:
+        ending = name.lower()
         if name.startswith(STREAMED):
             yield from _data_set(name.removeprefix(STREAMED), field, skip)
-        elif name.endswith(JSON_LINES):
+        elif ending.endswith(JSON_LINES):
             yield from _json_lines(Path(name), field, skip)
-        elif name.endswith(PARQUET):
+        elif ending.endswith(PARQUET):
             yield from _parquet(Path(name), field, skip)
         else:
             yield from _text(Path(name), skip)
@@ -132,7 +134,7 @@ def _text(path: Path, skip: int) -> Iterator[Document]:
 
 def _json_lines(path: Path, field: str, skip: int) -> Iterator[Document]:
     with path.open("rb") as raw:
-        packed = path.name.endswith(".gz")
+        packed = path.name.lower().endswith(".gz")
         lines = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if packed else raw)
         for number in itertools.count(1):
             line = lines.readline(MAX_RECORD_BYTES + 1)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bootstrap.validation import explain
 from node.data.streamed import is_stream
+from node.data.tokenizer import MAX_VOCABULARY, MIN_VOCABULARY
 from node.errors import operator_error
 
 INDEX = "data.json"
@@ -50,7 +51,7 @@ class Index(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: Literal[1] = 1
     tokenizer: str = Field(pattern=r"^(bytes|[0-9a-f]{64})$")
-    vocab_size: int = Field(ge=2, le=1_000_000)
+    vocab_size: int = Field(ge=MIN_VOCABULARY, le=MAX_VOCABULARY)
     document_end: int = Field(ge=0)
     dtype: Literal["uint8", "uint16", "uint32"]
     shards: tuple[Shard, ...]

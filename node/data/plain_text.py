@@ -7,6 +7,7 @@ import codecs
 import importlib.util
 import os
 import re
+import stat
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from node.data.folder import HELD_OUT
 from node.errors import operator_error
 from node.headway import Progress, Tell
 from node.trainer.data import DOCUMENT_END, encode
@@ -88,7 +90,7 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
     """
     found: list[Path] = []
     left_out: list[str] = []
-    for place in (Path(part).expanduser() for part in paths.split(os.pathsep) if part):
+    for place in (Path(os.path.expanduser(part)) for part in paths.split(os.pathsep) if part):
         if place.is_dir():
             inside, others = look_into(place)
             found += inside
@@ -114,19 +116,26 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
 def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], list[str]]:
     """The files of text in a folder, in order; and what is left out of it, each with the reason.
 
-    What is hidden, or empty, is neither. ``taken`` are endings of names that need no look.
+    What is hidden, or empty, is neither. ``taken`` are endings of names that need no look. What
+    is beside tokens, in a token folder, is not for reading: its index is text as well.
     """
     files: list[Path] = []
     others: list[str] = []
-    for path in sorted(folder.rglob("*")):
+    tokens: set[Path] = set()
+    for path in (folder, *sorted(folder.rglob("*"))):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
+        if not tokens.isdisjoint(path.parents):
+            continue
         if os.path.isdir(path):  # Path's own raises where a folder cannot be entered
-            if not os.access(path, os.R_OK | os.X_OK):
+            if os.path.isfile(path / HELD_OUT):
+                tokens.add(path)
+                others.append(f"{path} (a token folder, which is given alone)")
+            elif not os.access(path, os.R_OK | os.X_OK):
                 others.append(f"{path} (a folder that this user may not read)")
         elif not os.path.isfile(path):
             continue
-        elif path.name.endswith(taken) or not (problem := text_problem(path)):
+        elif path.name.lower().endswith(taken) or not (problem := text_problem(path)):
             files.append(path)
         elif problem != EMPTY:
             others.append(f"{path} ({problem})")
@@ -142,6 +151,8 @@ def told(left_out: list[str]) -> str:
 def text_problem(file: Path) -> str:
     """Why a file is no text, judged by its beginning; empty if it is."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return "it is a pipe or device, and text is read twice"
         with file.open("rb") as stream:
             head = stream.read(PROBE)
         codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < PROBE)
@@ -149,7 +160,7 @@ def text_problem(file: Path) -> str:
         return error.strerror or str(error)
     except UnicodeDecodeError as error:
         return f"it is not UTF-8 (byte {error.start})"
-    if not head.strip():
+    if not head.removeprefix(codecs.BOM_UTF8).strip():
         return EMPTY
     return "it is a binary file" if DOCUMENT_END in head else ""
 
@@ -181,7 +192,7 @@ def text_file_documents(file: Path) -> Iterator[bytes]:
 def _paragraphs(file: Path) -> Iterator[str]:
     """Lines up to and with a blank one, or up to the limit for text without any."""
     paragraph = ""
-    with file.open(encoding="utf-8", errors="replace") as stream:
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
         while line := stream.readline(PARAGRAPH_LIMIT):
             paragraph += line.replace("\0", "")
             if not line.strip() or len(paragraph) >= PARAGRAPH_LIMIT:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -85,8 +86,9 @@ def prepare(
     job = _job(inputs, tokenizer, field, shard_tokens)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        place = _begin(out, job)
-        return _Writer(out, tokenizer, place, shard_tokens, inputs, field, report).run()
+        with _alone(out):
+            place = _begin(out, job)
+            return _Writer(out, tokenizer, place, shard_tokens, inputs, field, report).run()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise operator_error(
@@ -103,6 +105,30 @@ def _job(inputs: list[Input], tokenizer: Tokenizer, field: str, shard_tokens: in
     plain = [[i.name, i.size, i.changed] for i in inputs]
     text = json.dumps([plain, tokenizer.digest, field, shard_tokens])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """E603 while another process writes there. The folder itself is locked: no file stays in it."""
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system that has no locks for folders, as NFS
+            _lock(handle, out)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, out: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise operator_error(
+            "E603",
+            f"{out} is being written",
+            why="another `node data prepare` works there",
+            fix="wait for it, or name another folder with --out",
+        ) from error
 
 
 def _begin(out: Path, job: str) -> _Place:

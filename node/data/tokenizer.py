@@ -8,8 +8,9 @@ peers by that hash, so all islands have one vocabulary. The library is an extra
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from node.errors import operator_error
 
 BYTES = "bytes"  # what the manifest calls the byte tokenizer
 BYTES_VOCABULARY = 256
+MIN_VOCABULARY, MAX_VOCABULARY = 2, 1_000_000  # of models in a manifest
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # those of 256,000 tokens have about 30 MB
 FILE = "tokenizer.json"
 # what models in use call the token between documents, the commonest first
@@ -54,7 +56,10 @@ class Tokenizer(Protocol):
         """The id that ends every document."""
 
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
-        """The ids of each document (UTF-8), without the one that ends it."""
+        """The ids of each document (UTF-8), without the one that ends it.
+
+        Raises OperatorError E604 where it has no id for what is in one.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids."""
@@ -91,12 +96,8 @@ class FileTokenizer:
                 f"{name} is too large for a tokenizer",
                 why=f"it has {len(data):,} bytes and at most {MAX_TOKENIZER_BYTES:,} are taken",
             )
-        try:
+        with _refused(f"{name} is no tokenizer"):
             self._tokenizer = library.Tokenizer.from_buffer(data)
-        except BaseException as error:  # a panic of the library's Rust code is no Exception
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise operator_error("E604", f"{name} is no tokenizer", why=str(error)[:500]) from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         # text that spells a special token out is text
@@ -107,6 +108,13 @@ class FileTokenizer:
         if not vocabulary:
             raise operator_error("E604", f"{name} has no tokens", why="its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
+        if not MIN_VOCABULARY <= self.vocab_size <= MAX_VOCABULARY:
+            raise operator_error(
+                "E604",
+                f"{name} has too {'many' if self.vocab_size > MAX_VOCABULARY else 'few'} tokens",
+                why=f"its largest id is {self.vocab_size - 1:,}, and models have "
+                f"{MIN_VOCABULARY} to {MAX_VOCABULARY:,} of them",
+            )
         ends = [vocabulary[end] for end in DOCUMENT_ENDS if end in vocabulary]
         if not ends:
             raise operator_error(
@@ -120,7 +128,8 @@ class FileTokenizer:
     def encode(self, documents: Sequence[bytes]) -> list[Ids]:
         """See :class:`Tokenizer`."""
         texts = [document.decode("utf-8", errors="replace") for document in documents]
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _refused("the tokenizer cannot encode this text"):
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
     def token(self, number: int) -> str | None:
@@ -131,6 +140,17 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """See :class:`Tokenizer`."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """What the library raises as OperatorError E604; a panic of its Rust code is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise operator_error("E604", what, why=str(error)[:500]) from error
 
 
 def read_tokenizer(path: Path) -> FileTokenizer:
