@@ -81,6 +81,17 @@ def test_two_do_not_write_into_one_folder(tmp_path):
     assert Folder(str(out)).index == Folder(str(folder(tmp_path / "alone"))).index
 
 
+def test_where_there_is_no_text_that_is_what_is_said_whatever_the_folder_is(tmp_path):
+    source = json_lines(tmp_path / "a.jsonl", ["", ""])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    for out in (tmp_path / "new", tmp_path / "linked"):
+        with pytest.raises(OperatorError, match="no text"):
+            prepare([str(source)], out, BYTES)
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def tokenizer_of_words(vocabulary: dict[str, int]) -> bytes:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")

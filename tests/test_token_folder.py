@@ -249,6 +249,19 @@ def test_files_come_over_http_once_and_the_same(served, tmp_path):
     assert again._cache.fetched == 0
 
 
+def test_long_files_come_from_a_server_that_has_no_ranges(tmp_path):
+    source = json_lines(tmp_path / "long.jsonl", [TEXTS[0] * n for n in range(1, 40)])
+    prepare([str(source)], tmp_path / "www" / "long", BYTES)
+    with serving(tmp_path / "www") as server:
+        there = Folder(f"{server.url}/long", tmp_path / "cache")
+        (shard,) = there.index.shards
+        assert shard.tokens > 10 * 2**20  # fsspec asks for less at once
+        assert np.array_equal(
+            there.tokens(shard), Folder(str(tmp_path / "www" / "long")).tokens(shard)
+        )
+        assert server.asked.count(shard.name) == 1
+
+
 def test_the_cache_keeps_its_bound_and_what_was_used_last(served, tmp_path):
     _, url, _ = served
     largest = max(s.tokens for s in Folder(url).index.shards)

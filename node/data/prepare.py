@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,8 +189,6 @@ class _Writer:
             held_out.count(self.place.held_out_tokens, self.place.held_out_documents)
             self._write_shards(held_out)
             held = held_out.finish()
-        if isinstance(self.tokenizer, FileTokenizer):
-            (self.out / FILE).write_bytes(self.tokenizer.data)
         index = Index(
             tokenizer=self.tokenizer.digest,
             vocab_size=self.tokenizer.vocab_size,
@@ -201,12 +198,17 @@ class _Writer:
             held_out=held,
         )
         if not index.tokens:
-            shutil.rmtree(self.out)
+            for name in (*BEGUN, PARTIAL):
+                (self.out / name).unlink()
+            with contextlib.suppress(OSError):  # it is mounted, linked, or where the user stands
+                self.out.rmdir()
             raise operator_error(
                 "E601",
                 "the inputs have no text",
                 why=f"{len(self.inputs)} were read and no document to train on is in them",
             )
+        if isinstance(self.tokenizer, FileTokenizer):
+            (self.out / FILE).write_bytes(self.tokenizer.data)
         _replace(self.out / INDEX, index.model_dump_json(indent=1).encode())
         (self.out / PARTIAL).unlink()
         return index

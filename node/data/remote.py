@@ -29,6 +29,7 @@ from protocols.errors import OperatorError
 
 GONE = (404, 410)  # a web server's word for: there is no such file
 DEFAULT_CACHE_BYTES = 20 * 10**9
+SILENCE_S = 60.0  # of a web server, in the middle of a file
 MAPPED = 64  # files of one process
 NOTED_S = 5.0  # between notes that a mapped file is in use
 
@@ -50,13 +51,15 @@ class Folder:
 
     def read(self, name: str, limit: int) -> bytes:
         """A small file's bytes; raises E603 where it has more than ``limit``."""
+        data = bytearray()
         with self.opening(name) as file:
-            data = file.read(limit + 1)
+            while len(data) <= limit and (piece := file.read(limit + 1 - len(data))):
+                data += piece
         if len(data) > limit:
             raise operator_error(
                 "E603", f"{self.place}/{name} is too long", why=f"it has more than {limit} bytes"
             )
-        return data
+        return bytes(data)
 
     def tokenizer(self) -> bytes:
         """The bytes of its tokenizer file; empty for ``bytes``."""
@@ -107,13 +110,16 @@ class Folder:
 
     @contextlib.contextmanager
     def opening(self, name: str) -> Iterator[BinaryIO]:
-        """A file of the folder, to be read. Raises E603, and E605 where a library is missing."""
+        """A file of the folder, to be read, maybe in smaller pieces than asked for.
+
+        Raises OperatorError E603, and E605 where a library is missing.
+        """
         where = f"{self.place}/{name}"
         try:
             if self.remote:
                 import fsspec
 
-                with fsspec.open(where, "rb") as file:
+                with fsspec.open(where, "rb", **_streaming(where)) as file:
                     yield file
             else:
                 with open(where, "rb") as file:
@@ -129,6 +135,16 @@ class Folder:
                 raise  # ours, while copying
             met = _met(error)
             raise operator_error("E603", f"cannot read {where}", why=_text(met)) from met
+
+
+def _streaming(where: str) -> dict[str, Any]:
+    """A web server's file comes in one answer, however long that takes: not all serve parts."""
+    if not where.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, connect=SILENCE_S, sock_read=SILENCE_S)
+    return {"block_size": 0, "timeout": timeout}
 
 
 def _met(error: Exception) -> Exception:
