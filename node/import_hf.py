@@ -12,7 +12,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from bootstrap.manifest import Model
+from bootstrap.validation import explain
 from node.errors import operator_error, reason
 from node.export import INDEX, ONE_FILE, byte_tokenizer, hf_weights
 from protocols.errors import OperatorError
@@ -145,8 +148,12 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
             document_end=end if isinstance(end, int) else 0,
             **experts,
         )
-    except (KeyError, ValueError) as error:
-        raise operator_error("E606", f"cannot use this {CONFIG}", why=str(error)) from error
+    except KeyError as error:
+        why = f"it does not say what {error} is"
+        raise operator_error("E606", f"cannot use this {CONFIG}", why=why) from error
+    except ValidationError as error:
+        why = "; ".join(explain(error, Model))
+        raise operator_error("E606", f"cannot use this {CONFIG}", why=why) from error
 
 
 def _weights(folder: Path) -> dict[str, Path]:

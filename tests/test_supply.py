@@ -1,5 +1,6 @@
 """What a run trains on: its tokenizer, its shard and its tokens, at the creator and at joiners."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from node.data import intact
 from node.data.supply import Given, make, tokens_for, usable
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, tokenizer_of
 from node.entrance import differences
+from node.import_hf import read_config
 from node.trainer.data import IGNORED, TrainingData, open_tokens, targets
 from node.trainer.evaluate import shard_tokens
 from protocols.errors import OperatorError
@@ -157,6 +159,25 @@ def test_a_model_that_is_not_there_is_named_in_words(tmp_path):
     with pytest.raises(OperatorError) as caught:
         make(manifest(), "", Given(hf_config=tmp_path / "nowhere"), tmp_path, QUIET)
     assert (caught.value.code, caught.value.why) == ("E606", "No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"vocab_size": -1}, "vocab_size = -1: must be 2 to 1000000"),
+        ({"num_key_value_heads": 3}, "model.n_heads 2 is no multiple of n_kv_heads 3"),
+        ({"intermediate_size": ...}, "it does not say what 'intermediate_size' is"),
+    ],
+)
+def test_a_configuration_that_cannot_be_ours_is_told_in_our_words(tmp_path, change, why):
+    llama = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 1}
+    llama |= {"num_attention_heads": 2, "intermediate_size": 64} | change
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in llama.items() if value is not ...})
+    )
+    with pytest.raises(OperatorError) as caught:
+        read_config(tmp_path)
+    assert (caught.value.code, caught.value.why) == ("E606", why)
 
 
 def test_hostile_bytes_are_no_tokenizer():
