@@ -62,12 +62,12 @@ def export_hf(
         for name, view in views.items()
         for theirs, part in hf_weights(config, name, view).items()
     }
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise operator_error(
-            "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
-        )
     temporary = None
     try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise operator_error(
+                "E602", f"cannot export to {folder}", why="it exists and is not an empty folder"
+            )
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         files = _write_weights(temporary, weights, dtype, max_shard)

@@ -9,6 +9,7 @@ perhaps ``tokenizer.json``. A model like Llama or Mixtral becomes one of ours; a
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def read_config(folder: Path) -> Model:
     """The model's table of a manifest; raises OperatorError E606 and E605."""
     from node.trainer.hf import model_of
 
-    path = folder if folder.is_file() else folder / CONFIG
+    path = folder if os.path.isfile(folder) else folder / CONFIG
     config = _read_json(path)
     try:
         ours = _as_ours(config)
@@ -61,7 +62,7 @@ def read_config(folder: Path) -> Model:
 def tokenizer_in(folder: Path) -> Path | None:
     """The folder's tokenizer; None where it has none, or that of bytes."""
     path = folder / TOKENIZER
-    if not path.is_file() or _read_json(path).get("model") == byte_tokenizer():
+    if not os.path.isfile(path) or _read_json(path).get("model") == byte_tokenizer():
         return None
     return path
 
@@ -158,14 +159,14 @@ def _as_ours(config: dict[str, Any]) -> Model | None:
 
 def _weights(folder: Path) -> dict[str, Path]:
     """Which file has which weight."""
-    if (folder / INDEX).is_file():
+    if os.path.isfile(folder / INDEX):
         named = _read_json(folder / INDEX).get("weight_map", {})
         if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
             raise _unfit(folder, f"{INDEX} does not say which file has which weight")
         if any(Path(file).name != file for file in named.values()):
             raise _unfit(folder, f"{INDEX} names a file outside of the folder")
         return {name: folder / file for name, file in named.items()}
-    if not (folder / ONE_FILE).is_file():
+    if not os.path.isfile(folder / ONE_FILE):
         raise _unfit(folder, f"there is no {ONE_FILE} and no {INDEX}")
     return dict.fromkeys(_open(folder / ONE_FILE).keys(), folder / ONE_FILE)
 

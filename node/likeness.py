@@ -32,8 +32,11 @@ def files_like(folder: Path, tokenizer: bytes) -> dict[str, bytes]:
 
     Raises OperatorError E604 where the folder's tokenizer is another one, or a file is damaged.
     """
-    if not folder.is_dir():
-        raise _unfit(folder, "it is no folder" if folder.exists() else "it does not exist")
+    try:
+        if not folder.is_dir():
+            raise _unfit(folder, "it is no folder" if folder.exists() else "it does not exist")
+    except OSError as error:
+        raise _unfit(folder, reason(error)) from error
     theirs = _read(folder, FILE, MAX_TOKENIZER_BYTES)
     if theirs is None:
         raise _unfit(folder, f"it has no {FILE}")

@@ -181,7 +181,10 @@ def find_checkpoint(path: Path) -> Path:
     if re.fullmatch(r"ckpt-\d+", path.name):
         return path
     directory = StateDir(path).checkpoints
-    found = CheckpointStore(directory, owns=False).latest() if directory.is_dir() else None
+    try:
+        found = CheckpointStore(directory, owns=False).latest() if directory.is_dir() else None
+    except OSError as error:  # another user's, as a rule
+        raise CheckpointError(path, reason(error), "let this user read it") from error
     if found is None or found.checkpoint is None:
         if found is not None and found.damaged:
             raise CheckpointError(path, f"none in it is whole ({found.why})", "give a copy of one")

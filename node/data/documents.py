@@ -69,7 +69,7 @@ def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input
                 "E601", "one of the inputs is empty", why="'' is neither a path nor a data set"
             )
         path = Path(os.path.expanduser(place))
-        if path.is_dir():
+        if os.path.isdir(path):
             inside, others = look_into(path, (*JSON_LINES, PARQUET))
             found += [_input(file) for file in inside]
             left_out += others

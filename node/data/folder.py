@@ -14,7 +14,7 @@ A document's last token is the tokenizer's document end. Files hold whole docume
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Literal
 
 import numpy as np
@@ -98,4 +98,5 @@ def is_folder(place: str) -> bool:
     """Whether a place on this machine, or a URL, is meant as a token folder."""
     if is_stream(place):
         return False
-    return "://" in place or (Path(place) / INDEX).is_file()
+    # Path's own raises where a folder on the way cannot be entered; whoever reads it says so
+    return "://" in place or os.path.isfile(os.path.join(place, INDEX))

@@ -91,7 +91,7 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
     found: list[Path] = []
     left_out: list[str] = []
     for place in (Path(os.path.expanduser(part)) for part in paths.split(os.pathsep) if part):
-        if place.is_dir():
+        if os.path.isdir(place):
             inside, others = look_into(place)
             found += inside
             left_out += others

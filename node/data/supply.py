@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def check_files(place: str, progress: Progress) -> None:
 
 def usable(kept: str) -> bool:
     """Whether tokens that were used before are still there."""
-    return bool(kept) and (is_folder(kept) or Path(kept).is_file())
+    return bool(kept) and (is_folder(kept) or os.path.isfile(kept))
 
 
 def own_data(manifest: Manifest, place: str) -> Data:
