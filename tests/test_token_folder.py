@@ -402,6 +402,29 @@ def test_what_makes_way_on_a_full_disk_is_not_mapped(served, tmp_path, monkeypat
     assert np.array_equal(tokens.window(first.tokens, 10), here.window(first.tokens, 10))
 
 
+def test_a_cache_that_cannot_be_written_is_told_and_one_that_takes_no_notes_is_used(
+    served, tmp_path, monkeypatch
+):
+    _, url, made = served
+    (tmp_path / "file").touch()
+    there = Folder(url, tmp_path / "file")
+    with pytest.raises(OperatorError, match="File exists") as caught:
+        there.tokens(there.index.shards[0])
+    assert caught.value.code == "E402"
+
+    def refused(*args, **options):
+        raise PermissionError(errno.EPERM, "Operation not permitted")  # as for others' files
+
+    tokens = FolderTokens(Folder(url, tmp_path / "cache"))
+    tokens.window(0, 5)
+    monkeypatch.setattr(os, "utime", refused)
+    for start in (0, 5):
+        tokens._noted.clear()
+        here = FolderTokens(Folder(str(made)))
+        assert np.array_equal(tokens.window(start, 5), here.window(start, 5))
+        tokens = FolderTokens(Folder(url, tmp_path / "cache"))
+
+
 def test_a_cached_file_that_was_damaged_is_fetched_again(served, tmp_path):
     _, url, made = served
     shard = Folder(url, tmp_path / "cache").index.shards[0]

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeGuard
 
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,11 @@ class ShardCache:
         Raises OperatorError E603 (not to be had for minutes, or with another hash again and
         again), E402.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / sha256
-        with self._locked(f".lock-{sha256[:2]}"):  # one fetches a file, others wait for it
+        with (
+            self._keeping(),
+            self._locked(f".lock-{sha256[:2]}"),
+        ):  # one fetches a file, others wait
             if self._intact(path, sha256, size):
                 return path
             left, pause, end = TRIES, FIRST_PAUSE_S, time.monotonic() + PATIENCE_S
@@ -86,6 +88,20 @@ class ShardCache:
             f"{source.place}/{name} has another hash than its index says",
             why=f"{TRIES} fetches of it, and none was the file with sha256 {sha256[:16]}…",
         )
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """What this machine's disk refuses, as OperatorError E402."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise operator_error(
+                "E402",
+                f"no room for training data in {self.directory}",
+                why=reason(error),
+                fix="free some disk space, or allow less with --data-cache",
+            ) from error
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
@@ -163,36 +179,38 @@ class ShardCache:
         length = 0
         draft = ""
         try:
-            handle, draft = self._make_room(size)
-            with os.fdopen(handle, "wb") as out, source.opening(name) as incoming:
-                while length <= size and (piece := incoming.read(COPY_BYTES)):
-                    length += len(piece)
-                    hasher.update(piece)
-                    out.write(piece)
-                out.flush()
-                note_used(out.fileno())
-            if length != size or hasher.hexdigest() != sha256:
-                return False
-            with self._locked(".lock"):  # whoever counts what is held sees it once
-                os.replace(draft, path)
+            with self._keeping():
+                handle, draft = self._make_room(size)
+                with os.fdopen(handle, "wb") as out, source.opening(name) as incoming:
+                    while length <= size and (piece := incoming.read(COPY_BYTES)):
+                        length += len(piece)
+                        hasher.update(piece)
+                        out.write(piece)
+                    out.flush()
+                    note_used(out.fileno())
+                if length != size or hasher.hexdigest() != sha256:
+                    return False
+                with self._locked(".lock"):  # whoever counts what is held sees it once
+                    os.replace(draft, path)
             self.fetched += 1
             return True
-        except OSError as error:
-            raise operator_error(
-                "E402",
-                f"no room for training data in {self.directory}",
-                why=error.strerror or str(error),
-                fix="free some disk space, or allow less with --data-cache",
-            ) from error
         finally:
             if draft:
                 Path(draft).unlink(missing_ok=True)
 
 
 def note_used(file: int | Path) -> None:
-    """Note when; the file system's own clock has steps of milliseconds."""
+    """Note when; the file system's own clock has steps of milliseconds.
+
+    Raises FileNotFoundError; where the disk takes no notes, files go in the order of before.
+    """
     now = time.time_ns()
-    os.utime(file, ns=(now, now))
+    try:
+        os.utime(file, ns=(now, now))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        logger.debug("cannot note the use of %s: %s", file, error)
 
 
 def _passes(error: BaseException | None) -> bool:
