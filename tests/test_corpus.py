@@ -1,5 +1,6 @@
 """Corpora: determinism, what is held out, what is never trained on, the cache, and refusals."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -285,6 +286,19 @@ def test_a_folder_that_cannot_be_written_is_named(text_file: Path, tmp_path: Pat
         collect(text(text_file), tmp_path / "file" / "cache")
     assert caught.value.code == "E601"
     assert "XDG_CACHE_HOME" in caught.value.fix
+
+
+def test_text_that_goes_while_it_is_read_is_not_taken_for_the_cache(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def gone(file: Path):
+        yield b"a document"
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(plain_text, "text_file_documents", gone)
+    with pytest.raises(OperatorError, match="cannot read the training text") as caught:
+        collect(text(text_file), tmp_path)
+    assert (caught.value.code, caught.value.why) == ("E601", "Input/output error")
 
 
 def test_a_full_disk_is_named(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

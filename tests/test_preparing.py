@@ -67,6 +67,17 @@ def test_a_token_folder_is_not_read_as_text(tmp_path):
         assert caught.value.code == "E601"
 
 
+def test_a_link_to_a_folder_is_named(tmp_path):
+    for name in ("text", "more"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.txt").write_text("Text. " * 9)
+    (tmp_path / "text" / "linked").symlink_to(tmp_path / "more")
+    (tmp_path / "all").symlink_to(tmp_path / "text")
+    told = []
+    assert len(documents.find_inputs([str(tmp_path / "all")], told.append)) == 1
+    assert "linked (a link to a folder" in told[0]
+
+
 def test_two_do_not_write_into_one_folder(tmp_path):
     source, out = str(json_lines(tmp_path / "a.jsonl")), tmp_path / "out"
     met = []

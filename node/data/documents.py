@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from node.data.plain_text import (
-    SET_PATH,
     look_into,
     text_file_documents,
     text_problem,
     told,
+    unreadable,
 )
 from node.data.streamed import STREAMED, DataSet, Mark, Reader, with_field
 from node.data.tokenizer import need
@@ -122,9 +122,7 @@ def read(source: Input, field: str, skip: int = 0) -> Iterator[Document]:
 
 def _text(path: Path, skip: int) -> Iterator[Document]:
     if problem := text_problem(path):
-        raise operator_error(
-            "E601", f"cannot read the training text {path}", why=problem, fix=SET_PATH
-        )
+        raise unreadable(path, problem)
     done = 0
     for number, text in enumerate(text_file_documents(path), 1):
         done += len(text) + 1

@@ -16,9 +16,10 @@ from pathlib import Path
 from blake3 import blake3
 
 from node.data.folder import HELD_OUT
-from node.errors import operator_error
+from node.errors import operator_error, reason
 from node.headway import Progress, Tell
 from node.trainer.data import DOCUMENT_END, encode
+from protocols.errors import OperatorError
 
 MIN_DOCSTRING = 200  # characters
 PACKAGES = ("networkx",)
@@ -96,9 +97,7 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
             found += inside
             left_out += others
         elif problem := text_problem(place):
-            raise operator_error(
-                "E601", f"cannot read the training text {place}", why=problem, fix=SET_PATH
-            )
+            raise unreadable(place, problem)
         else:
             found.append(place)
     if left_out:
@@ -111,6 +110,11 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
             fix=SET_PATH,
         )
     return found
+
+
+def unreadable(file: Path, why: str) -> OperatorError:
+    """E601 for a file of text."""
+    return operator_error("E601", f"cannot read the training text {file}", why=why, fix=SET_PATH)
 
 
 def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], list[str]]:
@@ -131,6 +135,8 @@ def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], li
             if os.path.isfile(path / HELD_OUT):
                 tokens.add(path)
                 others.append(f"{path} (a token folder, which is given alone)")
+            elif path != folder and os.path.islink(path):
+                others.append(f"{path} (a link to a folder, which is not followed)")
             elif not os.access(path, os.R_OK | os.X_OK):
                 others.append(f"{path} (a folder that this user may not read)")
         elif not os.path.isfile(path):
@@ -166,12 +172,18 @@ def text_problem(file: Path) -> str:
 
 
 def text_documents(files: list[Path], progress: Progress) -> Iterator[bytes]:
-    """The documents of all files; ``progress`` is of files."""
+    """The documents of all files; ``progress`` is of files.
+
+    Raises OperatorError E601 for one that cannot be read any more.
+    """
     for done, file in enumerate(files, 1):
-        for number, document in enumerate(text_file_documents(file)):
-            if number:
-                progress(done - 1, len(files))
-            yield document
+        try:
+            for number, document in enumerate(text_file_documents(file)):
+                if number:
+                    progress(done - 1, len(files))
+                yield document
+        except OSError as error:
+            raise unreadable(file, reason(error)) from error
         progress(done, len(files))
 
 

@@ -214,7 +214,8 @@ def _filled_in(manifest: Manifest, tokenizer: Tokenizer) -> Manifest:
             "E604",
             "the model's vocabulary is too small for the tokenizer",
             why=f"model.vocab_size is {model.vocab_size}, the tokenizer has {tokenizer.vocab_size}",
-            fix="leave out model.vocab_size: it is taken from the tokenizer",
+            fix="leave out model.vocab_size: it is taken from the tokenizer; with a config.json, "
+            "give the tokenizer that belongs to that model",
         )
     changes = {"document_end": tokenizer.document_end}
     if not given:
