@@ -242,6 +242,16 @@ def test_texts_are_dealt_evenly():
     assert max(filled) - min(filled) < 60
 
 
+def test_a_data_set_that_is_held_out_as_a_whole_is_told_and_not_read_for_ever(tmp_path):
+    held_out = next(text for text in map(str, itertools.count()) if is_held_out(text.encode()))
+    (tmp_path / "one.jsonl").write_text(json.dumps({"text": held_out}) + "\n")
+    place = f"datasets:json?files={tmp_path}/one.jsonl"
+    recipe = read_recipe(recipe_for(run(), ByteTokenizer(), place, lambda done, total: None))
+    with pytest.raises(OperatorError, match="nothing to train on") as caught:
+        Parts(recipe, np.dtype(np.uint8), tmp_path).get(0, 0)
+    assert caught.value.code == "E601"
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

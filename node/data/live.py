@@ -174,6 +174,22 @@ def _ended(ids: npt.NDArray[Any], tokenizer: Tokenizer, kind: np.dtype[Any]) -> 
     return np.append(ids, tokenizer.document_end).astype(kind)
 
 
+def trained_on(reader: Reader) -> Iterator[bytes]:
+    """Its texts that are not held out; raises OperatorError E601 where a whole pass has none."""
+    last = reader.passes
+    for text in reader:
+        if not is_held_out(text):
+            last = reader.passes
+            yield text
+        elif reader.passes > last + 1:
+            raise operator_error(
+                "E601",
+                "the data set has nothing to train on",
+                why="all of its texts are held out for evaluation, as one in twenty is",
+                fix=MORE_TEXT,
+            )
+
+
 def deal(texts: Iterator[bytes], parts: int, part_bytes: int) -> Iterator[tuple[int, bytes]]:
     """One stretch: texts with the part that each is dealt to, until all parts have enough.
 
@@ -182,8 +198,6 @@ def deal(texts: Iterator[bytes], parts: int, part_bytes: int) -> Iterator[tuple[
     filled = [(0, part) for part in range(parts)]
     while filled[0][0] < part_bytes:
         text = next(texts)
-        if is_held_out(text):
-            continue
         size, part = filled[0]
         heapq.heapreplace(filled, (size + len(text) + 1, part))
         yield part, text
@@ -259,7 +273,7 @@ class Parts:
                 old.unlink(missing_ok=True)
 
     def _stretch(self, reader: Reader) -> Iterator[tuple[int, bytes]]:
-        return deal(reader, self._recipe.parts, self._recipe.part_bytes)
+        return deal(trained_on(reader), self._recipe.parts, self._recipe.part_bytes)
 
     def _coded(self, texts: Iterator[bytes]) -> Iterator[bytes]:
         while batch := list(itertools.islice(texts, AT_ONCE)):
