@@ -337,7 +337,7 @@ class Conductor:
         # a try with less at once is none of those that are counted: it cannot be halved for ever
         self._restarts += not (changes and self._begun and settings.halved < settings.at_once)
         fatal = self._restarts > MAX_RESTARTS or died.code not in SURVIVED
-        problem = problem_of(died, self.island.directory)
+        problem = problem_of(died)
         self.events.emit(Problem.of(problem, fatal=fatal))
         if fatal:
             raise problem

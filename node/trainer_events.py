@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from node.errors import operator_error
 from node.monitor.events import Notice, Step, Validation
 from node.rank_ends import TrainerDied
@@ -54,11 +52,11 @@ def notice_of(cold: Cold) -> Notice:
     return Notice(text=f"the inner optimizer begins anew at step {cold.step}: {cold.why}")
 
 
-def problem_of(died: TrainerDied, logs: Path) -> OperatorError:
+def problem_of(died: TrainerDied) -> OperatorError:
     """Why a rank has ended, by its own words where it left some."""
     return died.error or OperatorError(
         died.code or "E405",
         f"trainer: {died.text}",
         died.log_tail.splitlines()[-1] if died.log_tail else "it left no message",
-        f"see {logs}/trainer-rank{died.rank}.log",
+        f"see {died.log}",
     )

@@ -21,8 +21,6 @@ DIMS = ParallelDims(dp_shard=2)
 class Ranks:
     """An island whose ranks are played."""
 
-    directory = Path()
-
     def __init__(self) -> None:
         data = Data(batch_size=128)
         self.settings = TrainerSettings(
@@ -67,6 +65,13 @@ async def test_tries_with_less_at_once_are_not_counted(
         await die_again_and_again()
     assert caught.value.code == code
     assert ranks.tried == tried
+
+
+async def test_who_is_sent_to_a_log_finds_it_where_the_rank_ran() -> None:
+    driver, log = conductor(Ranks()), Path("/other/host/logs/trainer-rank6.log")
+    with pytest.raises(OperatorError) as caught:
+        await driver._on_death(TrainerDied(6, 1, "", "E601", "rank 6 on b crashed", log, ""))
+    assert caught.value.fix == f"see {log}"
 
 
 @pytest.mark.parametrize("begun", [False, True])

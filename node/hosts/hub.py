@@ -73,7 +73,7 @@ class RemoteRank:
     def __init__(self, number: int, host: Host, life: int) -> None:
         self.number, self.host, self.life = number, host, life
         self.where = f" on {host.shown}"
-        self.log = Path("trainer.log")
+        self.log = Path(f"trainer-rank{number}.log")  # of its host, which says where it lies
         self._tail = ""
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
