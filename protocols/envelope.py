@@ -2,7 +2,7 @@
 
 The signature covers every field, so an envelope made for one purpose, run, recipient or time
 cannot be used for another. A reader checks, in this order: bounds, purpose, run, recipient
-and expiry, canonical form, the signature, the body, and whether it was seen before.
+and expiry, canonical form, the signature, and the body.
 
 >>> data = seal(identity, record, purpose="record", expires=now + 60, sequence=7)
 >>> opened = open_envelope(data, PeerRecord, purpose="record", now=now)
@@ -14,7 +14,6 @@ to :data:`CLOCK_SKEW` after its expiry.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
@@ -25,7 +24,6 @@ from protocols.wire import Message
 
 CLOCK_SKEW = 30.0
 MAX_LIFETIME = 86400.0  # an expiry further off than that is refused
-MAX_REMEMBERED = 8192
 
 _DOMAIN = b"atoll envelope 1\x00"  # what this key signs elsewhere begins differently
 
@@ -40,47 +38,6 @@ class Opened(Generic[M]):
     signer: PeerId
     sequence: int
     expires: float
-
-
-class ReplayGuard:
-    """The newest sequence per signer, purpose and run: only a higher one is taken.
-
-    An entry is forgotten when all it stands for has expired. While ``limit`` entries are live,
-    signers that are not among them are refused: strangers cannot push out those we know, and
-    nothing that was taken once is taken again.
-    """
-
-    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
-        self._limit = limit
-        self._newest: dict[tuple[PeerId, str, bytes], tuple[int, float]] = {}
-        self._soonest = math.inf  # no entry expires before this
-
-    def __len__(self) -> int:
-        return len(self._newest)
-
-    def admit(self, envelope: Envelope, horizon: float) -> None:
-        """Remember an envelope whose signature holds; raises :class:`Stale` if it is not new.
-
-        What expires by ``horizon`` (seconds since the Unix epoch) is refused elsewhere.
-        """
-        key = (envelope.signer, envelope.purpose, envelope.run)
-        sequence, expires = self._newest.get(key, (-1, 0.0))
-        if envelope.sequence <= sequence:
-            raise Stale(f"sequence {envelope.sequence} after {sequence} of {envelope.signer}")
-        if sequence < 0 and len(self._newest) >= self._limit:
-            self._forget(horizon)
-            if len(self._newest) >= self._limit:
-                raise Stale(f"no room to remember {envelope.signer}")
-        # an older envelope may live longer than this one, and is remembered as long
-        expires = max(expires, envelope.expires)
-        self._newest[key] = (envelope.sequence, expires)
-        self._soonest = min(self._soonest, expires)
-
-    def _forget(self, horizon: float) -> None:
-        if self._soonest > horizon:
-            return
-        self._newest = {k: entry for k, entry in self._newest.items() if entry[1] > horizon}
-        self._soonest = min((expires for _, expires in self._newest.values()), default=math.inf)
 
 
 def seal(
@@ -117,7 +74,6 @@ def open(  # read as envelope.open
     purpose: str | None = None,
     run: bytes | None = None,
     me: str = "",
-    skew: float = CLOCK_SKEW,
     max_lifetime: float = MAX_LIFETIME,
 ) -> Envelope:
     """Check an envelope without knowing what is in it; ``None`` takes any purpose or run.
@@ -134,20 +90,18 @@ def open(  # read as envelope.open
     if envelope.recipient and envelope.recipient != me:
         raise Stale("an envelope for another recipient")
     if now is not None:
-        check_times(envelope.expires, now, skew=skew, max_lifetime=max_lifetime)
+        check_times(envelope.expires, now, max_lifetime=max_lifetime)
     if envelope.encode() != data:
         raise Malformed("not in canonical form")
     verify(envelope.signer, envelope.signature, _signed(envelope))
     return envelope
 
 
-def check_times(
-    expires: float, now: float, *, skew: float = CLOCK_SKEW, max_lifetime: float = MAX_LIFETIME
-) -> None:
+def check_times(expires: float, now: float, *, max_lifetime: float = MAX_LIFETIME) -> None:
     """Raise :class:`Stale` for an envelope that has expired, or claims to live too long."""
-    if expires + skew <= now:
+    if expires + CLOCK_SKEW <= now:
         raise Stale(f"expired {now - expires:.0f} s ago")
-    if expires > now + max_lifetime + skew:
+    if expires > now + max_lifetime + CLOCK_SKEW:
         raise Stale("an envelope that claims to live too long")
 
 
@@ -159,21 +113,14 @@ def open_envelope(
     now: float | None,
     run: bytes = b"",
     me: str = "",
-    skew: float = CLOCK_SKEW,
     max_lifetime: float = MAX_LIFETIME,
-    guard: ReplayGuard | None = None,
 ) -> Opened[M]:
-    """Check an envelope and decode the message in it; with ``guard``, refuse replays too.
+    """Check an envelope and decode the message in it.
 
-    A guard needs to know what time it is. Raises :class:`Malformed`, :class:`Stale` and
-    :class:`~protocols.errors.BadSignature`.
+    Raises :class:`Malformed`, :class:`Stale` and :class:`~protocols.errors.BadSignature`.
     """
-    envelope = open(
-        data, now=now, purpose=purpose, run=run, me=me, skew=skew, max_lifetime=max_lifetime
-    )
+    envelope = open(data, now=now, purpose=purpose, run=run, me=me, max_lifetime=max_lifetime)
     message: M = cls.decode(envelope.body)
-    if guard is not None and now is not None:
-        guard.admit(envelope, now - skew)
     return Opened(message, envelope.signer, envelope.sequence, envelope.expires)
 
 

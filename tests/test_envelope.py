@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols import envelope as envelopes
-from protocols.envelope import CLOCK_SKEW, MAX_LIFETIME, ReplayGuard, open_envelope, seal
+from protocols.envelope import CLOCK_SKEW, MAX_LIFETIME, open_envelope, seal
 from protocols.errors import (
     BadSignature,
     LocalProtocolError,
@@ -159,79 +158,6 @@ def test_sealing_too_much_is_our_bug() -> None:
 def test_an_open_reader_learns_purpose_and_run() -> None:
     envelope = envelopes.open(sealed(run=RUN), now=NOW)
     assert (envelope.purpose, envelope.run, envelope.signer) == ("record", RUN, ALICE.peer_id)
-
-
-# --- replay -------------------------------------------------------------------------------------
-
-
-def test_a_guard_takes_only_newer_ones() -> None:
-    guard = ReplayGuard()
-    opened(sealed(sequence=5), guard=guard)
-    for old in (5, 4, 0):
-        with pytest.raises(Stale, match="sequence"):
-            opened(sealed(sequence=old), guard=guard)
-    opened(sealed(sequence=6), guard=guard)
-
-
-def test_a_guard_counts_signers_purposes_and_runs_apart() -> None:
-    guard = ReplayGuard()
-    opened(sealed(), guard=guard)
-    opened(sealed(BOB), guard=guard)
-    opened(sealed(purpose="other"), purpose="other", guard=guard)
-    opened(sealed(run=RUN), run=RUN, guard=guard)
-    assert len(guard) == 4
-
-
-def test_a_forgery_does_not_touch_the_guard() -> None:
-    guard = ReplayGuard()
-    with pytest.raises(BadSignature):
-        opened(forged(sealed(), sequence=1000), guard=guard)
-    with pytest.raises(Malformed):
-        opened(seal(ALICE, Blob(RUN, b""), purpose="record", expires=NOW, sequence=9), guard=guard)
-    opened(sealed(sequence=1), guard=guard)
-
-
-def test_strangers_cannot_push_out_those_we_know(
-    identities: Callable[[int], list[Identity]],
-) -> None:
-    guard = ReplayGuard(limit=8)
-    opened(sealed(), guard=guard)
-    refused = 0
-    for stranger in identities(20):
-        try:
-            opened(sealed(stranger), guard=guard)
-        except Stale:
-            refused += 1
-    assert (refused, len(guard)) == (13, 8)
-    with pytest.raises(Stale):
-        opened(sealed(), guard=guard)
-    opened(sealed(sequence=8), guard=guard)
-
-
-def test_expired_entries_make_room_and_let_nothing_return(
-    identities: Callable[[int], list[Identity]],
-) -> None:
-    guard = ReplayGuard(limit=8)
-    crowd = identities(8)
-    for member in crowd:
-        opened(sealed(member), guard=guard)
-    later = NOW + 60 + CLOCK_SKEW
-    opened(sealed(expires=later + 60), now=later, guard=guard)
-    assert len(guard) == 1
-    for member in crowd:
-        with pytest.raises(Stale, match="expired"):
-            opened(sealed(member), now=later, guard=guard)
-
-
-def test_a_short_lived_successor_does_not_shorten_the_memory() -> None:
-    guard = ReplayGuard(limit=1)
-    opened(sealed(sequence=1, expires=NOW + 1000), guard=guard)
-    opened(sealed(sequence=2, expires=NOW + 1), guard=guard)
-    later = NOW + 100
-    with pytest.raises(Stale, match="no room"):
-        opened(sealed(BOB, expires=later + 60), now=later, guard=guard)
-    with pytest.raises(Stale, match="sequence"):
-        opened(sealed(sequence=1, expires=NOW + 1000), now=later, guard=guard)
 
 
 # --- hostile bytes ------------------------------------------------------------------------------
