@@ -15,6 +15,7 @@ from gossip.chain import Chain
 from gossip.commitments import SEAL_SIZE
 from gossip.exchange import Exchange
 from gossip.handing import Handing, explains
+from gossip.inbox import Inbox
 from gossip.instructions import Work
 from gossip.ledger import NOT_KEPT
 from gossip.presence import Presence
@@ -40,7 +41,7 @@ from protocols.messages import (
     Vote,
     Votes,
 )
-from protocols.transport import Feed, Incoming
+from protocols.transport import Feed
 from protocols.wire import decode_any
 
 CERTIFICATES_BYTES = 512 * 1024  # of one answer, which may hold many small objects
@@ -75,15 +76,16 @@ class Service:
         transport.on_call("plan", told(self._on_plan))
         transport.on_call("certificates", told(self._on_certificates))
         transport.on_call("handovers", told(self._on_handovers))
-        transport.on_push("slice", told(self._on_slice), max_length=largest + SEAL_SIZE)
-        transport.on_push("merged", told(self._on_merged), max_length=largest + MAX_TRAILER)
-        transport.on_call("slice", told(self._slice_reached))
-        transport.on_call("merged", told(self._merged_reached))
+        into = self._into
+        transport.on_push("slice", into(Inbox.on_slice), max_length=largest + SEAL_SIZE)
+        transport.on_push("merged", into(Inbox.on_merged), max_length=largest + MAX_TRAILER)
+        transport.on_call("slice", into(Inbox.slice_reached))
+        transport.on_call("merged", into(Inbox.merged_reached))
         marked = 2 * largest  # with a mark for each chunk
-        transport.on_push("sum", told(self._on_sum), max_length=marked)
-        transport.on_call("sum", told(self._sum_reached))
+        transport.on_push("sum", into(Inbox.on_sum), max_length=marked)
+        transport.on_call("sum", into(Inbox.sum_reached))
         transport.on_call("bring", told(self._on_bring))
-        transport.on_call("give", told(self._on_give))
+        transport.on_call("give", into(Inbox.give))
         transport.on_pull("part", told(self._on_part))
         transport.on_pull("evidence", told(self._on_evidence))
         transport.on_call("accuse", told(self._on_accuse))
@@ -99,6 +101,19 @@ class Service:
                 raise
 
         return answer
+
+    def _into(
+        self, take: Callable[Concatenate[Inbox, PeerId, Transfer, P], Coroutine[Any, Any, bytes]]
+    ) -> Handler[Concatenate[bytes, P], bytes]:
+        """A handler that has the inbox of the exchange that a header names ``take`` a transfer."""
+
+        async def answer(
+            sender: PeerId, header: bytes, /, *args: P.args, **kwargs: P.kwargs
+        ) -> bytes:
+            transfer, exchange = await self._transfer(sender, header)
+            return await take(exchange.inbox, sender, transfer, *args, **kwargs)
+
+        return self._told(answer)
 
     async def _on_round(self, sender: PeerId, body: bytes) -> bytes:
         message = decode_any(body, Prepare, Vote, Suspect, Gram, Passed)
@@ -192,37 +207,9 @@ class Service:
         lineage = self._chain(request.fragment).lineage
         return lineage.page(request.first, request.count).encode()
 
-    async def _on_slice(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        transfer, exchange = await self._transfer(sender, header)
-        return await exchange.inbox.on_slice(sender, transfer, incoming)
-
-    async def _slice_reached(self, sender: PeerId, body: bytes) -> bytes:
-        transfer, exchange = await self._transfer(sender, body)
-        return await exchange.inbox.slice_reached(sender, transfer)
-
-    async def _on_merged(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        transfer, exchange = await self._transfer(sender, header)
-        return await exchange.inbox.on_merged(sender, transfer, incoming)
-
-    async def _merged_reached(self, sender: PeerId, body: bytes) -> bytes:
-        transfer, exchange = await self._transfer(sender, body)
-        return await exchange.inbox.merged_reached(sender, transfer)
-
-    async def _on_sum(self, sender: PeerId, header: bytes, incoming: Incoming) -> bytes:
-        transfer, exchange = await self._transfer(sender, header)
-        return await exchange.inbox.on_sum(sender, transfer, incoming)
-
-    async def _sum_reached(self, sender: PeerId, body: bytes) -> bytes:
-        transfer, exchange = await self._transfer(sender, body)
-        return await exchange.inbox.sum_reached(sender, transfer)
-
     async def _on_bring(self, sender: PeerId, body: bytes) -> bytes:
         transfer, exchange = await self._transfer(sender, body)
         return await exchange.outbox.bring(sender, transfer)
-
-    async def _on_give(self, sender: PeerId, body: bytes) -> bytes:
-        transfer, exchange = await self._transfer(sender, body)
-        return await exchange.inbox.give(sender, transfer)
 
     async def _transfer(self, sender: PeerId, header: bytes) -> tuple[Transfer, Exchange]:
         """What is to be transferred, and the exchange that it belongs to."""
