@@ -67,15 +67,9 @@ def check_plan(
 
     Results that are in ``known`` were verified before.
     """
-    if plan.codec not in shape.codecs:
-        raise Malformed("a codec that the run does not allow")
     if not (0 <= plan.expected_s <= MAX_EXPECTED_S and 0 < plan.patience_s <= MAX_PATIENCE_S):
         raise Malformed("a plan that would wait for ever, or not at all")
-    check_contributors(plan.contributors, roster)
-    shape.mix.check(plan.contributors)
-    _check_office(plan.next_roster)
-    _check_cover(plan.parts, shape.size)
-    _check_size(plan)
+    _check_content(plan, shape, roster)
     check_groups(plan, roster, shape.grouped, shape.mix)
     check_scales(plan, place.run, shape.mix, roster)
     basis = basis_of(plan.codec, plan.contributors)
@@ -105,18 +99,23 @@ def check_outcome(
         raise Stale("an outcome of another round")
     if outcome.state != place.state:
         raise Stale("the outcome builds on another state")
-    if outcome.codec not in shape.codecs:
-        raise Malformed("a codec that the run does not allow")
-    check_contributors(outcome.contributors, roster)
-    shape.mix.check(outcome.contributors)
-    _check_office(outcome.next_roster)
-    _check_cover(outcome.parts, shape.size)
-    _check_size(outcome)
+    _check_content(outcome, shape, roster)
     basis = basis_of(outcome.codec, outcome.contributors)
     for result in outcome.parts:
         _check_result(result, place, shape, roster, outcome, basis, known)
     if outcome.work != work_after(place.work, outcome.contributors, outcome.parts):
         raise Malformed("the work is not the sum of the tokens")
+
+
+def _check_content(what: Plan | Outcome, shape: Shape, roster: Sequence[PeerId]) -> None:
+    """What holds for a plan and for its outcome alike."""
+    if what.codec not in shape.codecs:
+        raise Malformed("a codec that the run does not allow")
+    check_contributors(what.contributors, roster)
+    shape.mix.check(what.contributors)
+    _check_office(what.next_roster)
+    _check_cover(what.parts, shape.size)
+    _check_size(what)
 
 
 def check_contributors(contributors: Sequence[Contributor], roster: Iterable[PeerId]) -> None:
