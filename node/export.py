@@ -35,7 +35,6 @@ def export_hf(
     config: Model,
     vector: torch.Tensor,
     folder: Path,
-    dtype: torch.dtype | None = None,
     fragments: int = 1,
     tokenizer: bytes = b"",
     max_shard: float = MAX_SHARD_BYTES,
@@ -43,19 +42,16 @@ def export_hf(
 ) -> Path:
     """Write ``vector`` (fp32 [N] on the CPU, in the order of the flat layout) as a model folder.
 
-    ``dtype`` (default fp32) is that of the weights written, ``tokenizer`` the bytes of the run's
-    tokenizer.json (empty: bytes), ``beside`` files by name that stand in place of ours (those of
-    :func:`node.likeness.files_like`). Weights of more than ``max_shard`` bytes are cut in several
-    files with an index, and no more than one file's are in memory twice. The folder appears whole
-    or not at all. Raises OperatorError E602 when it exists and is not empty or cannot be written,
-    and ValueError when the vector does not fit the model.
+    ``tokenizer`` are the bytes of the run's tokenizer.json (empty: bytes), ``beside`` files by name
+    that stand in place of ours (those of :func:`node.likeness.files_like`). Weights of more than
+    ``max_shard`` bytes are cut in several files with an index, and no more than one file's are in
+    memory twice. The folder appears whole or not at all. Raises OperatorError E602 when it exists
+    and is not empty or cannot be written, and ValueError when the vector does not fit the model.
     """
-    import torch
     from safetensors import SafetensorError
 
     from node.trainer.layout import Layout
 
-    dtype = dtype or torch.float32
     views = Layout.of_config(config, fragments).views(vector)
     weights = {
         theirs: part
@@ -70,8 +66,8 @@ def export_hf(
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        files = _write_weights(temporary, weights, dtype, max_shard)
-        files |= _descriptions(config, str(dtype).removeprefix("torch."), tokenizer)
+        files = _write_weights(temporary, weights, max_shard)
+        files |= _descriptions(config, tokenizer)
         for name, content in files.items():
             (temporary / name).write_text(_text(content), encoding="utf-8")
         for name, data in {**({FILE: tokenizer} if tokenizer else {}), **beside}.items():
@@ -90,20 +86,16 @@ def export_hf(
 
 
 def _write_weights(
-    folder: Path, weights: dict[str, torch.Tensor], dtype: torch.dtype, max_shard: float
+    folder: Path, weights: dict[str, torch.Tensor], max_shard: float
 ) -> dict[str, dict[str, Any]]:
     """One file after the other; the index beside them, by name, where there are several."""
     from safetensors.torch import save_file
 
-    sizes = {name: part.numel() * dtype.itemsize for name, part in weights.items()}
+    sizes = {name: part.nbytes for name, part in weights.items()}
     shards = split(sizes, max_shard)
     files = dict(zip(shard_names(len(shards)), shards, strict=True))
     for file, names in files.items():
-        save_file(  # whose argument is gone before the next one is made
-            {name: weights[name].to(dtype) for name in names},
-            folder / file,
-            metadata={"format": "pt"},
-        )
+        save_file({name: weights[name] for name in names}, folder / file, metadata={"format": "pt"})
     if len(files) == 1:
         return {}
     where = {name: file for file, names in files.items() for name in names}
@@ -151,11 +143,11 @@ def hf_weights(config: Model, name: str, view: torch.Tensor) -> dict[str, torch.
     return {f"{place}experts.{i}.{matrix}.weight": view[i] for i in range(config.experts)}
 
 
-def _descriptions(config: Model, dtype: str, tokenizer: bytes) -> dict[str, dict[str, Any]]:
+def _descriptions(config: Model, tokenizer: bytes) -> dict[str, dict[str, Any]]:
     """The JSON files beside the weights, by name."""
-    files = {"config.json": _llama(config, dtype)}
+    files = {"config.json": _llama(config)}
     if config.kind == "hf":
-        files["config.json"] = json.loads(config.config) | {"dtype": dtype}
+        files["config.json"] = json.loads(config.config) | {"dtype": "float32"}
     files["generation_config.json"] = {
         "eos_token_id": config.document_end,
         "do_sample": True,
@@ -169,7 +161,7 @@ def _descriptions(config: Model, dtype: str, tokenizer: bytes) -> dict[str, dict
     return files
 
 
-def _llama(config: Model, dtype: str) -> dict[str, Any]:
+def _llama(config: Model) -> dict[str, Any]:
     head_size = config.d_model // config.n_heads
     kind: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -203,7 +195,7 @@ def _llama(config: Model, dtype: str) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": config.document_end,
         "pad_token_id": None,
-        "torch_dtype": dtype,
+        "torch_dtype": "float32",
     }
 
 

@@ -1,7 +1,6 @@
 """The export: transformers loads it and computes what we compute."""
 
 import json
-import weakref
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from data_kit import tokenizer_bytes
 from hf_kit import GPT2, MIXTRAL
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bootstrap.manifest import Model
 from node.data.tokenizer import FileTokenizer
@@ -122,15 +121,6 @@ def test_it_generates(tmp_path: Path):
     assert 3 <= out.shape[1] <= 8
 
 
-def test_half_precision(tmp_path: Path):
-    vector = vector_of(BASE)
-    folder = export_hf(BASE, vector, tmp_path / "model", torch.bfloat16)
-    weights = load_file(folder / "model.safetensors")
-    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
-    assert sum(w.numel() for w in weights.values()) == vector.numel()
-    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
-
-
 SHARDED = {
     "ours": BASE.model_copy(update={"tied_embeddings": False}),
     "ours, experts": BASE.model_copy(update={"experts": 3, "top_k": 2}),
@@ -165,21 +155,6 @@ def test_several_files_are_one_model(tmp_path: Path, config: Model):
     x = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(theirs.eval()(x).logits, ours(x), atol=1e-5, rtol=1e-5)
-
-
-def test_no_more_than_a_file_is_in_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each is converted when it is written, and gone before the next one."""
-    alive: list[weakref.ref[torch.Tensor]] = []
-
-    def write(weights: dict[str, torch.Tensor], *given: object, **options: object) -> None:
-        assert not any(one() is not None for one in alive)
-        assert len(weights) == 1 or sum(w.nbytes for w in weights.values()) <= 5000
-        alive.extend(weakref.ref(w) for w in weights.values())
-        save_file(weights, *given, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("safetensors.torch.save_file", write)
-    export_hf(BASE, vector_of(BASE), tmp_path / "model", torch.bfloat16, max_shard=5000)
-    assert len(alive) == len(Layout.of_config(BASE).entries)
 
 
 def test_files_are_filled_in_order():

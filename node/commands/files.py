@@ -81,7 +81,7 @@ def export(
     """Write the model of a checkpoint for other programs."""
     if to != "hf":
         raise bad_config(f"cannot export to {to!r}", "hf is the one format", "give --to hf")
-    most = _size("--max-shard-size", max_shard_size)
+    most = _shard_size(max_shard_size)
     from node.export import export_hf
     from node.likeness import files_like
     from node.outer_files import read_newest, read_tokenizer_of
@@ -107,7 +107,7 @@ def export(
     )
 
 
-def _size(flag: str, text: str) -> float:
+def _shard_size(text: str) -> float:
     """Bytes, at least one; raises OperatorError E204."""
     why = "it must be at least one byte"
     try:
@@ -116,4 +116,6 @@ def _size(flag: str, text: str) -> float:
             return found
     except ValueError as error:
         why = f"it {error}"
-    raise bad_config(f"{flag} cannot be {text!r}", why, f"give {flag} 5GB, or leave it out")
+    raise bad_config(
+        f"--max-shard-size cannot be {text!r}", why, "give --max-shard-size 5GB, or leave it out"
+    )
