@@ -13,6 +13,7 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -301,24 +302,12 @@ class Observer:
             said, live = island.announce, self.membership.liveness(peer, now)
             measured = self.transport.stats.by_peer.get(peer)
             views.append(
-                PeerView(
-                    peer=peer,
-                    name=said.name,
-                    role=said.role,
+                replace(
+                    PeerView.of(said),
                     status=said.status if live is Liveness.ALIVE else live.value,
-                    region=said.region,
-                    version=said.version,
-                    round=said.round,
-                    loss=said.loss or None,
-                    validation_loss=said.validation_loss or None,
-                    tokens_per_second=said.tokens_per_second,
-                    total_tokens=said.total_tokens,
                     link="direct" if measured and measured.round_trip else "none",
                     rtt_s=measured.round_trip if measured else None,
                     distance=self._distances.get(peer),
-                    own_rtt_s=said.round_trip or None,
-                    upload=said.upload,
-                    download=said.download,
                     agrees=said.state == usual
                     if said.role == "island" and said.round == head and not self._in_pairs
                     else None,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from protocols.messages import Announce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,26 @@ class PeerView:
     distance: float | None = None  # to the islands' mean before the last merge, relative
     clock_offset_s: float | None = None
     silent_s: float = 0.0  # since it was last heard of
+
+    @classmethod
+    def of(cls, said: Announce) -> PeerView:
+        """What a peer says of itself."""
+        return cls(
+            peer=said.peer,
+            name=said.name,
+            role=said.role,
+            status=said.status,
+            region=said.region,
+            version=said.version,
+            round=said.round,
+            loss=said.loss or None,
+            validation_loss=said.validation_loss or None,
+            tokens_per_second=said.tokens_per_second,
+            total_tokens=said.total_tokens,
+            own_rtt_s=said.round_trip or None,
+            upload=said.upload,
+            download=said.download,
+        )
 
 
 @dataclass(frozen=True, slots=True)
