@@ -54,7 +54,6 @@ class Remains:
     roster: tuple[PeerId, ...]
     voted: Outcome | None  # has to be proposed again
     held: dict[PartKey, PartResult]
-    promised: frozenset[PeerId]
 
 
 Event = Adopted | CastVote | Decided | DecidedElsewhere | Equivocated

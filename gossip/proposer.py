@@ -78,9 +78,7 @@ class Proposer:
                 at = (given.voted_epoch, given.voted_ballot)
                 if voted is None or at > voted[0]:
                     voted = (at, given.voted)
-        return Remains(
-            ballot, asked.roster, voted[1] if voted else None, held, frozenset(self.promises)
-        )
+        return Remains(ballot, asked.roster, voted[1] if voted else None, held)
 
     def _check(self, promise: Promise, ballot: Ballot) -> None:
         agreement = self.agreement

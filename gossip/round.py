@@ -329,7 +329,7 @@ class Round:
             and self.agreement.promised == NONE
             and self.agreement.owner_of((0, 0), self.roster) == self.me
         ):
-            return self._lead(Remains((0, 0), self.roster, None, {}, frozenset()), now)
+            return self._lead(Remains((0, 0), self.roster, None, {}), now)
         if not self.company.intact(now):
             return self._stand(self._epoch() + 1, self.company.able(now), now)
         return self._stand(self._epoch(), office, now)

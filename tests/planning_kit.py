@@ -47,5 +47,4 @@ def remains(
     ballot: tuple[int, int] = (0, 4),
     roster: tuple[PeerId, ...] | None = None,
 ) -> Remains:
-    roster = roster or plan.roster
-    return Remains(ballot, roster, None, {key_of(r): r for r in held}, frozenset(roster))
+    return Remains(ballot, roster or plan.roster, None, {key_of(r): r for r in held})

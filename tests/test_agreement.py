@@ -145,7 +145,7 @@ def test_who_has_promised_more_does_not_end_a_candidacy_and_strangers_promise_no
     assert proposer.on_promise(others[0], ask) is None
     remains = proposer.on_promise(others[1], ask)  # these three are a majority
     assert remains is not None
-    assert bound not in remains.promised
+    assert bound not in proposer.promises
 
 
 def test_who_stands_again_keeps_what_was_promised_unless_it_is_outbid() -> None:

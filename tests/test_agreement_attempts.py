@@ -66,7 +66,7 @@ class Network:
         if member.certificate is not None:
             return
         if member.promised == NONE and member.owner_of((0, 0), member.roster) == member.me:
-            self.lead(member, Remains((0, 0), member.roster, None, {}, frozenset()), number)
+            self.lead(member, Remains((0, 0), member.roster, None, {}), number)
             return
         prepare = self.proposers[member.me].prepare(0, member.roster)
         self.tell(member, prepare)

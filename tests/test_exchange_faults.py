@@ -50,7 +50,7 @@ def without(here: World, plan: Plan, gone: Peer, ballot: int) -> Plan:
     held: dict[tuple[int, int, str, bytes], PartResult] = {}
     for peer in rest:
         held.update({key_of(result): result for result, _ in peer.exchange.parts.values()})
-    remains = Remains((0, ballot), plan.roster, None, held, frozenset(p.me for p in rest))
+    remains = Remains((0, ballot), plan.roster, None, held)
     leader = rest[0]
     return renewed_plan(
         leader.identity, leader.exchange.place, plan, remains, {gone.me},

@@ -238,7 +238,7 @@ def test_a_renewed_plan_has_no_relays_that_are_gone(identities: Identities) -> N
     group = plan.groups[0]
     dead = group.members[max(group.relays) - 1]
     live = [peer for peer in roster if peer != dead]
-    remains = Remains((0, 4), roster, None, {}, frozenset(roster))
+    remains = Remains((0, 4), roster, None, {})
     renewed = renewed_plan(leader(members), PLACE, plan, remains, {dead}, live, live)
     check_plan(renewed, PLACE, RULES.shape, roster, Known())
     assert [g.members for g in renewed.groups] == [g.members for g in plan.groups]

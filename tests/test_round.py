@@ -307,7 +307,7 @@ def test_whom_the_others_can_do_without_does_not_lead_by_a_plan_alone_either() -
     assert leader.round is not None
     faulty = leader.identity.peer_id
     asked = leader.round.proposer.prepare(0, leader.round.roster)
-    remains = Remains((0, asked.ballot), asked.roster, None, {}, frozenset(asked.roster))
+    remains = Remains((0, asked.ballot), asked.roster, None, {})
     plan = leader.round.opening.compose(remains, now, 1.0)
     assert plan is not None
     known = current.agreement.plan
@@ -372,7 +372,7 @@ def test_a_plan_after_one_that_failed_has_as_long_again_as_was_spent() -> None:
     assert current is not None
     plan = current.agreement.plan
     assert plan is not None
-    remains = Remains((0, 1), current.roster, None, {}, frozenset(current.roster))
+    remains = Remains((0, 1), current.roster, None, {})
     at_once = current.opening.compose(remains, now, plan.patience_s)
     later = current.opening.compose(remains, now + 8.0, plan.patience_s)
     assert at_once is not None
@@ -395,7 +395,7 @@ def test_whom_a_new_leader_doubts_owns_nothing_in_its_plan_though_it_is_not_cert
     dark = leader.identity.peer_id
     current.on_fault(dark, now)
     assert current.company.gone == set()
-    remains = Remains((0, 1), current.roster, None, {}, frozenset(current.roster) - {dark})
+    remains = Remains((0, 1), current.roster, None, {})
     plan = current.opening.compose(remains, now, 1.0)
     assert plan is not None
     assert dark not in {part.owner for part in plan.parts}
@@ -412,7 +412,7 @@ def test_who_has_restarted_and_abstains_owns_nothing_in_a_plan() -> None:
     said = others[0].membership.announcement(peer)
     assert said is not None
     others[0].membership.on_announce(replace(said, status="joining"), b"", 10_000, now)
-    remains = Remains((0, 1), current.roster, None, {}, frozenset(current.roster) - {peer})
+    remains = Remains((0, 1), current.roster, None, {})
     plan = current.opening.compose(remains, now, 1.0)
     assert plan is not None
     assert peer not in {part.owner for part in plan.parts}
@@ -450,7 +450,7 @@ def test_merged_parts_that_only_a_member_at_fault_has_are_merged_anew() -> None:
     plan = current.agreement.plan
     part = next(part for part in plan.parts if part.owner == slow)
     result = result_of(leader.identity, plan, part.start, part.stop)
-    remains = Remains((0, 1), current.roster, None, {key_of(result): result}, frozenset())
+    remains = Remains((0, 1), current.roster, None, {key_of(result): result})
     current.on_fault(slow, now)
     current.opening.shown(slow, Promise(0, 1, 0, 0, None, (result,)))
 

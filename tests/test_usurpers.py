@@ -51,7 +51,7 @@ def plans_anew(member: Member, now: float) -> None:
     """It sends a plan under a ballot that it has asked nobody for."""
     chain = member.swarm.chains[0]
     of = chain.round
-    remains = Remains(free(of.agreement), of.roster, None, {}, frozenset())
+    remains = Remains(free(of.agreement), of.roster, None, {})
     chain.carry_out(of, of._lead(remains, now))
 
 

@@ -362,7 +362,7 @@ def test_the_largest_plan_fits_its_message() -> None:
 
 
 def remains(plan: Plan) -> Remains:
-    return Remains((plan.epoch, plan.ballot + 7), plan.roster, None, {}, frozenset(plan.roster))
+    return Remains((plan.epoch, plan.ballot + 7), plan.roster, None, {})
 
 
 def renewed(plan: Plan, gone: set[str]) -> Plan:
