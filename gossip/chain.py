@@ -120,7 +120,7 @@ class Chain(Reports, OwnStatus):
             advance=lambda certificate, parts: self._advance(certificate, parts, None),
             prove=self._prove,
             rejected=self.hooks.rejected,
-            behind=lambda ending, peers: self.hooks.behind(self.fragment, ending, peers),
+            behind=lambda ending: self.hooks.behind(self.fragment, ending),
             approach=Approach(
                 self.rules.encoded_bytes(self.rules.codecs[0], 0, size), self.rules.state_bytes
             ),

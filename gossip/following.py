@@ -56,7 +56,7 @@ class Following:
     advance: Advance
     prove: Callable[[Announce], Awaitable[None]]  # raises RemoteProtocolError, TransportError
     rejected: Callable[[PeerId, RemoteProtocolError], None]
-    behind: Callable[[Ending, tuple[PeerId, ...]], None]
+    behind: Callable[[Ending], None]
     approach: Approach
     link: Callable[[], float]  # what our downlink carries, bytes a second; 0: unknown
     under_way: bool = False
@@ -183,7 +183,7 @@ class Following:
             else:
                 endings.add(ending)
         if Ending.DIVERGED in endings:
-            self.behind(Ending.DIVERGED, tuple(asked))
+            self.behind(Ending.DIVERGED)
         elif endings & {Ending.FAR, Ending.GONE, Ending.FORKED}:
             await self._judge(endings)
 
@@ -206,7 +206,7 @@ class Following:
                 if found[0] is Ending.FORKED:
                     self._leaves_for = (claim.round, claim.head, claim.work)
                     self._left_at = self.wiring.now()
-                self.behind(found[0], tuple(self._ahead()))
+                self.behind(found[0])
                 return
 
     async def _proves(self, claim: Announce) -> bool:
@@ -250,4 +250,4 @@ class Following:
         others = [state for state in states if state != here.state]
         most = max(map(others.count, others), default=0)
         if not self.busy() and most > len(states) - len(others) + 1:
-            self.behind(Ending.DIVERGED, ())
+            self.behind(Ending.DIVERGED)

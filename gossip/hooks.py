@@ -48,5 +48,5 @@ class Hooks:
     peer: Callable[[PeerId, str, str], None] = lambda peer, what, why: None  # joined, suspect, …
     rejected: Callable[[PeerId, RemoteProtocolError], None] = lambda peer, error: None
     # only a download of the fragment's state can help
-    behind: Callable[[int, Ending, tuple[PeerId, ...]], None] = lambda fragment, ending, peers: None
+    behind: Callable[[int, Ending], None] = lambda fragment, ending: None
     learned: Callable[[Announce], None] = lambda announce: None  # news of a peer

@@ -218,7 +218,7 @@ class Participation:
 
     def _offer(self, run: Run) -> None:
         """Let newcomers have the manifest and the evaluation shard."""
-        self.blobs = BlobServer(
+        BlobServer(
             self.node.transport, run.signed.run_id, manifest=run.signed.data, blobs=run.blobs
         )
 
@@ -352,7 +352,7 @@ class Participation:
         """The run's."""
         return self.replicas[0].manifest
 
-    def _on_behind(self, fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+    def _on_behind(self, fragment: int, ending: Ending) -> None:
         assert isinstance(self.swarm, Swarm)  # who gossips is nowhere behind
         self.fetcher.on_behind(self.swarm, fragment, ending)
 

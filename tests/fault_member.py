@@ -299,7 +299,7 @@ class Member:
                     event="peer", who=who, now=now, before=before
                 ),
                 rejected=lambda who, error: self.tell(event="rejected", who=who, why=str(error)),
-                behind=lambda fragment, ending, peers: self.tell(event="behind", why=ending.name),
+                behind=lambda fragment, ending: self.tell(event="behind", why=ending.name),
             )
             rules = Rules(setup.size, (setup.codec,), codec.size_as)
             trap = None

@@ -135,7 +135,7 @@ class SimulatedSwarm:
             moved[certificate.outcome.fragment].set()
             self.applied(peer, certificate, exchange)
 
-        def on_behind(fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+        def on_behind(fragment: int, ending: Ending) -> None:
             behind.append(ending.name)
             if self.on_behind is not None:
                 spawn(self.on_behind(self.members[peer], fragment, ending))

@@ -185,7 +185,7 @@ class Member:
         hooks = Hooks(
             peer=lambda peer, now, before: self.said(f"{peer} {before} -> {now}"),
             rejected=lambda peer, error: self.said(f"{peer} is refused: {error}"),
-            behind=lambda fragment, ending, peers: self.said(f"left behind: {ending.value}"),
+            behind=lambda fragment, ending: self.said(f"left behind: {ending.value}"),
             learned=presence.on_news,
         )
         rules = Rules(

@@ -124,7 +124,7 @@ class Members:
         )
         presence, wiring = present.presence, present.wiring
 
-        def behind(fragment: int, ending: Ending, peers: tuple[PeerId, ...]) -> None:
+        def behind(fragment: int, ending: Ending) -> None:
             wiring.spawn(self._catch_up(self.running[node.me], fragment, ending))
 
         def came_or_went(peer: PeerId, what: str, why: str) -> None:
