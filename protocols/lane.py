@@ -144,12 +144,12 @@ class Lane:
         self.blind = False
         self._wish()
 
-    def look_away(self, *, watchful: bool) -> None:
+    def look_away(self) -> None:
         """Whether and when to read what comes next is our user's decision: leave it.
 
-        With ``watchful`` the lane is cut if the other end leaves meanwhile.
+        The lane is cut if the other end leaves meanwhile.
         """
-        self.blind, self._watchful = True, watchful
+        self.blind = self._watchful = True
         self._reactor.look(time.monotonic() + _BLIND_S)
         self._wish()
 

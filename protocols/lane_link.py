@@ -85,9 +85,9 @@ class Link:
         Raises ``OSError`` (``ssl.SSLError``, :class:`~protocols.tls.WrongPeer`) as sockets do.
         """
         if context is None:
-            await self.send(PREAMBLE[False] + claim(me), None, stall=_LONG)
+            await self.send(PREAMBLE[False] + claim(me), stall=_LONG)
             return await self._claimed()
-        await self.send(PREAMBLE[True], None, stall=_LONG)
+        await self.send(PREAMBLE[True], stall=_LONG)
         return await self._secured(context, server_name)
 
     async def accept(self, context: ssl.SSLContext | None, me: PeerId) -> PeerId:
@@ -98,7 +98,7 @@ class Link:
         if context is not None:
             return await self._secured(context, None)
         peer = await self._claimed()
-        await self.send(claim(me), None, stall=_LONG)
+        await self.send(claim(me), stall=_LONG)
         return peer
 
     async def _claimed(self) -> PeerId:
@@ -184,18 +184,18 @@ class Link:
             self.abort()
         await _settled(transfer.ended)
 
-    async def send(self, head: bytes, feed: Feed | None, *, stall: float) -> None:
-        """Send a few bytes and a feed."""
-        await self.finish(self.start_sending(head, feed, stall=stall))
+    async def send(self, message: bytes, *, stall: float) -> None:
+        """Send a few bytes."""
+        await self.finish(self.start_sending(message, None, stall=stall))
 
     async def message(self, frame: Frame, *, stall: float) -> bytearray:
         """Receive one message."""
         await self.finish(self.start_receiving(frame, frame.length, stall=stall))
         return frame.data
 
-    def look_away(self, *, watchful: bool = False) -> None:
+    def look_away(self) -> None:
         """Leave unread what comes next; see :meth:`Lane.look_away`."""
-        self._post(lambda: self.lane.look_away(watchful=watchful))
+        self._post(self.lane.look_away)
 
     def listen(self) -> None:
         """Nothing is to come; see :meth:`Lane.listen`."""

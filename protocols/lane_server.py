@@ -117,7 +117,7 @@ class LaneServer:
             on_bytes=partial(self._stats.received, peer, request.name),
         )
         if request.length:
-            link.look_away(watchful=True)
+            link.look_away()
         else:
             link.listen()
         started = time.perf_counter()
@@ -138,7 +138,7 @@ class LaneServer:
         await body.stop()
         self._stats.sent(peer, request.name, len(reply.detail))
         try:
-            await link.send(reply.encode(), None, stall=self._limits.stall)
+            await link.send(reply.encode(), stall=self._limits.stall)
             return not body.left or await self._discard(link, body.left)
         except TransportError:
             return False
@@ -165,7 +165,7 @@ class LaneServer:
             refused = self._refused(error, request.name)
             self._stats.sent(peer, request.name, len(refused.detail))
             try:
-                await link.send(refused.encode(), None, stall=self._limits.stall)
+                await link.send(refused.encode(), stall=self._limits.stall)
             except TransportError:
                 return False
             return True
