@@ -119,7 +119,6 @@ class OwnReplica(Exchanging, OuterReplica):
             return bytes(state_digest(self.state)[0])
 
         digest: bytes = await self._alone(step)
-        self.merged_mine = counted
         self._place = replace(self._place, round=round_ + 1, state=digest)
         if self.trainer is not None:
             await self.trainer.resume(contributed=counted, reset=False)

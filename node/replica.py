@@ -106,7 +106,6 @@ class OuterReplica:
         # where late work is turned towards the momentum
         aligned = manifest.rounds.align
         self.turning = Turning(next(iter(self.vectors.values()))) if aligned else None
-        self.merged_mine = False  # whether anything of ours was in the last round
         # Local work and residual are a checkpoint's: who made it may have had them merged since.
         self.inherited = False
         run = manifest.run_id
@@ -189,9 +188,7 @@ class OuterReplica:
         if state is not None:
             place, roster, self.certificate = state.place, state.roster, state.certificate
         digest = await self.offload(lambda: state_digest(self.state)[0])
-        self._place = Place(
-            place.run, place.fragment, place.round, place.previous, digest, place.work
-        )
+        self._place = replace(place, state=digest)
         self._roster = roster
 
     async def apply(
@@ -229,18 +226,16 @@ class OuterReplica:
             return bytes(state_digest(self.state)[0])
 
         digest: bytes = await self.offload(step)
-        self.merged_mine = bool(mine)
         self.inherited = self.inherited and not merged
         if self.turning is not None:
             self.turning.note(rates.share, mine=bool(mine) or twice)
         self.certificate = certificate
-        self._place = Place(
-            self._place.run,
-            self._place.fragment,
-            outcome.round + 1,
-            outcome_hash(outcome),
-            digest,
-            outcome.work,
+        self._place = replace(
+            self._place,
+            round=outcome.round + 1,
+            previous=outcome_hash(outcome),
+            state=digest,
+            work=outcome.work,
         )
         self._roster = outcome.next_roster
         if self.trainer is not None:

@@ -43,7 +43,7 @@ from node.trainer.settings import TrainerSettings
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.identity import PeerId
-from protocols.messages import Certificate
+from protocols.messages import Certificate, Outcome
 
 WIDE = 120  # elements of a fragment are WIDE² and WIDE
 SIZE = WIDE * WIDE + WIDE
@@ -133,8 +133,11 @@ class Working(OuterReplica):
                 codec.decode(result.start, parts[result.start, result.stop], mean)
         self.tally.note(outcome, means)
         await super().apply(certificate, parts)
-        self.counted += self.merged_mine
         self.history.append((self.place.previous, self.place.state))
+
+    def _finish(self, mine: list[tuple[int, int]], outcome: Outcome) -> None:
+        super()._finish(mine, outcome)
+        self.counted += bool(mine)
 
     async def take(
         self, vectors: Sequence[torch.Tensor], state: ChainStanding, ending: Ending, chain: Chain
