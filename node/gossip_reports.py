@@ -40,7 +40,7 @@ class GossipReports(PeerReports):
     def come(self) -> None:
         """See :meth:`PeerReports.come`: rounds are this island's own, and repeated by nobody."""
 
-    def on_committed(self, what: Rounded, how: None) -> None:
+    def on_committed(self, what: Rounded, how: None, /) -> None:
         """The outer step of a round is taken."""
         self.rounds_committed += what.fragment == 0
         self.state.round = self.round

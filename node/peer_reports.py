@@ -6,7 +6,7 @@ import ipaddress
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bootstrap.manifest import Manifest
@@ -100,7 +100,7 @@ class PeerReports(ABC):
         """This node takes part from here on, where the run stands by what others have announced."""
 
     @abstractmethod
-    def on_committed(self, what: Any, how: Any) -> None:
+    def on_committed(self, what: Any, how: Any, /) -> None:
         """A round is through at this node, and the replica has stepped."""
 
     def on_applied(self, applied: Applied) -> bool:
@@ -182,23 +182,12 @@ class PeerReports(ABC):
             mine = peer == self.swarm.me
             measured = None if mine else self.transport.stats.peer(peer)
             views.append(
-                PeerView(
-                    peer=peer,
-                    name=announce.name,
-                    role=announce.role,
+                replace(
+                    PeerView.of(announce),
                     status=status,
-                    region=announce.region,
-                    version=announce.version,
                     round=self.round if mine else announce.round,
-                    loss=announce.loss or None,
-                    validation_loss=announce.validation_loss or None,
-                    tokens_per_second=announce.tokens_per_second,
-                    total_tokens=announce.total_tokens,
                     link="self" if mine else link_of(announce.addresses),
                     rtt_s=measured.round_trip if measured else None,
-                    own_rtt_s=announce.round_trip or None,
-                    upload=announce.upload,
-                    download=announce.download,
                     agrees=True if mine else self._agrees(announce),
                     address=kind_of(announce.addresses),
                     distance=self._distances.get(peer),

@@ -42,7 +42,6 @@ class Reporter(PeerReports):
     """Listens to swarm and conductor; emits one :class:`RoundDone` a round."""
 
     swarm: Swarm
-    bytes_sent: int = 0
     _came_at: int = 0  # the round at which the run stood when this node came
     _pending: dict[int, Pending] = field(default_factory=dict)  # by fragment
     _last_round: float | None = None  # when one was through,
@@ -72,13 +71,11 @@ class Reporter(PeerReports):
         rounds = [announce.round for announce in alive if announce.status == "active"]
         self._came_at = median_low(rounds) if rounds else 0  # one alone may claim anything
 
-    def on_committed(self, what: Certificate, how: Exchange | None) -> None:
+    def on_committed(self, certificate: Certificate, exchange: Exchange | None, /) -> None:
         """The swarm has committed a round and the replica has stepped."""
-        certificate, exchange = what, how
         fragment = certificate.outcome.fragment
         self.rounds_committed += fragment == 0 and certificate.outcome.round >= self._came_at
         sent = exchange.bytes_sent if exchange else 0
-        self.bytes_sent += sent
         now = self.now()
         chain = self.swarm.chains[fragment]
         self._remember(certificate)
