@@ -176,7 +176,7 @@ class Exchange:
         """See to a part that another member merges: my slice to it, the merged part from it."""
         plan = route.plan
         relay = routes.relay_of(self.me, number) if plan.groups else None
-        via = self._relay(route, relay, routes, number) if relay else None
+        via = self._relay(route, relay, routes) if relay else None
         if route.via not in (None, via):  # it relays no more
             self.outbox.detach(route)
         with_sum = self.inbox.relaying.collects(route.key)
@@ -190,7 +190,7 @@ class Exchange:
         if not plan.draft:  # else its owner has nothing to give yet
             self.inbox.watches.watch(route, plan, None if relay == self.me else relay)
 
-    def _relay(self, route: Route, relay: PeerId, routes: Routes, number: int) -> PeerId | None:
+    def _relay(self, route: Route, relay: PeerId, routes: Routes) -> PeerId | None:
         """Relay a part, or note who does; returns who is to get my slice instead of the owner."""
         brought, passed_on = routes.through(relay)
         self._planned.stand_in(relay, route)

@@ -104,11 +104,6 @@ class WeighedMerge(KeptMerge):
         return 1 + len(self._order)
 
     @property
-    def dealt(self) -> bool:
-        """The scales are known."""
-        return self._dealt is not None
-
-    @property
     def seals(self) -> dict[PeerId, bytes]:
         """Of those whose slices came whole, in order; of mine the root alone."""
         return {peer: self._seals[peer] for peer in self._order if peer in self._seals}

@@ -209,10 +209,9 @@ class Membership:
         island = self.islands.get(peer)
         return Liveness.DEAD if island is None else island.liveness(now, self.patience)
 
-    def alive(self, now: float, among: Iterable[PeerId] | None = None) -> list[PeerId]:
-        """Peers that are alive, in no particular order; this node only if it is ``among``."""
-        peers = self.islands if among is None else among
-        return [peer for peer in peers if self.liveness(peer, now) is Liveness.ALIVE]
+    def alive(self, now: float) -> list[PeerId]:
+        """Peers that are alive, in no particular order."""
+        return [peer for peer in self.islands if self.liveness(peer, now) is Liveness.ALIVE]
 
     def announcement(self, peer: PeerId) -> Announce | None:
         """The newest announcement of a peer."""

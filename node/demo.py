@@ -33,7 +33,6 @@ END_TIMEOUT_S = 60.0
 POLL_S = 0.2
 MIN_ROUNDS = 8  # for all that is to happen to one after the other
 TOO_LONG = 1.2  # times the seconds that were asked for: told before it begins
-STOP_GRACE_S = 20.0
 
 
 class IslandProcess:

@@ -297,9 +297,7 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def operator_error(
-    code: str, what: str = "", *, why: str = "", fix: str = "", exit_code: int | None = None
-) -> OperatorError:
+def operator_error(code: str, what: str = "", *, why: str = "", fix: str = "") -> OperatorError:
     """An :class:`OperatorError` of the table; what is left out comes from its row.
 
     Its texts go to logs and dashboards: URLs in them lose their credentials.
@@ -310,7 +308,7 @@ def operator_error(
         without_credentials(what or kind.title),
         without_credentials(why or kind.why),
         without_credentials(fix or kind.fix),
-        exit_code=kind.exit_code if exit_code is None else exit_code,
+        exit_code=kind.exit_code,
     )
 
 

@@ -69,7 +69,6 @@ class Pace:
     steps_per_second: float = 0.0
     tokens_per_second: float = 0.0
     loss: float = 0.0
-    grad_norm: float | None = None
     step: int = 0
     position: int = 0  # in the learning rate's schedule
     tokens: int = 0
@@ -96,7 +95,6 @@ class Pace:
         self.halved = done.halved
         if done.loss is not None:
             self.loss = done.loss
-        self.grad_norm = done.grad_norm
         if done.seconds > 0:
             self._time(done.seconds, done.tokens)
 

@@ -101,8 +101,6 @@ class HttpClient:
         on_sent: Callable[[int], None],
         relays: Relays,
     ) -> None:
-        self._peer_id = peer_id
-        self._book = book
         self._secure = context is not None
         self._stats = stats
         self._limits = limits

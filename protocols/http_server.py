@@ -7,7 +7,6 @@ a request is ever a path. HTTP carries calls only; long bodies have :mod:`protoc
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 import time
@@ -39,8 +38,6 @@ from protocols.identity import PeerId, public_key
 from protocols.lane_server import LaneServer
 from protocols.limits import Limits
 from protocols.tasks import Background
-
-logger = logging.getLogger(__name__)
 
 _STATUS = {"unknown": 404, "too_large": 413, "protocol": 400, "stalled": 408, "internal": 500}
 

@@ -206,21 +206,16 @@ class RelayServer:
             else:
                 circuit.until = float("inf")
                 circuit.met.set()
-                await splice(
-                    circuit.first, sock, self._bucket, idle=IDLE_S, moved=self._moved(circuit)
-                )
+                await splice(circuit.first, sock, self._bucket, idle=IDLE_S, moved=self._moved)
         finally:
             sock.close()
             self._drop(circuit)
         return True
 
-    def _moved(self, circuit: _Circuit) -> Callable[[int], None]:
-        def note(count: int) -> None:
-            self._stats.in_by_name["relay"] += count
-            self._stats.out_by_name["relay"] += count
-            self._on_sent(count)
-
-        return note
+    def _moved(self, count: int) -> None:
+        self._stats.in_by_name["relay"] += count
+        self._stats.out_by_name["relay"] += count
+        self._on_sent(count)
 
     def _drop(self, circuit: _Circuit) -> None:
         circuit.over.set()

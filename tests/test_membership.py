@@ -132,7 +132,6 @@ def test_only_live_islands_take_part() -> None:
     membership.on_announce(announce_of(B, role="seed"), b"", 1, 0.0)
     assert [a.peer for a in membership.islands_alive(1.0)] == [A]
     assert sorted(membership.alive(1.0)) == [A, B]
-    assert membership.alive(1.0, among=[ME, B]) == [ME, B]
     assert membership.islands_alive(60.0) == []
 
 

@@ -64,7 +64,6 @@ def test_reentry_rises_to_one():
     assert factors[0] == 1 / REENTRY_STEPS
     assert factors == sorted(factors)
     assert factors[REENTRY_STEPS - 1 :] == [1.0] * 6
-    assert reentry_factor(0, steps=1) == 1
 
 
 def test_only_matrices_decay():

@@ -20,12 +20,12 @@ REENTRY_STEPS = 20
 TINY = 1e-6  # keeps the scale of a gradient of zeros finite
 
 
-def reentry_factor(steps_since_join: int, steps: int = REENTRY_STEPS) -> float:
-    """What a joiner multiplies its learning rate by: from 1/``steps`` up to 1, linearly.
+def reentry_factor(steps_since_join: int) -> float:
+    """What a joiner multiplies its learning rate by: from 1/``REENTRY_STEPS`` up to 1, linearly.
 
     A joiner's AdamW moments are fresh, and fit its gradients after a few steps.
     """
-    return min(1.0, (steps_since_join + 1) / steps)
+    return min(1.0, (steps_since_join + 1) / REENTRY_STEPS)
 
 
 def by_muon(inner: Inner, name: str, dims: int) -> bool:
