@@ -53,10 +53,9 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A letter to move towards, by half of its difference to ``mine``, this island's letter."""
+    """A letter to move towards, from ``mine``, this island's letter of that exchange."""
 
     stamp: Stamp
-    share: float
     mine: Key
 
 

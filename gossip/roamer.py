@@ -59,8 +59,8 @@ class Mixing(Protocol):
         """A letter that did not arrive."""
         ...
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
-        """Move by shares of the differences of letters to own ones; RMS of the first difference."""
+    async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
+        """Move towards letters, each from an own one; RMS of the first difference."""
         ...
 
     async def finish(self, round_: int, *, ours: bool) -> None:
@@ -312,12 +312,12 @@ class Roamer(OfFragment):
 
     async def _take(self, taken: Sequence[Taken]) -> list[Instruction]:
         letters = [
-            (letter, one.share, self._bodies.get(one.mine))
+            (letter, self._bodies.get(one.mine))
             for one in taken
             if (letter := self.letters.take(one.stamp))
         ]
         letters.sort(key=lambda one: one[0].stamp.sender == self.me)  # the first tells how far
-        self._taking = sum(letter.weight for letter, _, _ in letters)
+        self._taking = sum(letter.weight for letter, _ in letters)
         difference = await self.replica.mix(letters) if letters else None
         self._taking = 0.0
         self._end_exchange()

@@ -49,7 +49,6 @@ from protocols.messages import Announce
 LEAST_PATIENCE_S = 0.25
 FIRST_PATIENCE_S = 1.0  # before anything was measured
 SHARE = 0.1  # of a round that a partner is waited for at most
-HALF = 0.5  # of the way to the other's letter, on both sides
 AT_ONCE = 2  # letters by a half each: no island is thrown beyond the others
 TURNS = 2  # other partners that are tried where one is gone
 LOOK_S = 5.0  # between two looks where nothing is due
@@ -357,14 +356,14 @@ class Wandering:
         taken = []
         for stamp in taking:
             if stamp.answers is not None and stamp.answers == self._failed.get(stamp.sender):
-                taken.append(Taken(stamp, HALF, self._failed.pop(stamp.sender)))
+                taken.append(Taken(stamp, self._failed.pop(stamp.sender)))
                 continue
             mine = self._opened.pop(stamp.sender, None)
             if mine is None and not self.habits.one_way:
                 theirs = (stamp.round, stamp.exchange)
                 first.append(Post(stamp.sender, self.round, self.exchange, theirs, False))
             mine = mine or (self.round, self.exchange)
-            taken.append(Taken(stamp, HALF, mine))
+            taken.append(Taken(stamp, mine))
         return [*first, Take(tuple(taken))] if taken else [*first, *self.on_taken(now)]
 
     def _moves(self) -> bool:

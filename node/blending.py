@@ -13,7 +13,7 @@ run's outer optimizer (:mod:`diloco.optimizers`) makes the difference between th
   counts 1, which would throw an island far off that nobody has sent to for long.
 
 What coarse codecs lose does not move the mean of all, and the two letters of an exchange may have
-different ones: an island adds ``share`` of the difference of the two vectors *as they travelled*,
+different ones: an island adds half of the difference of the two vectors *as they travelled*,
 its own as well as the other's, so what one adds the other takes away; and push-sum gives away what
 was sent as it arrives.
 """
@@ -28,6 +28,8 @@ from torch import Tensor
 
 from diloco import optimizers
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
+
+HALF = 0.5  # of the way to the other's letter, on both sides: else the mean of all would move
 
 
 class Blend:
@@ -72,17 +74,17 @@ class Blend:
 
     def take_back(self, letter: Encoded, weight: float) -> None:
         """A share that did not arrive."""
-        self.mix([(letter, weight, 0.0, None)])
+        self.mix([(letter, weight, None)])
 
     @torch.no_grad()
-    def mix(self, letters: Sequence[tuple[Encoded, float, float, Encoded | None]]) -> float:
-        """Take letters in: body, weight, share of the way, this island's letter of that exchange.
+    def mix(self, letters: Sequence[tuple[Encoded, float, Encoded | None]]) -> float:
+        """Take letters in: body, weight, this island's letter of that exchange.
 
         Returns the RMS difference to the first. Without an own letter the way begins at ``fast``.
         A weight below 1, a newcomer's, makes the way shorter; of shares it is the weight itself.
         """
         square = 0.0
-        whole = self.weight + sum(weight for _, weight, _, _ in letters)
+        whole = self.weight + sum(weight for _, weight, _ in letters)
         mine = torch.empty(min(CHUNK, len(self.base)))
         theirs = torch.empty_like(mine)
         # codecs cut a vector at the same elements, and each puts its bytes elsewhere
@@ -94,7 +96,7 @@ class Blend:
             before = fast.clone()
             if self.shares:
                 fast.mul_(self.weight / whole)
-            for index, (body, weight, share, own) in enumerate(letters):
+            for index, (body, weight, own) in enumerate(letters):
                 body.decode_chunk(cuts[index][at], other)
                 if own is None or self.shares:
                     own_here.copy_(before)
@@ -106,7 +108,7 @@ class Blend:
                 if self.shares:
                     fast.add_(other, alpha=weight / whole)
                 else:
-                    fast.add_(other.sub_(own_here), alpha=share * min(1.0, weight))
+                    fast.add_(other.sub_(own_here), alpha=HALF * min(1.0, weight))
         if self.shares:
             self.weight = whole
         return math.sqrt(square / len(self.base))

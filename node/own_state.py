@@ -53,9 +53,9 @@ class Exchanging:
         """A letter that did not arrive."""
         await self._alone(lambda: self.blend.take_back(letter, weight))
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
-        """Move by shares of the differences of letters to own ones; RMS of the first difference."""
-        given = [(letter.body, letter.weight, share, own) for letter, share, own in letters]
+    async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
+        """Move towards letters, each from an own one; RMS of the first difference."""
+        given = [(letter.body, letter.weight, own) for letter, own in letters]
         difference: float = await self._alone(lambda: self.blend.mix(given))
         return difference
 

@@ -98,8 +98,8 @@ class Counted(ToyState):
         self.ledger.add(-self.blend.weight, self.base)
         await super().start()
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
-        for letter, _, _ in letters:
+    async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
+        for letter, _ in letters:
             body, stamp = letter.body.data.numpy().tobytes(), letter.stamp
             # an opening that its sender takes for lost may have come, and be an answer later
             name = (stamp.sender, stamp.round, stamp.exchange, stamp.answers, body)

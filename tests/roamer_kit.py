@@ -70,8 +70,8 @@ class ToyState:
     async def take_back(self, letter: Encoded, weight: float) -> None:
         self.blend.take_back(letter, weight)
 
-    async def mix(self, letters: Sequence[tuple[Letter, float, Encoded | None]]) -> float:
-        return self.blend.mix([(one.body, one.weight, share, own) for one, share, own in letters])
+    async def mix(self, letters: Sequence[tuple[Letter, Encoded | None]]) -> float:
+        return self.blend.mix([(one.body, one.weight, own) for one, own in letters])
 
     async def finish(self, round_: int, *, ours: bool) -> None:
         assert ours

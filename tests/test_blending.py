@@ -26,8 +26,8 @@ def blend(seed: int, *, shares: bool = False) -> Blend:
 def exchange(a: Blend, b: Blend, codecs: tuple[str, str] = ("fp32", "fp32")) -> None:
     mine, weight = a.encode(1, codecs[0])
     theirs, other = b.encode(1, codecs[1])
-    a.mix([(theirs, other, 0.5, mine)])
-    b.mix([(mine, weight, 0.5, theirs)])
+    a.mix([(theirs, other, mine)])
+    b.mix([(mine, weight, theirs)])
 
 
 def test_heavy_ball_over_exchanges_is_noloco():
@@ -46,7 +46,7 @@ def test_shares_are_push_sum():
     a, b = PushSum(one.fast.clone()), PushSum(other.fast.clone())
     for _ in range(3):
         data, weight = one.encode(2, "fp32")
-        other.mix([(data, weight, 0.0, None)])
+        other.mix([(data, weight, None)])
         x, w = a.share(2)
         b.take(x, w)
     for mine, reference in ((one, a), (other, b)):
@@ -65,9 +65,9 @@ def test_an_exchange_leaves_the_sum(codecs: tuple[str, str], shares: bool):
     if shares:
         data, weight = a.encode(1, codecs[0])
         more, other = b.encode(1, codecs[1])
-        b.mix([(data, weight, 0.0, None)])
+        b.mix([(data, weight, None)])
         assert (a.weight, b.weight) == (0.5, 1.0)
-        a.mix([(more, other, 0.0, None)])
+        a.mix([(more, other, None)])
     else:
         exchange(a, b, codecs)
     after = a.weight * a.fast.double() + b.weight * b.fast.double()
@@ -90,7 +90,7 @@ def test_a_late_answer_keeps_what_was_learnt_meanwhile():
     theirs, _ = b.encode(1, "fp32")
     a.fast.add_(7.0)  # a round later
     expected = a.fast + 0.5 * (b.fast - (a.fast - 7.0))
-    a.mix([(theirs, 1.0, 0.5, mine)])
+    a.mix([(theirs, 1.0, mine)])
     assert torch.allclose(a.fast, expected, atol=1e-5)
 
 
@@ -99,4 +99,4 @@ def test_the_difference_is_told():
     difference = (a.fast - b.fast).square().mean().sqrt().item()
     mine, _ = a.encode(1, "fp32")
     theirs, _ = b.encode(1, "fp32")
-    assert a.mix([(theirs, 1.0, 0.5, mine)]) == pytest.approx(difference, rel=1e-4)
+    assert a.mix([(theirs, 1.0, mine)]) == pytest.approx(difference, rel=1e-4)

@@ -68,7 +68,7 @@ def test_each_exchange_of_a_round_has_a_letter_though_the_one_before_came_to_not
     mix, unknown = ToyState.mix, []
 
     async def watched(state: ToyState, letters: Sequence[Any]) -> float:
-        unknown.extend(letter.stamp for letter, _, own in letters if own is None)
+        unknown.extend(letter.stamp for letter, own in letters if own is None)
         return await mix(state, letters)
 
     monkeypatch.setattr(ToyState, "mix", watched)

@@ -45,7 +45,7 @@ def test_two_exchange_and_finish():
     assert core.on_posted(PEERS[1], 0.1) == []  # it is ready: its letter is on its way
     (take,) = core.on_letter(letter(PEERS[1]), 0.2)
     assert isinstance(take, Take)
-    assert [(t.stamp.sender, t.share, t.mine) for t in take.letters] == [(PEERS[1], 0.5, (3, 0))]
+    assert [(t.stamp.sender, t.mine) for t in take.letters] == [(PEERS[1], (3, 0))]
     assert core.on_taken(0.3) == [Finish(3)]
     assert core.met[0].outcome == "mixed"
     assert core.needed == set()
@@ -158,21 +158,20 @@ def test_an_opening_is_answered_instead_of_opening_another():
     assert core.met[0].outcome == "answered"
 
 
-def test_all_openings_are_answered_by_a_half_each_and_two_at_a_time():
-    """The openers move by a half, so who answers does: else the mean of all would move."""
+def test_all_openings_are_answered_two_at_a_time():
     core = member(5, eta=30.0)
     for number, peer in enumerate(PEERS[1:4]):
         core.on_letter(letter(peer, number=number), 0.0)
     found = core.begin(3, 1, 1.0)
-    shares = []
+    taken = []
     while not isinstance(found[-1], Finish):
         *posts, take = found
         assert isinstance(take, Take)
         assert [p.exchange for p in posts if isinstance(p, Post)] == [core.exchange] * len(posts)
-        shares.append([t.share for t in take.letters])
+        taken.append(len(take.letters))
         assert all(t.mine == (3, core.exchange) for t in take.letters)
         found = core.on_taken(1.0)
-    assert shares == [[0.5, 0.5], [0.5]]
+    assert taken == [2, 1]
     assert [met.outcome for met in core.met] == ["answered", "answered"]
 
 
