@@ -13,7 +13,7 @@ from itertools import islice
 from gossip.agreement import Agreement
 from gossip.certificate import majority
 from gossip.holding import NO_MORE
-from gossip.membership import Liveness, Membership
+from gossip.membership import THERE, Liveness, Membership
 from gossip.trial import Trial
 from gossip.validity import Place
 from protocols.identity import PeerId
@@ -176,7 +176,7 @@ class Attendance:
         Among strangers a few of these (:mod:`gossip.trial`), who has been known longest first.
         Where the roster was ``reformed``, the silent are not waited for either.
         """
-        staying = (Liveness.ALIVE,) if reformed else (Liveness.ALIVE, Liveness.SUSPECT)
+        staying = (Liveness.ALIVE,) if reformed else THERE
         stay = {peer for peer in roster if self.liveness(peer, now) in staying}
         newcomers = [
             announce.peer

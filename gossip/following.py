@@ -10,23 +10,19 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from gossip.approach import Approach
 from gossip.bodies import Wiring
-from gossip.catchup import Ending, Replay
+from gossip.catchup import Advance, Ending, Replay
 from gossip.certificate import heavier
 from gossip.gathering import Held
 from gossip.membership import MEMBERS, Membership
 from gossip.validity import Place, Shape
 from protocols.errors import RemoteProtocolError, TransportError
 from protocols.identity import PeerId
-from protocols.messages import Announce, Certificate, Outcome
+from protocols.messages import Announce, Outcome
 
 MOST_ASKED = 8  # peers at a time
 BETWEEN_S = 10.0  # from a download in vain to the next one: two calls that time out
-
-Advance = Callable[[Certificate, dict[tuple[int, int], torch.Tensor]], Awaitable[None]]
 
 
 def is_further(here: Place, round_: int, head: bytes, work: int) -> bool:

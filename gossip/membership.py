@@ -31,6 +31,9 @@ class Liveness(StrEnum):
     LEFT = "left"  # said farewell
 
 
+THERE = (Liveness.ALIVE, Liveness.SUSPECT)
+
+
 @dataclass(frozen=True)
 class Patience:
     """How much silence is forgiven."""
@@ -142,13 +145,12 @@ class Membership:
         known, most = self.islands.get(peer), self.most_from_one_place
         if not (origin and most) or (known is not None and known.origin == origin):
             return False
-        there = (Liveness.ALIVE, Liveness.SUSPECT)
         others = (
             island
             for other, island in self.islands.items()
             if island.origin == origin and other != peer and island.observed >= observed
         )
-        return sum(i.liveness(now, self.patience) in there for i in others) >= most
+        return sum(i.liveness(now, self.patience) in THERE for i in others) >= most
 
     def on_contact(self, peer: PeerId, now: float) -> None:
         """The peer did something over an authenticated link: it is alive."""

@@ -21,7 +21,7 @@ from typing import Any
 from blake3 import blake3
 
 from gossip.bodies import Wiring
-from gossip.membership import Liveness, Membership
+from gossip.membership import THERE, Liveness, Membership
 from gossip.origin import origin
 from gossip.rumours import EVERYBODY, FANOUT, PAUSE_S, Rumours
 from gossip.silence import Wakefulness
@@ -50,7 +50,6 @@ ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
 MAX_ENVELOPE_BYTES = 4096
 AGAIN_S = 60.0  # until it is told once more that a place brings too many identities
-THERE = (Liveness.ALIVE, Liveness.SUSPECT)
 
 
 def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:

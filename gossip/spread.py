@@ -21,11 +21,11 @@ import torch
 from blake3 import blake3
 
 from gossip import sketch
+from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
 REMEMBERED = 4  # sketches of one island: it may be some fragments ahead of the merge looked at
-MAX_PEERS = 512  # whose sketches are remembered
 FRESH = 2  # rounds that a sketch may be old where islands meet in pairs, as its island counts them
 
 

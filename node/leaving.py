@@ -11,8 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from gossip.chain import Chain
-from gossip.membership import MEMBERS
-from gossip.presence import THERE
+from gossip.membership import MEMBERS, THERE
 from gossip.roamer import Roamer
 from node.modes import is_over
 from node.monitor.events import Notice
