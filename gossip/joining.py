@@ -23,8 +23,7 @@ import torch
 from gossip.bodies import as_bytes
 from gossip.merging import PartMerge
 from gossip.mixing import ROUNDED_UP, ROUNDED_UP_ELSE
-from gossip.slicing import FINITE, squared_norm, within
-from protocols.codecs import Chunk
+from gossip.slicing import add_up, squared_norm
 from protocols.errors import Late, Malformed, NonFinite, RemoteProtocolError, RemoteRefused
 from protocols.identity import PeerId
 
@@ -200,28 +199,15 @@ class JointMerge(PartMerge):
 
     def _take_sum(self, relay: PeerId, index: int, data: torch.Tensor) -> None:
         """Add a sum, or raise NonFinite or Malformed and add nothing."""
-        chunk, total, scratch = self.chunks[index], self._sum(index), self._scratch()
-        values = self._sum_from(chunk, data, scratch)
+        total, scratch = self._sum(index), self._scratch()
+        values = self._finite(index, data, scratch)
         if relay in self._sum_room:
             square = squared_norm(values)
             if square > self._sum_room[relay]:
                 raise Malformed("a sum that is longer than all that is in it is said to be")
             self._sum_room[relay] -= square
-        if self._counts[index]:
-            total.add_(values, alpha=self._magnitudes[relay])
-        else:
-            torch.mul(values, self._magnitudes[relay], out=total)
+        add_up(total, values, self._magnitudes[relay], first=not self._counts[index])
         self._spare.append(scratch)
-
-    def _sum_from(self, chunk: Chunk, data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if self._plain is not None:
-            values = data.view(torch.float32)
-            if not within(values, FINITE):
-                raise NonFinite("fp32: a value is not finite")
-            return values
-        values = out[: chunk.stop - chunk.start]
-        self.codec.decode_chunk(chunk, data, values)
-        return values
 
 
 class SumDrain:

@@ -29,6 +29,7 @@ from gossip.slicing import (
     FINITE,
     KeepsLost,
     Source,
+    add_up,
     encode_within,
     largest,
     squared_norm,
@@ -217,11 +218,7 @@ class PartMerge:
         first = not self._counts[index]
         if peer in self._room:
             scratch = self._scratch()
-            values = self._decoded(peer, index, data, scratch)
-            if first:
-                torch.mul(values, factor, out=total)
-            else:
-                total.add_(values, alpha=factor)
+            add_up(total, self._decoded(peer, index, data, scratch), factor, first=first)
             self._spare.append(scratch)
         elif first:
             self.codec.decode_chunk(self.chunks[index], data, total, factor)
@@ -233,20 +230,25 @@ class PartMerge:
     def _decoded(
         self, peer: PeerId, index: int, data: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
-        """The values of a chunk, in ``out`` or where they are, if they are fit to be merged."""
-        chunk = self.chunks[index]
-        if self._plain is not None:  # straight from where it was received
-            values = data.view(torch.float32)
-            if not within(values, FINITE):
-                raise NonFinite("fp32: a value is not finite")
-        else:
-            values = out[: chunk.stop - chunk.start]
-            self.codec.decode_chunk(chunk, data, values)
+        """A contributor's values of a chunk, if they are fit to be merged."""
+        values = self._finite(index, data, out)
         if peer in self._room:
             square = squared_norm(values)
             if square > self._room[peer]:
                 raise Malformed("a slice that is longer than all of it is said to be")
             self._room[peer] -= square
+        return values
+
+    def _finite(self, index: int, data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """What a chunk decodes to, in ``out`` or where it is. Raises NonFinite or Malformed."""
+        if self._plain is not None:  # straight from where it was received
+            values = data.view(torch.float32)
+            if not within(values, FINITE):
+                raise NonFinite("fp32: a value is not finite")
+            return values
+        chunk = self.chunks[index]
+        values = out[: chunk.stop - chunk.start]
+        self.codec.decode_chunk(chunk, data, values)
         return values
 
     def _scratch(self) -> torch.Tensor:
@@ -296,10 +298,7 @@ class PartMerge:
             factor = self._factors[self._me]
             scratch = self._scratch()
             mine = self._source.delta(chunk.start, chunk.stop, scratch[: len(total)])
-            if count:
-                total.add_(mine, alpha=factor)
-            else:
-                torch.mul(mine, factor, out=total)
+            add_up(total, mine, factor, first=not count)
             self._spare.append(scratch)
             count, weight = count + 1, weight + self._shares[self._me]
         if not count:

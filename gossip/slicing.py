@@ -99,6 +99,14 @@ def encode_within(codec: RangeCodec, chunk: Chunk, values: torch.Tensor, out: to
         codec.encode_chunk(chunk, values.clamp_(-bound, bound), out)
 
 
+def add_up(total: torch.Tensor, values: torch.Tensor, factor: float, *, first: bool) -> None:
+    """Add ``values`` times ``factor`` to a sum, which is not there yet where they are ``first``."""
+    if first:
+        torch.mul(values, factor, out=total)
+    else:
+        total.add_(values, alpha=factor)
+
+
 def squared_norm(values: torch.Tensor) -> float:
     """The sum of squares of finite fp32 [n], whatever their magnitude."""
     square = torch.dot(values, values).item()
