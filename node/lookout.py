@@ -81,13 +81,10 @@ class Lookout:
         ):
             for envelope in greeting.welcome.announces:
                 self.learn(envelope, greeting.peer)
-        book = self.node.transport.book
-        self.node.cache.remember(
-            place for peer in membership.alive(now) if (place := book.dialled_at(peer)) is not None
-        )
+        self.node.cache.remember(self.relays())
 
     def relays(self) -> list[PeerAddress]:
-        """Who may relay for this node."""
+        """Who may relay for this node: live peers that it has dialled, where it did."""
         book = self.node.transport.book
         alive = self.swarm.membership.alive(self.swarm.now())
         return [place for peer in alive if (place := book.dialled_at(peer)) is not None]

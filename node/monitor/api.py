@@ -192,8 +192,8 @@ async def _state(request: web.Request) -> web.Response:
 async def _events(request: web.Request) -> web.Response:
     log = request.app[LOG]
     try:
-        since = _natural(request.query.get("since", "0"), _MAX_SEQ)
-        limit = _natural(request.query.get("limit", str(MAX_EVENTS)), _MAX_SEQ)
+        since = _natural(request.query.get("since", "0"))
+        limit = _natural(request.query.get("limit", str(MAX_EVENTS)))
     except ValueError as error:
         return _json({"error": str(error)}, 400)
     records = log.since(since, min(limit, MAX_EVENTS))
@@ -211,7 +211,7 @@ async def _healthz(request: web.Request) -> web.Response:
     return _json({"healthy": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
-def _natural(text: str, limit: int) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 16 or int(text) > limit:
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 16 or int(text) > _MAX_SEQ:
         raise ValueError("since and limit are whole numbers")
     return int(text)

@@ -135,7 +135,7 @@ class Trainer(Progress):
             self.learner.clip()
         else:
             self.learner.step(node.world.share, factor)
-        await node.rest(1)
+        await node.rest()
         self.in_hand = self.gradients
         batch = node.world.scenario.batch
         self.count(Work(1, batch, 1, node.loss, node.step_s), finite=True)

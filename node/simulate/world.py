@@ -65,11 +65,11 @@ class Node:
         fastest = min(other.step_s for other in self.world.nodes.values())
         return asynchronous.local_steps(steps, 1 / self.step_s, 1 / fastest)
 
-    async def rest(self, steps: int) -> None:
-        """Let the time of so many inner steps pass, and count them."""
-        self.steps += steps
-        self.world.stepped(steps)
-        await asyncio.sleep(steps * self.step_s)
+    async def rest(self) -> None:
+        """Let the time of an inner step pass, and count it."""
+        self.steps += 1
+        self.world.stepped()
+        await asyncio.sleep(self.step_s)
 
     def outgoing(self, delta: Tensor) -> Tensor:
         """What this island says its progress is: the truth, or −attack times it."""
@@ -176,9 +176,9 @@ class World:
         """Whether all steps have been taken."""
         return self.total_steps >= self.budget
 
-    def stepped(self, steps: int) -> None:
-        """Count inner steps, for the budget and whoever watches."""
-        self.total_steps += steps
+    def stepped(self) -> None:
+        """Count an inner step, for the budget and whoever watches."""
+        self.total_steps += 1
         self.progress(self.share)
 
     def bytes_a_parameter(self) -> float:
