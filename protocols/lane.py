@@ -37,6 +37,7 @@ from protocols.lane_socket import (
     wrapped,
 )
 from protocols.lane_wire import Frame
+from protocols.losses import Losses
 from protocols.reactor import Load, Reactor
 from protocols.sealing import MAX_FRAME_BYTES
 
@@ -64,7 +65,7 @@ class Lane:
         self._watchful = False
         self._rest_until = math.inf  # an idle lane is cut then
         self._events, self._again, self._alive = 0, False, True
-        self._progress = Progress()
+        self._progress, self._losses = Progress(), Losses()
         self._secure, self.local, self.host = False, same_machine(sock), host_of(sock)
 
     def begin(self) -> None:
@@ -193,7 +194,7 @@ class Lane:
             self._turn()
 
     def load(self) -> Load:  # see protocols.lane_moves.load
-        return load(self._sock, self._receiving, self._sending)
+        return load(self._sock, self._receiving, self._sending, self._losses)
 
     def due(self, now: float) -> float:
         """Look at what ran out of time; returns when to look again."""

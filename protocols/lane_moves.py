@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
-from protocols.lane_socket import Told, told, unacknowledged, unsent
+from protocols.lane_socket import Told, prefer_bbr, told, unacknowledged, unsent
 from protocols.lane_wire import Frame
+from protocols.losses import Losses
 from protocols.reactor import Load
 from protocols.transport import Drain, Feed
 
@@ -49,10 +50,14 @@ class Progress:
         return until
 
 
-def load(sock: socket.socket, receiving: Receiving | None, sending: Sending | None) -> Load:
+def load(
+    sock: socket.socket, receiving: Receiving | None, sending: Sending | None, losses: Losses
+) -> Load:
     """What is under way; only of a body it is known that more comes."""
     coming, left = receiving is not None and not receiving.paused, unacknowledged(sock)
     facts = told(sock) if sending is not None or left > 0 else Told()
+    if losses.look(facts):
+        prefer_bbr(sock)
     return Load(
         max(0, left - facts.beyond),
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),

@@ -28,7 +28,9 @@ FRAMES = 8  # at one look: whoever sends a byte in each must not hold up the oth
 
 _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 # where these stand in Linux's struct tcp_info: bytes, segments, microseconds
-_SND_MSS, _SACKED, _MIN_RTT = 16, 28, 148
+_SND_MSS, _UNACKED, _SACKED, _RTT, _SND_CWND = 16, 24, 28, 68, 80
+_TOTAL_RETRANS, _NOTSENT_BYTES, _MIN_RTT = 100, 144, 148
+_NEARLY = 2  # segments that a full window may still have room for
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
 
@@ -148,11 +150,17 @@ class Told(NamedTuple):
     """What the system tells of what a connection sends; zeros where it does not (Linux does)."""
 
     round_trip: float = 0.0  # seconds of the shortest of late
-    beyond: int = 0  # bytes that have arrived behind one that has not, and are not acknowledged
+    beyond: int = 0  # bytes that are not acknowledged and stand in no queue of the link, see told
+    smoothed: float = 0.0  # seconds of round trips by now
+    again: int = 0  # segments that were sent again, of all that was ever sent
 
 
 def told(sock: socket.socket) -> Told:
-    """Ask the system."""
+    """Ask the system.
+
+    In no queue of the link is what has arrived behind a byte that has not, and what waits for the
+    connection's own window.
+    """
     if sys.platform != "linux":
         return Told()
     try:
@@ -161,10 +169,23 @@ def told(sock: socket.socket) -> Told:
         return Told()
     if len(info) < _MIN_RTT + 4:  # an old kernel
         return Told()
-    mss, sacked, micros = (
-        struct.unpack_from("I", info, at)[0] for at in (_SND_MSS, _SACKED, _MIN_RTT)
-    )
-    return Told(micros / 1e6, mss * sacked)
+
+    def at(offset: int) -> int:
+        value: int = struct.unpack_from("I", info, offset)[0]
+        return value
+
+    sacked = at(_SACKED)
+    waits = at(_UNACKED) - sacked + _NEARLY >= at(_SND_CWND)
+    beyond = at(_SND_MSS) * sacked + (at(_NOTSENT_BYTES) if waits else 0)
+    return Told(at(_MIN_RTT) / 1e6, beyond, at(_RTT) / 1e6, at(_TOTAL_RETRANS))
+
+
+def prefer_bbr(sock: socket.socket) -> None:
+    """Let BBR decide how fast it sends, where the system has it and lets us (Linux)."""
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is not None:
+        with contextlib.suppress(OSError):  # not there, not allowed, or the connection has ended
+            sock.setsockopt(socket.IPPROTO_TCP, option, b"bbr")
 
 
 def _asked(sock: socket.socket, what: int) -> int:

@@ -5,7 +5,7 @@ connections lose there costs a tenth to a third of the link. Sent at just the sp
 same bytes take what they need. Nobody tells that speed, so it is measured, much as BBR does for one
 connection (Cardwell et al. 2016), but for all connections of a node together:
 
-- *search*: without a limit, for the first windows;
+- *search*: without a limit, for the first windows, and until no more arrives in the next;
 - *cruise*: at the speed found, which is nearly the most that arrived in any four windows in a row
   of the last ones: that less arrives has many causes, a wrong speed is only one of them. A single
   window shows a tenth more or less, as acknowledgements come late, in lumps, behind what travels
@@ -14,9 +14,9 @@ connection (Cardwell et al. 2016), but for all connections of a node together:
   probe follows at once and is bolder, so that a link that is twice as fast is found within
   seconds; if not, a window *drains* what the probe left in the queue.
 
-Only windows in which there was something to send all the time count; of them the slow ones lower
-the speed in the end. What arrives can be counted where the system says how much of what it was
-given is acknowledged; else what it took counts, which is less exact.
+Only windows in which there was something to send all the time count (:mod:`protocols.arrivals`);
+of them the slow ones lower the speed in the end. What arrives can be counted where the system says
+how much of what it was given is acknowledged; else what it took counts, which is less exact.
 
 Where the system says that, it is known besides how long bytes stand in queues
 (:mod:`protocols.standing`), and that tells more than arrivals do, which vary by a tenth from window
@@ -45,25 +45,21 @@ once, are as slow with no quick window in between: then it is the node's own lin
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from statistics import fmean, median
 
+from protocols.arrivals import KEPT, SEARCHED, SPAN, Burst, Windows, lasting, most
 from protocols.standing import Standing
 
-WINDOW_S = 0.25  # long beside the queues of links, short beside a round
-SEARCHED = 4  # windows
 CRUISED = 6  # windows from probe to probe,
 SOON = 2  # or as soon as that, where the queue says that the link is not busy
-KEPT = 32  # windows, eight seconds of sending: after so long a slower link is believed
-SPAN = 4  # windows in a row whose mean tells the speed
-BURSTS = 1 / 16  # of those, the fastest: not counted
 PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
 BOLDEST_AT = 4  # probes in a row that have found more
 PATIENCE, MOST_PATIENCE = 3, 16  # probes whose queue is gone too soon
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
+GROWS = 1.25  # times the most of all windows before, in the newest one
 MUCH = 1.1  # times the speed: a single window is hardly off by more
 CAME = 0.98  # of the rate: all that was sent has arrived
 FULL_KEPT, FULL_LEAST = 16, 3  # windows with a queue that count
@@ -71,98 +67,8 @@ DRAIN = 0.88  # after a probe: queues are to stay short
 ALONE = 1 / 4  # of a window: what was sent to one peer for so long may tell of its link
 HELD = 0.6  # of the rate: what was as fast was held up by pacing
 RAISED = 1.25  # times the speed: a short body that was as fast has shown a faster link
-SHORT_BYTES = 8192  # with less all of it may be in one piece
 LEAST = 2e3  # bytes a second; with less the other ends do not read, or the link is dark
 MOST = 125e6  # bytes a second; beyond 1 Gbit/s it is not the link that is short
-
-
-@dataclass
-class Windows:
-    """Bytes a second over windows in which there was something to move all the time."""
-
-    window_s: float = WINDOW_S
-    _began: float | None = None
-    _at: int = 0
-
-    def note(self, now: float, total: int, wanting: bool) -> float | None:
-        """``total`` bytes have come through by now; the speed, where a window is over.
-
-        To be told several times a window; ``wanting``: there is something to move just now.
-        """
-        if not wanting:
-            self._began = None
-        elif self._began is None:
-            self._began, self._at = now, total
-        elif now >= self._began + self.window_s:
-            speed = (total - self._at) / (now - self._began)
-            self._began, self._at = now, total
-            return speed
-        return None
-
-
-@dataclass
-class Burst:
-    """Bytes a second of what was sent in one go and has arrived before a window was over."""
-
-    _since: float | None = None  # nothing of it had arrived
-    _at: int = 0
-    _long: bool = False
-
-    def note(self, now: float, total: int, wanting: bool, under_way: bool) -> float | None:
-        """As :meth:`Windows.note`; ``under_way``: some has not arrived yet."""
-        if self._since is None:
-            if wanting or under_way:
-                self._since, self._at, self._long = now, total, False
-            return None
-        if wanting or under_way:
-            if total == self._at:
-                self._since = now
-            return None
-        count, seconds = total - self._at, now - self._since
-        self._since = None
-        return None if self._long or count < SHORT_BYTES or not seconds else count / seconds
-
-    @property
-    def short(self) -> bool:
-        """Something is on its way, and no window is over yet."""
-        return self._since is not None and not self._long
-
-    def lasts(self) -> None:
-        """A window is over, and tells more."""
-        self._long = True
-
-
-@dataclass
-class Speeds:
-    """What lately came in, in bytes a second; the link may carry more."""
-
-    windows: int = 0  # so many have been seen
-    _windows: Windows = field(default_factory=Windows)
-    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=2 * KEPT))
-
-    def note(self, now: float, total: int, wanting: bool) -> None:
-        """As :meth:`Windows.note`."""
-        found = self._windows.note(now, total, wanting)
-        if found is not None:
-            self.windows += 1
-            self._seen.append(found)
-
-    @property
-    def speed(self) -> float | None:
-        """Nearly the most: for much of the time nobody sent as fast as he could."""
-        return _most(self._seen) if len(self._seen) >= SEARCHED else None
-
-
-def _lasting(seen: Sequence[float]) -> float:
-    """Nearly the most over :data:`SPAN` windows in a row; of fewer, the mean of all."""
-    span = min(SPAN, len(seen))
-    return _most([fmean(seen[at : at + span]) for at in range(len(seen) - span + 1)])
-
-
-def _most(seen: Collection[float]) -> float:
-    """Nearly the most; while there are few, the most but one or the only one."""
-    skipped = max(int(BURSTS * len(seen)), min(1, len(seen) - 1))
-    return sorted(seen)[-1 - skipped]
 
 
 class Phase(Enum):
@@ -293,6 +199,8 @@ class Pacer:
             self._probed(found)
         elif self._phase is Phase.ECHO:
             self._heard()
+        elif self._phase is Phase.SEARCH and self._grows:
+            self._enter(Phase.SEARCH, 1)
         elif self._phase is Phase.SEARCH and (self._full or self._standing.full):
             self._end_search()
         elif self._phase is Phase.DRAIN:
@@ -304,9 +212,15 @@ class Pacer:
         else:
             self._enter(Phase.PROBE, 1)
 
+    @property
+    def _grows(self) -> bool:
+        """Connections come up to speed, which takes them several round trips."""
+        *before, newest = self._seen
+        return newest >= GROWS * max(before)
+
     def _end_search(self) -> None:
         """Go on at what the windows with a queue say, but for those that one slow peer explains."""
-        best = _most(self._seen)
+        best = most(self._seen)
         alike = [one for one in self._full if one >= HELD * best]
         if len(alike) < FULL_LEAST:
             self._carries(best)
@@ -390,7 +304,7 @@ class Pacer:
             self._stood = told if phase is Phase.PROBE else None
         seen = list(self._seen)
         newest = fmean(seen[-self._faster :]) if self._faster < SPAN else 0.0
-        self.speed = max(_lasting(seen) if seen else 0.0, newest, self._at_least)
+        self.speed = max(lasting(seen) if seen else 0.0, newest, self._at_least)
         if len(self._full) >= FULL_LEAST:
             self.speed = max(median(self._full), self._at_least)
         times = {Phase.PROBE: self._times, Phase.DRAIN: DRAIN}.get(phase, self._standing.trim)

@@ -23,8 +23,9 @@ from functools import partial
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
+from protocols.arrivals import Speeds
 from protocols.bucket import Bucket
-from protocols.pacing import Pacer, Speeds
+from protocols.pacing import Pacer
 from protocols.standing import standing
 
 logger = logging.getLogger(__name__)

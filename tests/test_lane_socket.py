@@ -10,23 +10,35 @@ from contextlib import closing
 import pytest
 
 from protocols.lane_moves import load
-from protocols.lane_socket import Told, told, unacknowledged
+from protocols.lane_socket import Told, prefer_bbr, told, unacknowledged
+from protocols.losses import Losses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 
-SND_MSS, SACKED, MIN_RTT, LENGTH = 16, 28, 148, 232  # of Linux's struct tcp_info
+# of Linux's struct tcp_info
+SND_MSS, UNACKED, SACKED, RTT, SND_CWND = 16, 24, 28, 68, 80
+TOTAL_RETRANS, NOTSENT_BYTES, MIN_RTT, LENGTH = 100, 144, 148, 232
 
 
 class Gapped(socket.socket):
     """A connection that has lost a packet, behind which others have arrived."""
 
     sacked, length = 3, LENGTH
+    under_way, window = 20, 60  # segments
 
     def getsockopt(self, *_: object) -> bytes:  # type: ignore[override]
         info = bytearray(LENGTH)
-        struct.pack_into("I", info, SND_MSS, 1448)
-        struct.pack_into("I", info, SACKED, self.sacked)
-        struct.pack_into("I", info, MIN_RTT, 20_000)
+        for at, value in (
+            (SND_MSS, 1448),
+            (UNACKED, self.under_way),
+            (SACKED, self.sacked),
+            (RTT, 50_000),
+            (SND_CWND, self.window),
+            (TOTAL_RETRANS, 7),
+            (NOTSENT_BYTES, 5000),
+            (MIN_RTT, 20_000),
+        ):
+            struct.pack_into("I", info, at, value)
         return bytes(info[: self.length])
 
 
@@ -51,13 +63,35 @@ def test_what_has_arrived_behind_a_gap_is_not_under_way() -> None:
                     one.send(bytes(1 << 16))
                 except BlockingIOError:
                     break
-            assert told(one) == Told(0.02, 3 * 1448)
+            assert told(one) == Told(0.02, 3 * 1448, 0.05, 7)
             left = unacknowledged(one)
             assert left > 3 * 1448
-            under_way, sends, _, round_trip = load(one, None, None)
+            under_way, sends, _, round_trip = load(one, None, None, Losses())
             assert (under_way, sends, round_trip) == (left - 3 * 1448, True, 0.02)
             one.sacked = left  # segments, which is more than there are
-            assert load(one, None, None).under_way == 0
+            assert load(one, None, None, Losses()).under_way == 0
+
+
+def test_what_waits_for_the_connections_own_window_stands_in_no_queue_of_the_link() -> None:
+    with closing(Gapped(socket.AF_INET, socket.SOCK_STREAM)) as one:
+        one.under_way = one.window  # but for the three that have arrived
+        assert told(one).beyond == 3 * 1448
+        one.sacked = 2
+        assert told(one).beyond == 2 * 1448 + 5000
+
+
+def test_a_connection_is_given_bbr_where_the_system_has_it() -> None:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as one:
+        before = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        prefer_bbr(one)
+        after = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        try:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            assert after == before
+        else:
+            assert after.rstrip(b"\0") == b"bbr"
+    prefer_bbr(one)  # closed: nothing happens
 
 
 def test_an_old_system_tells_nothing() -> None:

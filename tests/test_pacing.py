@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from protocols.arrivals import KEPT, WINDOW_S, Burst, Speeds, Windows
 from protocols.bucket import Bucket
-from protocols.pacing import KEPT, MOST, WINDOW_S, Burst, Pacer, Speeds, Windows
+from protocols.pacing import MOST, Pacer
 from tests.pacing_kit import QUEUE_S, Wire
 
 
@@ -190,6 +191,22 @@ def test_a_burst_counts_from_the_last_look_before_anything_had_arrived() -> None
     burst.note(2.0, 24_000, True, False)
     burst.lasts()
     assert burst.note(2.1, 64_000, False, False) is None
+
+
+def test_connections_that_come_up_to_speed_are_not_taken_for_a_slow_link() -> None:
+    """A far peer: what arrives doubles with each round trip, which is as long as a window."""
+    pacer, arrived, now = Pacer(), 0.0, 0.0
+    link = 256e5  # bytes a second
+    for window in range(12):
+        speed = min(1e5 * 2**window, link)
+        if speed < link:
+            assert pacer.rate == inf
+        for _ in range(10):
+            now += WINDOW_S / 10
+            arrived += speed * WINDOW_S / 10
+            pacer.note(now, int(arrived), True, under_way=True)
+    assert pacer.speed is not None
+    assert pacer.speed > 0.9 * link
 
 
 def test_a_fast_link_is_not_paced() -> None:

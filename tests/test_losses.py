@@ -1,0 +1,38 @@
+"""When a connection is left to BBR: packets are lost and no queue was on the way."""
+
+from __future__ import annotations
+
+from protocols.lane_socket import Told
+from protocols.losses import OFTEN, QUEUE_S, SHORT_S, Losses
+
+FAR, HERE = 0.08, SHORT_S / 2  # seconds, of round trips
+
+
+def asks(told: list[Told]) -> list[bool]:
+    losses = Losses()
+    return [losses.look(one) for one in told]
+
+
+def lossy(round_trip: float, queue: float, looks: int) -> list[Told]:
+    """Each look finds one more segment that was sent again."""
+    return [Told(round_trip, 0, round_trip + queue, again) for again in range(1, looks + 1)]
+
+
+def test_a_far_way_that_loses_without_a_queue_is_left_to_bbr_once() -> None:
+    assert asks(lossy(FAR, QUEUE_S / 2, OFTEN + 3)) == [False] * (OFTEN - 1) + [True] + [False] * 3
+
+
+def test_what_a_full_queue_drops_is_nobodys_fault() -> None:
+    assert not any(asks(lossy(FAR, QUEUE_S, 20)))
+
+
+def test_nearby_what_is_lost_is_soon_made_good() -> None:
+    assert not any(asks(lossy(HERE, 0.0, 20)))
+
+
+def test_only_looks_that_find_more_lost_count() -> None:
+    assert not any(asks([Told(FAR, 0, FAR, OFTEN)] * 20))
+
+
+def test_a_system_that_tells_nothing_changes_nothing() -> None:
+    assert not any(asks([Told()] * 20))
