@@ -180,12 +180,16 @@ def told(sock: socket.socket) -> Told:
     return Told(at(_MIN_RTT) / 1e6, beyond, at(_RTT) / 1e6, at(_TOTAL_RETRANS))
 
 
-def prefer_bbr(sock: socket.socket) -> None:
-    """Let BBR decide how fast it sends, where the system has it and lets us (Linux)."""
+def prefer_bbr(sock: socket.socket) -> bool:
+    """Let BBR decide how fast it sends; whether the system has it and lets us (Linux)."""
     option = getattr(socket, "TCP_CONGESTION", None)
-    if option is not None:
-        with contextlib.suppress(OSError):  # not there, not allowed, or the connection has ended
-            sock.setsockopt(socket.IPPROTO_TCP, option, b"bbr")
+    if option is None:
+        return False
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, option, b"bbr")
+    except OSError:  # not there, not allowed, or the connection has ended
+        return False
+    return True
 
 
 def _asked(sock: socket.socket, what: int) -> int:

@@ -33,10 +33,23 @@ def test_without_network_it_brings_no_torch(tmp_path):
     assert done.returncode == (0 if told["ok"] else 1)
     assert {check["name"] for check in told["checks"]} >= {
         "python", "packages", "command", "imports", "gpu", "memory", "disk", "clock",
+        "losses",
     }  # fmt: skip
     assert all(c["why"] and c["fix"] for c in told["checks"] if c["status"] != "ok")
     assert "torch" not in heavy
     assert "hivemind" not in heavy
+
+
+@pytest.mark.parametrize(
+    ("system", "allowed", "status"),
+    [("linux", True, "ok"), ("linux", False, "warn"), ("darwin", False, "ok")],
+)
+def test_where_bbr_is_not_allowed_it_says_how_to_allow_it(monkeypatch, system, allowed, status):
+    monkeypatch.setattr(machine.sys, "platform", system)
+    monkeypatch.setattr(machine, "prefer_bbr", lambda sock: allowed)
+    found = machine.losses()
+    assert found.status == status
+    assert ("sysctl -w" in found.fix) is (status == "warn")
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,15 @@ def test_what_waits_for_the_connections_own_window_stands_in_no_queue_of_the_lin
 def test_a_connection_is_given_bbr_where_the_system_has_it() -> None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as one:
         before = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        prefer_bbr(one)
+        given = prefer_bbr(one)
         after = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         try:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
         except OSError:
-            assert after == before
+            assert (given, after) == (False, before)
         else:
-            assert after.rstrip(b"\0") == b"bbr"
-    prefer_bbr(one)  # closed: nothing happens
+            assert (given, after.rstrip(b"\0")) == (True, b"bbr")
+    assert not prefer_bbr(one)  # it is closed
 
 
 def test_an_old_system_tells_nothing() -> None:

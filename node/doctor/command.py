@@ -46,6 +46,7 @@ def local(config: NodeConfig, manifest: Manifest | None) -> list[Finding]:
         machine.memory(config, manifest),
         machine.disk(config, manifest),
         machine.clock(),
+        machine.losses(),
         *machine.ports(config),
     ]
 

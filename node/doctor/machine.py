@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from node.doctor.software import torch_cuda
 from node.monitor.machine import Machine
 from node.statedir import StateDir
 from protocols.errors import OperatorError
+from protocols.lane_socket import prefer_bbr
 from protocols.listening import listen_on
 
 # the oldest driver for each major version of CUDA: docs.nvidia.com/deploy/cuda-compatibility
@@ -203,6 +205,22 @@ def clock() -> Finding:
             "sudo timedatectl set-ntp true (or: sudo systemctl enable --now chrony)",
         )
     return ok("clock", "kept in time by the system")
+
+
+def losses() -> Finding:
+    """Whether connections whose way loses packets can be given BBR (:mod:`protocols.losses`)."""
+    if sys.platform != "linux":
+        return ok("losses", "how this system deals with lost packets is its own affair")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        if prefer_bbr(tried):
+            return ok("losses", "BBR is there for ways that lose packets")
+    return warn(
+        "losses",
+        "no BBR for this user",
+        "over long ways that lose packets rounds take several times as long without it",
+        "as root: modprobe tcp_bbr && "
+        'sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"',
+    )
 
 
 def ports(config: NodeConfig) -> list[Finding]:
