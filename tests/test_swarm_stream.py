@@ -56,7 +56,7 @@ def test_a_killed_island_goes_on_where_it_was_in_the_stream(tmp_path: Path, plac
     marks = next((victim.dir / "data-cache").glob("stream-*/marks")).read_text().split("\n")
     found = [json.loads(line) for line in marks if line]
     assert max(mark["mark"]["passes"] for mark in found) >= 1
-    assert len(list((victim.dir / "data-cache").glob("stream-*/part-*"))) <= 3
+    assert len(list((victim.dir / "data-cache").glob("stream-*/part-*.bin"))) <= 3
 
 
 def test_two_islands_read_two_parts_of_the_same_stream(tmp_path: Path, place: str):
@@ -69,6 +69,6 @@ def test_two_islands_read_two_parts_of_the_same_stream(tmp_path: Path, place: st
     parts = {
         path.name.split("-")[2]
         for island in (first, second)
-        for path in (island.dir / "data-cache").glob("stream-*/part-*")
+        for path in (island.dir / "data-cache").glob("stream-*/part-*.bin")
     }
     assert parts == {"0.bin", "1.bin"}
