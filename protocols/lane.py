@@ -65,8 +65,8 @@ class Lane:
         self._watchful = False
         self._rest_until = math.inf  # an idle lane is cut then
         self._events, self._again, self._alive = 0, False, True
-        self._progress, self._losses = Progress(), Losses()
         self._secure, self.local, self.host = False, same_machine(sock), host_of(sock)
+        self._progress, self._losses = Progress(), Losses(self.host, reactor.shortest)
 
     def begin(self) -> None:
         """From now on the reactor looks after it."""

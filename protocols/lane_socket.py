@@ -31,6 +31,7 @@ _OUTQ_NOT_SENT = 0x894B  # Linux's number of SIOCOUTQNSD
 _SND_MSS, _UNACKED, _SACKED, _RTT, _SND_CWND = 16, 24, 28, 68, 80
 _TOTAL_RETRANS, _NOTSENT_BYTES, _MIN_RTT = 100, 144, 148
 _NEARLY = 2  # segments that a full window may still have room for
+_FREE = 1.25  # times the shortest round trip: with less there is no queue on the way
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
 
@@ -159,7 +160,7 @@ def told(sock: socket.socket) -> Told:
     """Ask the system.
 
     In no queue of the link is what has arrived behind a byte that has not, and what waits for the
-    connection's own window.
+    connection's own window while none is on the way.
     """
     if sys.platform != "linux":
         return Told()
@@ -175,7 +176,8 @@ def told(sock: socket.socket) -> Told:
         return value
 
     sacked = at(_SACKED)
-    waits = at(_UNACKED) - sacked + _NEARLY >= at(_SND_CWND)
+    full = at(_UNACKED) - sacked + _NEARLY >= at(_SND_CWND)
+    waits = full and at(_RTT) < _FREE * at(_MIN_RTT)  # with a queue on the way that is the limit
     beyond = at(_SND_MSS) * sacked + (at(_NOTSENT_BYTES) if waits else 0)
     return Told(at(_MIN_RTT) / 1e6, beyond, at(_RTT) / 1e6, at(_TOTAL_RETRANS))
 

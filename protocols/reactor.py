@@ -82,6 +82,7 @@ class Reactor:
         self.bucket = Bucket(max_upload)
         self.pacer = Pacer()
         self.incoming = Speeds()
+        self.shortest: dict[str, float] = {}  # see protocols.losses
         self._max_upload = max_upload or math.inf
         self._given = self._taken = 0  # bytes, to and from all sockets
         self._loads: dict[Watched, int] = {}  # who moves something: bytes on their way

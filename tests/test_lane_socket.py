@@ -25,6 +25,7 @@ class Gapped(socket.socket):
 
     sacked, length = 3, LENGTH
     under_way, window = 20, 60  # segments
+    round_trip = 50_000  # microseconds
 
     def getsockopt(self, *_: object) -> bytes:  # type: ignore[override]
         info = bytearray(LENGTH)
@@ -32,7 +33,7 @@ class Gapped(socket.socket):
             (SND_MSS, 1448),
             (UNACKED, self.under_way),
             (SACKED, self.sacked),
-            (RTT, 50_000),
+            (RTT, self.round_trip),
             (SND_CWND, self.window),
             (TOTAL_RETRANS, 7),
             (NOTSENT_BYTES, 5000),
@@ -74,10 +75,12 @@ def test_what_has_arrived_behind_a_gap_is_not_under_way() -> None:
 
 def test_what_waits_for_the_connections_own_window_stands_in_no_queue_of_the_link() -> None:
     with closing(Gapped(socket.AF_INET, socket.SOCK_STREAM)) as one:
-        one.under_way = one.window  # but for the three that have arrived
-        assert told(one).beyond == 3 * 1448
+        one.under_way, one.round_trip = one.window, 24_000
+        assert told(one).beyond == 3 * 1448  # and the window has room for these
         one.sacked = 2
         assert told(one).beyond == 2 * 1448 + 5000
+        one.round_trip = 25_000  # they stand in a queue
+        assert told(one).beyond == 2 * 1448
 
 
 def test_a_connection_is_given_bbr_where_the_system_has_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocols.lane_socket import Told
-from protocols.losses import OFTEN, QUEUE_S, SHORT_S, Losses
+from protocols.losses import HOSTS, OFTEN, QUEUE_S, SHORT_S, Losses
 
 FAR, HERE = 0.08, SHORT_S / 2  # seconds, of round trips
 
@@ -36,3 +36,19 @@ def test_only_looks_that_find_more_lost_count() -> None:
 
 def test_a_system_that_tells_nothing_changes_nothing() -> None:
     assert not any(asks([Told()] * 20))
+
+
+def test_a_connection_that_was_opened_behind_a_queue_goes_by_the_others_to_its_host() -> None:
+    shortest: dict[str, float] = {}
+    assert not Losses("peer", shortest).look(Told(HERE, 0, HERE, 0))
+    late, elsewhere = Losses("peer", shortest), Losses("other", shortest)
+    looks = lossy(FAR, 0.0, OFTEN)
+    assert not any(late.look(one) for one in looks)
+    assert any(elsewhere.look(one) for one in looks)
+
+
+def test_what_is_remembered_of_hosts_is_bounded() -> None:
+    shortest: dict[str, float] = {}
+    for number in range(HOSTS + 2):
+        Losses(str(number), shortest).look(Told(FAR, 0, FAR, 0))
+    assert len(shortest) <= HOSTS
