@@ -4,8 +4,8 @@ Cubic and Reno take every lost packet for a queue that was full and send more sl
 longer the round trip: what they reach falls with it and with the root of the share that is lost
 (Mathis et al. 1997). Radio, and long ways through many networks, lose packets without any queue;
 BBR goes by what arrives instead (Cardwell et al. 2016). On a way that loses nothing it moves less
-than they do, so a connection is changed only once it has been seen to lose. One that was opened behind
-a queue has never seen a shorter round trip, so the shortest of all to the same host counts.
+than they do, so a connection is changed only once it has been seen to lose. One that was opened
+behind a queue knows no shorter round trip, so the shortest of all to the same host counts.
 """
 
 from __future__ import annotations
