@@ -144,10 +144,10 @@ class FileTokenizer:
 
 @contextlib.contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """What the library raises as OperatorError E604; a panic of its Rust code is no Exception."""
+    """What the library raises as OperatorError E604."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a panic of its Rust code is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise operator_error("E604", what, why=str(error)[:500]) from error
