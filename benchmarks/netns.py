@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 PREFIX = "atoll"  # of the namespaces' names: atoll-PID-COUNTER-NAME
@@ -26,6 +27,7 @@ QUEUE_MS = 50  # of packets that wait for tokens, then they are dropped
 MIN_BURST = 32 * 1024  # bytes
 BURST_MS = 2  # at high rates: timers need not be exact, and what the kernel sends in one piece, up
 # to 64 KiB, stays whole; cut into packets before the bucket it takes both cores at 500 Mbit
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _numbers = itertools.count()
 
 
@@ -55,6 +57,7 @@ class Network:
 
     def __enter__(self) -> Self:
         remove_leftovers()
+        _allow(self._congestion)
         try:
             self._make()
         except BaseException:  # also Ctrl-C: half a network would stay in the kernel
@@ -171,6 +174,13 @@ class Network:
 
     def _ends(self, name: str) -> tuple[tuple[str, str], tuple[str, str]]:
         return (self._hub, self._port(name)), (self._namespace(name), "eth0")
+
+
+def _allow(congestion: str) -> None:
+    """Namespaces may be set to what the machine lets its users choose, and to nothing else."""
+    allowed = ALLOWED.read_text().split()
+    if congestion not in allowed:
+        ALLOWED.write_text(" ".join([*allowed, congestion]))
 
 
 def remove_leftovers() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks.netns import Network, available, remove_leftovers
+from benchmarks.netns import ALLOWED, Network, available, remove_leftovers
 
 pytestmark = [
     pytest.mark.swarm,
@@ -88,3 +88,16 @@ def test_nothing_is_left_behind() -> None:
 
 def namespaces() -> str:
     return subprocess.check_output(["ip", "netns", "list"], text=True)
+
+
+def test_a_machine_that_lets_its_users_choose_no_cubic_is_no_obstacle() -> None:
+    before = ALLOWED.read_text()
+    others = [name for name in before.split() if name != "cubic"]
+    try:
+        ALLOWED.write_text(" ".join(others))
+        with Network(["a"]) as net:
+            setting = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
+            assert subprocess.check_output(net.command("a", setting), text=True) == "cubic\n"
+        assert set(ALLOWED.read_text().split()) == {*others, "cubic"}  # nothing is taken away
+    finally:
+        ALLOWED.write_text(before)
