@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import Fact, Fleet, Turn
+from benchmarks.fleet import TURN_S, Fact, Fleet, Turn
 from benchmarks.keys import figures, shown
 from benchmarks.netns import Network, available
 from benchmarks.worker import SIZE
@@ -51,6 +51,7 @@ QUICK = Scale(SIZE * 2 // 5, 3, 40, 2)
 
 Entry = tuple[str, str, Fact]  # name in the results, system, options
 Runs = dict[str, list[Fact]]
+Links = Callable[[list[str]], Network]  # by the members' names
 
 
 def atoll(codec: str, *, tls: bool) -> Entry:
@@ -79,17 +80,29 @@ GLOO: Entry = ("gloo", "gloo", {})
 TORCHFT: Entry = ("torchft", "torchft", {})
 
 
-def turns(entries: list[Entry], count: int, scale: Scale, mbit: float | None = None) -> Runs:
-    """Let the systems average in turn. The first turn opens connections and is not counted."""
+def shaped(mbit: float) -> Links:
+    """Links of one speed, without a distance."""
+    return lambda names: Network(names, mbit=mbit)
+
+
+def turns(
+    entries: list[Entry],
+    count: int,
+    scale: Scale,
+    links: Links | None = None,
+    within: float = TURN_S,
+) -> Runs:
+    """Let the systems average in turn, each on links of its own, or all on loopback.
+
+    The first turn opens connections and is not counted.
+    """
     runs: Runs = {name: [] for name, _, _ in entries}
     with ExitStack() as stack:
         fleets = []
         for name, system, options in entries:
             net = None
-            if mbit is not None:
-                net = stack.enter_context(
-                    Network([f"{system}{i}" for i in range(count)], mbit=mbit)
-                )
+            if links is not None:
+                net = stack.enter_context(links([f"{system}{i}" for i in range(count)]))
             options = {"size": scale.size} | options
             fleets.append((name, stack.enter_context(Fleet(system, count, options, net))))
         for _, fleet in fleets:
@@ -98,7 +111,7 @@ def turns(entries: list[Entry], count: int, scale: Scale, mbit: float | None = N
             for name, fleet in fleets:
                 for _, other in fleets:
                     other.settle()  # what it prepares would slow this one down
-                taken = _fact(fleet.turn())
+                taken = _fact(fleet.turn(within=within))
                 without = "" if taken["whole"] else ", not all of it merged"
                 print(f"  {name}: {taken['seconds']:.3f} s{without}", flush=True)
                 if turn:
@@ -192,16 +205,16 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
         ],
         COUNT,
         scale,
-        mbit=100,
+        shaped(100),
     ),
     "link100-limited": lambda scale: turns(
-        [atoll("int4", tls=True), limited("int4", 100)], COUNT, scale, mbit=100
+        [atoll("int4", tls=True), limited("int4", 100)], COUNT, scale, shaped(100)
     ),
     "link20": lambda scale: turns(
-        [atoll("int4", tls=True), gloo_as("int4", scale)], COUNT, scale, mbit=20
+        [atoll("int4", tls=True), gloo_as("int4", scale)], COUNT, scale, shaped(20)
     ),
-    "link500": lambda scale: turns([atoll("fp32", tls=True), GLOO], COUNT, scale, mbit=500),
-    "link500-two": lambda scale: turns([atoll("fp32", tls=True), GLOO], 2, scale, mbit=500),
+    "link500": lambda scale: turns([atoll("fp32", tls=True), GLOO], COUNT, scale, shaped(500)),
+    "link500-two": lambda scale: turns([atoll("fp32", tls=True), GLOO], 2, scale, shaped(500)),
     "matchmaking": matchmaking,
     "dark": dark_atoll,
     "dark-torchft": dark_torchft,

@@ -77,7 +77,7 @@ class Network:
             process.wait()
         for namespace in _namespaces():
             if namespace.startswith(f"{self._label}-"):
-                _ip("netns", "del", namespace)
+                ip("netns", "del", namespace)
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -108,25 +108,25 @@ class Network:
 
     def darken(self, name: str) -> None:
         """Lose all packets from and to ``name``; connections are not told."""
-        _ip("-n", self._hub, "link", "set", self._port(name), "down")
+        ip("-n", self._hub, "link", "set", self._port(name), "down")
 
     def light(self, name: str) -> None:
         """Undo :meth:`darken`."""
-        _ip("-n", self._hub, "link", "set", self._port(name), "up")
+        ip("-n", self._hub, "link", "set", self._port(name), "up")
 
     def cut(self, names: Sequence[str]) -> None:
         """Leave ``names`` a network of their own: nobody hears anything from the other side."""
-        if "beside" not in _ip("-n", self._hub, "link", "show", "type", "bridge"):
+        if "beside" not in ip("-n", self._hub, "link", "show", "type", "bridge"):
             beside = ("link", "add", "beside", "type", "bridge", "forward_delay", "0")
-            _ip("-n", self._hub, *beside)
-            _ip("-n", self._hub, "link", "set", "beside", "up")
+            ip("-n", self._hub, *beside)
+            ip("-n", self._hub, "link", "set", "beside", "up")
         for name in names:
-            _ip("-n", self._hub, "link", "set", self._port(name), "master", "beside")
+            ip("-n", self._hub, "link", "set", self._port(name), "master", "beside")
 
     def join(self, names: Sequence[str]) -> None:
         """Undo :meth:`cut`."""
         for name in names:
-            _ip("-n", self._hub, "link", "set", self._port(name), "master", "bridge")
+            ip("-n", self._hub, "link", "set", self._port(name), "master", "bridge")
 
     def rate(self, name: str, mbit: float | None) -> None:
         """Bound both directions of the link of ``name``; None: as fast as the machine can."""
@@ -149,22 +149,31 @@ class Network:
     # --- making ----------------------------------------------------------------------------------
 
     def _make(self) -> None:
-        _ip("netns", "add", self._hub)
-        _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge", "forward_delay", "0")
-        _ip("-n", self._hub, "link", "set", "bridge", "up")
+        ip("netns", "add", self._hub)
+        self._open()
         for name in self.names:
-            namespace, port = self._namespace(name), self._port(name)
-            _ip("netns", "add", namespace)
-            pair = ("veth", "peer", "name", "eth0", "netns", namespace)
-            _ip("-n", self._hub, "link", "add", port, "type", *pair)
-            _ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
+            namespace = self._namespace(name)
+            ip("netns", "add", namespace)
+            self._plug(name)
             setting = "/proc/sys/net/ipv4/tcp_congestion_control"
-            _ip("netns", "exec", namespace, "sh", "-c", f"echo {self._congestion} > {setting}")
-            _ip("-n", namespace, "link", "set", "lo", "up")
-            _ip("-n", namespace, "addr", "add", f"{self.address(name)}/16", "dev", "eth0")
-            _ip("-n", namespace, "link", "set", "eth0", "up")
-            if self._mbit is not None:
-                self.rate(name, self._mbit)
+            ip("netns", "exec", namespace, "sh", "-c", f"echo {self._congestion} > {setting}")
+            ip("-n", namespace, "link", "set", "lo", "up")
+            ip("-n", namespace, "addr", "add", f"{self.address(name)}/16", "dev", "eth0")
+            ip("-n", namespace, "link", "set", "eth0", "up")
+
+    def _open(self) -> None:
+        """Make what lies between all members, in the namespace of the hub."""
+        ip("-n", self._hub, "link", "add", "bridge", "type", "bridge", "forward_delay", "0")
+        ip("-n", self._hub, "link", "set", "bridge", "up")
+
+    def _plug(self, name: str) -> None:
+        """Give the namespace of ``name`` its interface eth0, the other end of which is there."""
+        port = self._port(name)
+        pair = ("veth", "peer", "name", "eth0", "netns", self._namespace(name))
+        ip("-n", self._hub, "link", "add", port, "type", *pair)
+        ip("-n", self._hub, "link", "set", port, "master", "bridge", "up")
+        if self._mbit is not None:
+            self.rate(name, self._mbit)
 
     def _namespace(self, name: str) -> str:
         return f"{self._label}-{self.names.index(name)}"
@@ -201,11 +210,12 @@ def _shape(namespace: str, device: str, mbit: float | None) -> None:
 
 
 def _namespaces() -> list[str]:
-    listed = _ip("netns", "list").splitlines()
+    listed = ip("netns", "list").splitlines()
     return [line.split()[0] for line in listed if line.startswith(f"{PREFIX}-")]
 
 
-def _ip(*arguments: str) -> str:
+def ip(*arguments: str) -> str:
+    """Run the command ip; OSError with what it has said if that fails."""
     return _run("ip", *arguments)
 
 

@@ -1,0 +1,88 @@
+"""Averaging one vector over ways that have a distance, lose packets, or are narrow on one side.
+
+    python -m benchmarks.far --json FILE          half an hour on two cores
+
+Four members, 10 M fp32 elements: Atoll in int4 with mutual TLS, gloo with as many bytes in the
+clear, hivemind in fp16. They take turns, and medians count. :data:`WAYS` says what each way is, and
+:mod:`benchmarks.farnet` makes it. ``--only WAY`` measures single ones and keeps what the file has
+of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, hivemind, machine, turns
+from benchmarks.farnet import Way, available, everywhere
+from protocols.codecs import RangeCodec
+
+SIZE = 10_000_000  # elements
+WITHIN = 400.0  # seconds for one turn: gloo and hivemind crawl where packets are lost
+WAYS: dict[str, tuple[str, Way]] = {
+    "continent": ("round trip 80 ms", Way(50, 50, delay=20)),
+    "lossy": ("round trip 80 ms, 0.05 % lost", Way(50, 50, delay=20, loss=0.00025)),
+    "ocean": ("round trip 150 ms, 0.1 % lost", Way(50, 50, delay=37.5, loss=0.0005)),
+    "antipodes": ("round trip 200 ms", Way(50, 50, delay=50)),
+    "home": ("10 up, 50 down, round trip 40 ms", Way(10, 50, delay=10)),
+}
+
+
+def least(way: Way, codec: str = "int4") -> float:
+    """Seconds that a butterfly's bytes take on the narrower side of a way, without headers."""
+    encoded = RangeCodec(codec, SIZE).encoded_size(0, SIZE)
+    return 2 * (COUNT - 1) / COUNT * encoded * 8 / (min(way.up, way.down) * 1e6)
+
+
+def measure(way: Way, count: int) -> dict[str, Any]:
+    """So many turns of each system over this way."""
+    scale = Scale(SIZE, count, 0, 0)
+    entries: list[Entry] = [atoll("int4", tls=True), gloo_as("int4", scale), hivemind("fp16")]
+    runs = turns(entries, COUNT, scale, lambda names: everywhere(names, way), WITHIN)
+    return {"machine": machine(), "runs": runs}
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A table for people, in Markdown."""
+    lines = ["| each link, 50 Mbit/s unless said | Atoll | gloo | hivemind, fp16 | link used |"]
+    lines.append("|---|---|---|---|---|")
+    for name, (text, way) in WAYS.items():
+        if name not in found:
+            continue
+        runs = found[name]["runs"]
+        ours, gloo, theirs = (
+            statistics.median(run["seconds"] for run in runs[system])
+            for system in ("atoll int4 tls", "gloo", "hivemind fp16")
+        )
+        lines.append(
+            f"| {text} | {ours:.1f} s | {gloo:.1f} s | {theirs:.1f} s | {least(way) / ours:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is asked for and write what is known then."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--only", nargs="+", choices=WAYS, help="ways to measure", metavar="WAY")
+    parser.add_argument("--turns", type=int, default=5, help="turns that count (default: 5)")
+    given = parser.parse_args()
+    if not available():
+        sys.exit("links with a distance need Linux, root, the commands ip, tc and cc, and a tap")
+    found: dict[str, Any] = {}
+    if given.only and given.json.exists():
+        found = json.loads(given.json.read_text())
+    for name in given.only or WAYS:
+        text, way = WAYS[name]
+        print(f"{name}: {text}", flush=True)
+        found[name] = measure(way, given.turns)
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(shown(found))
+
+
+if __name__ == "__main__":
+    main()
