@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gossip.dividing import divided
 from gossip.mixing import Mix
 from gossip.partition import Link, cut, shares
 from protocols.errors import Malformed
@@ -63,16 +64,24 @@ def may_group(mix: Mix) -> bool:
 
 
 def lay_out(
-    size: int, links: Sequence[Link], regions: Mapping[PeerId, str], grouping: Grouping
+    size: int,
+    links: Sequence[Link],
+    regions: Mapping[PeerId, str],
+    grouping: Grouping,
+    counts: Mapping[PeerId, int] | None = None,
 ) -> Layout:
-    """Parts of ``[0, size)`` and groups of the members ``links``, by their declared ``regions``."""
+    """Parts of ``[0, size)`` and groups of the members ``links``, by their declared ``regions``.
+
+    ``counts``: into how many parts a member's share is cut (:mod:`gossip.dividing`), 1 without.
+    """
+    counts = counts or {}
     sets = _sets(links, regions, grouping) if grouping.on else []
     rows = [row for rows in sets for row in rows]
     if not rows or (len(rows) == 1 and len(rows[0]) == len(links)):  # all at one site
-        return Layout(cut(size, links))
+        return Layout(divided(cut(size, links), counts))
     by_peer = {link.peer: link for link in links}
     weights = _weights(links, by_peer, sets, rows)
-    pieces = cut(size, links, [weights[link.peer] for link in links])
+    pieces = divided(cut(size, links, [weights[link.peer] for link in links]), counts)
     return Layout(pieces, _relayed(pieces, by_peer, sets))
 
 

@@ -174,6 +174,11 @@ class Membership:
         island = self.islands.get(peer)
         return answer_s(island.trip if island else None, unknown)
 
+    def trips(self, peers: Iterable[PeerId]) -> dict[PeerId, float]:
+        """Seconds of the shortest round trip of late to each of these to which it is known."""
+        islands = {peer: self.islands.get(peer) for peer in peers}
+        return {p: i.trip.shortest for p, i in islands.items() if i is not None and i.trip}
+
     def stillness_s(self, peers: Iterable[PeerId], unknown: float) -> float:
         """For how long a transfer between any of these may stand still, by what was measured."""
         islands = (self.islands.get(peer) for peer in peers)

@@ -207,6 +207,7 @@ class Opening:
             past=self.ladder,
             patience_s=measured,
             unreliable=self.unreliable,
+            trips=self.company.membership.trips(announce.peer for announce in members),
         )
 
     def _owners(self, roster: Sequence[PeerId], now: float) -> list[Announce]:

@@ -6,10 +6,11 @@ When a plan is made, and by whom, is :mod:`gossip.round`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from gossip.agreed import Ballot, Remains
 from gossip.certificate import basis_of, leader_order, sign_result
+from gossip.dividing import by_owner
 from gossip.estimating import choose_codec, links_of, measured, timing_of
 from gossip.grouping import UNGROUPED, lay_out, may_group, renewed_groups
 from gossip.ladder import Ladder
@@ -36,6 +37,8 @@ from protocols.messages import (
     Plan,
 )
 
+MAX_PRODUCTS = 4096  # inner products in a plan, where a member's share need not be one part
+
 
 def fresh_plan(
     identity: Identity,
@@ -51,13 +54,15 @@ def fresh_plan(
     past: Ladder | None = None,
     patience_s: float | None = None,
     unreliable: Set[PeerId] = frozenset(),
+    trips: Mapping[PeerId, float] | None = None,
 ) -> Plan:
     """The first plan of a round: ``ready`` contribute, ``members`` (live roster) merge.
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
     known yet) and what is known of the rounds before (:mod:`gossip.ladder`). ``patience_s`` is what
     the measured round trips ask for, None before there are any (:mod:`gossip.trips`). Who is
-    ``unreliable`` merges nothing, if there are others.
+    ``unreliable`` merges nothing, if there are others. ``trips``: seconds of the shortest round
+    trip to each of the others, as far as known.
 
     A draft where scales follow from what is sent (:mod:`gossip.weighing`). Of such contributors
     a plan has room for :data:`MAX_WEIGHED`; the others' turn comes in another round.
@@ -75,9 +80,12 @@ def fresh_plan(
     merging = {announce.peer for announce in owners_among(members, rules, unreliable)}
     regions = {announce.peer: announce.region for announce in members}
     grouping = rules.grouping if may_group(rules.mix) else UNGROUPED
-    layout = lay_out(
-        rules.size, [link for link in links if link.peer in merging], regions, grouping
-    )
+    owning = [link for link in links if link.peer in merging]
+    counts = by_owner(identity.peer_id, owning, trips or {})
+    if draft:  # which shows the products of all contributors for each part
+        most = max(1, MAX_PRODUCTS // (len(owning) * len(ready) ** 2))
+        counts = {peer: min(count, most) for peer, count in counts.items()}
+    layout = lay_out(rules.size, owning, regions, grouping, counts)
     parts = tuple(Part(*piece, None) for piece in layout.pieces)
     ordered = sorted(ready, key=lambda announce: announce.peer)
     codec = choose_codec(parts, layout.groups, links, rules.at(place.round), round_s, past)

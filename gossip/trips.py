@@ -7,14 +7,16 @@ tolerated, and no more.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LEAST_S = 0.2  # no common TCP repeats earlier, however short the round trip (RFC 6298 says 1 s)
 FORGIVEN = 3.0  # time-outs: the first, and the doubled second
 MOST_S = 5.0  # nobody can make the others wait for longer by answering late
 GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4  # RFC 6298, section 2
 DEVIATIONS = 4.0
+LATE = 32  # measurements, of which the shortest counts
 TRUSTED = 8  # measurements: before, one that met a burst would count for all
 
 
@@ -25,11 +27,14 @@ class RoundTrip:
     mean: float
     deviation: float
     count: int = 1
+    _newest: deque[float] = field(default_factory=lambda: deque(maxlen=LATE))
 
     @classmethod
     def first(cls, seconds: float) -> RoundTrip:
         """After one measurement."""
-        return cls(seconds, seconds / 2)
+        trip = cls(seconds, seconds / 2)
+        trip._newest.append(seconds)
+        return trip
 
     def add(self, seconds: float) -> None:
         """Another measurement.
@@ -42,6 +47,12 @@ class RoundTrip:
         self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
         self.mean += GAIN * (seconds - self.mean)
         self.count += 1
+        self._newest.append(seconds)
+
+    @property
+    def shortest(self) -> float:
+        """The shortest of late: hardly more than what the way itself takes."""
+        return min(self._newest, default=self.mean)
 
     @property
     def longest(self) -> float:

@@ -19,6 +19,6 @@ class Limits:
     idle_client: float = 30.0  # less than the server's, so that the server never closes first
     per_ip: int = 256
     total: int = 2048
-    per_peer: int = 16  # connections to one peer for calls, and as many lanes
+    per_peer: int = 32  # connections to one peer for calls, and as many lanes: two rounds' streams
     grace: float = 0.5  # for handlers at the end
     linger: float = 2.0  # so that a refusal reaches a peer that is still sending
