@@ -38,6 +38,23 @@ def test_two_sources_share_the_work_by_their_speed(identities: Identities) -> No
     run(identities, [3e6, 1e6], scenario)
 
 
+@pytest.mark.parametrize(("latency", "least", "most"), [(0.01, 2, 2), (0.05, 5, 6)])
+def test_a_source_that_is_far_away_is_asked_for_more_at_once(
+    identities: Identities, latency: float, least: int, most: int
+) -> None:
+    """Over a long way one connection carries little: as many as the round trip asks for."""
+
+    async def scenario(bench: Bench) -> None:
+        (peer,) = bench.peers
+        bench.network.set_link(bench.me.peer_id, peer, Link(latency=latency))
+        report = await bench.download()
+        bench.check()
+        assert report.sources[peer].round_trip >= 2 * latency
+        assert least <= report.sources[peer].streams <= most
+
+    run(identities, [2e6], scenario)
+
+
 def test_a_source_that_dies_half_way_is_replaced(identities: Identities) -> None:
     async def scenario(bench: Bench) -> None:
         killed: list[int] = []

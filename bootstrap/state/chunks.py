@@ -60,6 +60,12 @@ class Served:
     failures: int = 0  # of its link
     wrong: int = 0  # breaches of protocol: wrong hashes, lengths or offers
     dropped: str = ""  # why it is not asked any more
+    streams: int = 0  # chunks that it is asked for at once
+    round_trip: float = 0.0  # seconds, the shortest so far; 0: not known yet
+
+    def answered(self, seconds: float) -> None:
+        """It took so long from a question to the first byte."""
+        self.round_trip = min(self.round_trip or seconds, seconds)
 
 
 class Work:

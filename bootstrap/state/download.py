@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -34,6 +35,7 @@ from protocols.errors import (
 )
 from protocols.identity import PeerId
 from protocols.messages import ChunkRequest, InPlace, InPlaceRequest, StateOffer, StateRequest
+from protocols.streams import streams
 from protocols.tasks import Offload
 from protocols.transport import Transport
 
@@ -46,7 +48,7 @@ OFFER_TIMEOUT_S = 120.0  # a peer copies and hashes its state before it answers
 STALL_S = 15.0  # without a byte of a chunk
 MAX_SOURCES = 8  # at a time; further peers take the place of those that fail
 POLL_S = 1.0  # between two questions what a fellow has; a quarter of it where something has changed
-STREAMS = 2  # per source, so that its link is not idle while a request travels
+STREAMS = 2  # per source at least, so that its link is not idle while a request travels
 MAX_FAILURES = 3  # of a source's link; wrong bytes end it at once
 
 
@@ -195,9 +197,14 @@ class _Fetch:
             except (TransportError, RemoteProtocolError) as error:
                 _blame(peer, source, error, fatal=True)
                 return
-            async with asyncio.TaskGroup() as streams:
-                for _ in range(STREAMS):
-                    streams.create_task(self._stream(peer, source))
+            async with asyncio.TaskGroup() as group:
+
+                def enough() -> None:
+                    while source.streams < max(STREAMS, streams(source.round_trip)):
+                        source.streams += 1
+                        group.create_task(self._stream(peer, source, enough))
+
+                enough()
 
     async def share(self, introduce: Introduce, sources: Sequence[PeerId]) -> None:
         """Use those who download the same as well, as they come to be known; until cancelled."""
@@ -233,9 +240,17 @@ class _Fetch:
         finally:
             self.work.fellows[peer] = set()
 
-    async def _stream(self, peer: PeerId, source: Served, *, fellow: bool = False) -> None:
+    async def _stream(
+        self,
+        peer: PeerId,
+        source: Served,
+        further: Callable[[], None] = lambda: None,
+        *,
+        fellow: bool = False,
+    ) -> None:
+        """Take one chunk after the other; ``further`` is called after each."""
         buffer = memoryview(bytearray(self.work.chunk))
-        while True:
+        for number in count():
             if fellow:
                 index = self.work.take_from(peer, source)
             else:
@@ -244,7 +259,10 @@ class _Fetch:
                 return
             try:
                 name = "shared" if fellow else self.words.pull
-                await self._pull(peer, source, index, buffer, name)
+                answered = await self._pull(peer, source, index, buffer, name)
+                if number:  # the first one opened a connection
+                    source.answered(answered)
+                    further()
             except (TransportError, RemoteProtocolError) as error:
                 _blame(peer, source, error, fatal=source.failures + 1 >= MAX_FAILURES)
                 if fellow:
@@ -254,8 +272,11 @@ class _Fetch:
 
     async def _pull(
         self, peer: PeerId, source: Served, index: int, buffer: memoryview, name: str
-    ) -> None:
+    ) -> float:
+        """Take one chunk; returns the seconds until its first byte came."""
         work, start = self.work, index * self.work.chunk
+        clock = asyncio.get_running_loop().time
+        asked = clock()
         data = buffer[: min(work.chunk, work.state.length - start)]
         async with self.transport.pull(
             peer,
@@ -264,6 +285,7 @@ class _Fetch:
             max_length=len(data),
             timeout=self.stall_timeout,
         ) as incoming:
+            answered = clock() - asked
             await read_into(incoming, data)
         expected = work.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
@@ -274,6 +296,7 @@ class _Fetch:
         if work.claim(index):
             await self.offload(lambda: work.state.write(start, data))
             work.place(index, len(data), source)
+        return answered
 
 
 def _blame(peer: PeerId, source: Served, error: Exception, *, fatal: bool) -> None:
