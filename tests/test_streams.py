@@ -134,9 +134,9 @@ def test_a_swarm_goes_by_the_round_trips_that_it_has_measured(
             4, size=SIZE, link=away, uploads=[FAST] * 4, think=(1.0, 1.1)
         ) as swarm:
             members = swarm.members.values()
-            await until(lambda: min(len(m.replica.history) for m in members) >= 6, 120.0)
+            await until(lambda: min(len(m.replica.history) for m in members) >= 12, 120.0)
             newest = max(c.outcome.round for c in next(iter(members)).replica.certificates)
-            assert (min(owners_of(swarm, newest).values()) > 1) == several
+            assert (owners_of(swarm, newest).total() > 4) == several
             assert not any(member.rejected for member in members)
             swarm.agree()
 
@@ -155,7 +155,7 @@ def test_what_a_dead_member_was_to_merge_is_shared_among_the_others() -> None:
             def amid() -> bool:
                 plan = chain.exchange.plan
                 parts = [] if plan is None else plan.parts
-                return len(rest[0].replica.history) >= 6 and len(parts) > 8
+                return len(parts) > 8
 
             await until(amid, 120.0)
             number, plan = chain.exchange.round, chain.exchange.plan
