@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
+Handler = Callable[[int, FrameType | None], Any] | int | None
 SCRIPT_GONE = "the training script is gone"  # why a script's node leaves; its SIGHUP says so
 
 
@@ -29,31 +30,35 @@ def clean_up_first() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@contextmanager
-def held_back() -> Iterator[None]:
+class held_back:  # noqa: N801 - read as a function
     """Ctrl-C waits until the block is through; a second one does not.
 
     What the process does at Ctrl-C is left as it was. Without effect where that is none of
     Python's business, and in other threads than the main one, where no signal arrives.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came = False
 
-    def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
-        signal.signal(signal.SIGINT, before)
+    # no generator: broken off by a second one, it would come to its end somewhere else
 
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
+    def __init__(self) -> None:
+        self._before: Handler = None
+        self._came = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._hold)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._before is None:
+            return
+        signal.signal(signal.SIGINT, self._before)
+        if self._came and kind is not KeyboardInterrupt:
             signal.raise_signal(signal.SIGINT)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        signal.signal(signal.SIGINT, self._before)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ from node.errors import operator_error
 from node.script.optimizers import Watch, as_one
 from node.script.parameters import named_parameters
 from node.script.progress import ScriptProgress
-from node.script.session import Joined, ended
+from node.script.session import HEARING_S, Joined, ended
 from node.trainer.channel import Channel
 from node.trainer.layout import Layout
 from node.trainer.leader import Leader
@@ -114,7 +114,7 @@ def join(
         except OperatorError as error:
             ranks.broadcast(ended(error).encode())  # else the others would wait for ever
             raise
-        progress.leader = Leader(Channel(channel), vectors, wait_s=0.0)
+        progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     joined = Joined(progress, daemon)
     _joined[joined] = directory
     try:

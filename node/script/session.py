@@ -20,7 +20,7 @@ from node.errors import operator_error
 from node.interrupts import held_back
 from node.script.progress import ScriptProgress, counted, elsewhere
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
-from node.trainer.leader import ACTIONS, LONGEST_WAIT_S, Action, Idle, Leader, Step
+from node.trainer.leader import ACTIONS, Action, Idle, Leader, Step
 from node.trainer.rank import rank_lost
 from node.trainer.resume import Work
 from protocols.errors import OperatorError
@@ -36,6 +36,7 @@ GONE = Ended(
 )
 LEAVE_S = 60.0  # for the last checkpoint and the farewell; then the daemon is ended
 ABANDON_S = 5.0  # for the farewell alone
+HEARING_S = 0.2  # after so long Ctrl-C is heard, also where a round's outcome is waited for
 
 
 def ended(error: OperatorError) -> Ended:
@@ -51,6 +52,7 @@ class Joined:
         """``daemon``: the node's process, on rank 0 only."""
         self._progress, self._daemon = progress, daemon
         self._over = False  # the run is complete, this node was stopped, or it has left
+        self._leaving = False
         self._since = time.monotonic()
 
     # --- what it stands at -----------------------------------------------------------------------
@@ -134,20 +136,21 @@ class Joined:
         )
         progress = self._progress
         progress.check_training()
-        progress.count(done, finite=finite)
-        progress.report(
-            StepDone(
-                progress.round,
-                progress.step,
-                value if finite else None,
-                None,
-                lr,
-                tokens,
-                done.seconds,
-                position=progress.position,
-                finite=finite,
+        with held_back():  # of a step that is half counted or half told nothing would be right
+            progress.count(done, finite=finite)
+            progress.report(
+                StepDone(
+                    progress.round,
+                    progress.step,
+                    value if finite else None,
+                    None,
+                    lr,
+                    tokens,
+                    done.seconds,
+                    position=progress.position,
+                    finite=finite,
+                )
             )
-        )
         self._follow(until=Step)
         self._since = time.monotonic()
         return not self._over
@@ -178,14 +181,14 @@ class Joined:
         # the daemon may be about to write: then its command comes first. Not in the script's own
         # evaluation: what is taken in there is nobody else's until it is through
         locks = not self._over and self._progress.whole
-        if locks:
-            self._follow(until=Step, decide=_until_readable)
-        if leader is None:
-            return {}
         try:
+            if locks:
+                self._follow(until=Step, decide=_until_readable)
+            if leader is None:
+                return {}
             base = leader.vectors.tensors()[0].clone()
-        finally:
-            if locks and not self._over:
+        finally:  # also after Ctrl-C, which may come once they are locked
+            if locks and leader is not None:
                 leader.vectors.end_reading()
         return self._progress.layout.views(base)
 
@@ -198,8 +201,10 @@ class Joined:
             self._outside_evaluation("leave")
         try:
             if not self._over:
+                self._leaving = True
+                self._unlock()
                 self._progress.report(Leaving())
-                self._follow(until=Stop, decide=self._last_commands)
+                self._follow(until=Stop, decide=_commanded)
         except BaseException:  # also Ctrl-C: the daemon is to see that nobody commands it any more
             self._part()
             raise
@@ -260,8 +265,14 @@ class Joined:
         """Be no longer there: the daemon sees the channel's end, and leaves the swarm in order."""
         self._over = True
         self._progress.end()
+        self._unlock()
         if self._progress.leader is not None:
             self._progress.leader.channel.close()
+
+    def _unlock(self) -> None:
+        """Let the daemon have the vectors, also where a second Ctrl-C has left them locked."""
+        if self._progress.leader is not None:
+            self._progress.leader.vectors.end_reading()
 
     def _follow(self, until: type[Action], decide: Decide | None = None) -> None:
         """Carry out what is decided, up to and including the first action of this kind.
@@ -282,35 +293,37 @@ class Joined:
 
     def _carry_out(self, until: type[Action], decide: Decide | None) -> None:
         while True:
-            action = self._agree(decide)
+            if self._leaving:  # nothing is trained any more: no need to write beside it
+                self._progress.files.finish()
+            # what was commanded must not get lost on its way: the daemon waits for the answer
+            with held_back():
+                action, stop = self._next(decide)
+                if stop:
+                    self._part()  # the daemon waits for that before it says farewell
+                    return
             if isinstance(action, Ended):
                 self._over = True
                 raise OperatorError(action.code, action.what, action.why, action.fix)
-            if self._carried_out(action):
-                self._part()  # the daemon waits for that before it says farewell
-                return
             if isinstance(action, until):
                 return
 
-    def _carried_out(self, action: Action) -> bool:
-        """Do it, whole; whether the daemon says stop.
+    def _next(self, decide: Decide | None) -> tuple[Action, bool]:
+        """Agree on what is next, and do it, whole; whether the daemon says stop.
 
-        Where that fails half-way this island is over, so that no checkpoint is made of the rest;
-        and where it fails on one of several ranks, which would be elsewhere than the others.
+        Where that fails half-way this island is over, so that no checkpoint is made of the rest,
+        and the daemon waits for no answer; and where it fails on one of several ranks, which would
+        be elsewhere than the others.
         """
+        progress = self._progress
         try:
-            with held_back():
-                return self._progress.carry_out(action)
+            progress.whole = False
+            action = self._agree(decide)
+            return action, progress.carry_out(action)
         except BaseException as error:  # also a second Ctrl-C, which is not held back
-            alone = self._progress.ranks.size == 1 or not isinstance(error, Exception)
-            if not (alone and self._progress.whole):
+            alone = progress.ranks.size == 1 or not isinstance(error, Exception)
+            if not (alone and progress.whole):
                 self._part()
             raise
-
-    def _last_commands(self, leader: Leader) -> Action:
-        """What the daemon commands once nothing is trained any more: no need to write beside it."""
-        self._progress.files.finish()
-        return leader.channel.receive(LONGEST_WAIT_S) or Idle()
 
     def _agree(self, decide: Decide | None) -> Action:
         """Rank 0's decision, on every rank."""
@@ -326,6 +339,11 @@ class Joined:
             return action
         agreed: Action = decode_any(progress.ranks.broadcast(action.encode()), *ACTIONS)
         return agreed
+
+
+def _commanded(leader: Leader) -> Action:
+    """What the daemon commands."""
+    return leader.channel.receive(leader.longest_s) or Idle()
 
 
 def _until_readable(leader: Leader) -> Action:

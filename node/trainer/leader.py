@@ -49,6 +49,7 @@ class Leader:
     vectors: SharedVectors
     wait_s: float  # for a round's outcome; then inner steps go on
     clock: Callable[[], float] = time.monotonic
+    longest_s: float = LONGEST_WAIT_S  # that it listens at once
     wait_until: float | None = field(default=None, init=False)
     _waited_s: float = field(default=0.0, init=False)
 
@@ -56,7 +57,7 @@ class Leader:
         """What to do at this step boundary: a command first, then a snapshot, then a step."""
         left = self.left_s(trainer)
         trainer.files.look_after()
-        longest = WRITING_POLL_S if trainer.files.writing else LONGEST_WAIT_S
+        longest = WRITING_POLL_S if trainer.files.writing else self.longest_s
         since = self.clock()
         command = self.channel.receive(min(left, longest))
         if left > 0:

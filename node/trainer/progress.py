@@ -69,7 +69,9 @@ class Progress:
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader, self.overlap = ranks, leader, overlap
         self.begun = False
-        self.whole = True  # False: θ is being written, or was when an exception came
+        # False: what was decided is being carried out, or an exception has broken it off: θ may be
+        # half written, and the daemon may wait for an answer that never comes
+        self.whole = True
         self.pieces = [Piece(layout.names(fragment)) for fragment in range(len(layout.cuts))]
         self.slot = 0
         self.slots = 1
@@ -131,6 +133,12 @@ class Progress:
 
     def carry_out(self, action: Action) -> bool:
         """Do what rank 0 has decided, but for an inner step; whether the daemon says stop."""
+        self.whole = False
+        stop = self._carry_out(action)
+        self.whole = True
+        return stop
+
+    def _carry_out(self, action: Action) -> bool:
         match action:
             case TakeSnapshot(fragment):
                 self.take_snapshot(fragment)
@@ -264,7 +272,6 @@ class Progress:
 
         The round is applied and told of also where the evaluation raises, which the caller sees.
         """
-        self.whole = False
         base, sent = self._vectors()
         piece = self.pieces[command.fragment]
         since: dict[str, list[Tensor]] = {}  # θ − sent, kept aside while `base` is evaluated
@@ -291,8 +298,8 @@ class Progress:
             for name, rests in since.items():
                 for part, rest in zip(self.weights.local(name), rests, strict=True):
                     part.add_(rest)
-            self.whole = True
             self._answer(command, piece, loss)
+            self.whole = True
 
     def _answer(self, command: Apply, piece: Piece, loss: float | None) -> None:
         """θ has taken a round in: whatever else follows from it."""
@@ -315,14 +322,12 @@ class Progress:
     @torch.no_grad()
     def shift(self, command: Shift) -> None:
         """θ ← θ + ``sent``, of one fragment; the snapshot that is out stays so."""
-        self.whole = False
         _, sent = self._vectors()
         for name in self._of(self.pieces[command.fragment]):
             by = self.weights.scatter(name, sent.get(name))
             for part in self.weights.local(name):
                 assert by is not None
                 part.add_(by)
-        self.whole = True
         self.report(Shifted(command.fragment))
 
     def _evaluate_base(self, base: dict[str, Tensor], done: Piece) -> float | None:
