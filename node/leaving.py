@@ -17,6 +17,7 @@ from node.modes import is_over
 from node.monitor.events import Notice
 from node.monitor.wording import short
 from protocols.messages import Announce
+from protocols.tasks import beside
 
 if TYPE_CHECKING:
     from node.participation import Participation
@@ -26,6 +27,7 @@ LOOK_S = 1.0
 SETTLE_S = 10.0  # for shares of push-sum that are on their way
 LINGER_S = 20.0  # after the last round: others may still need our parts
 FAREWELL_S = 3.0
+SLOW_S = 10.0  # for a checkpoint; then it is said what is waited for
 
 
 async def leave(part: Participation, stack: AsyncExitStack) -> None:
@@ -42,7 +44,7 @@ async def leave(part: Participation, stack: AsyncExitStack) -> None:
     if part.config.checkpoint_every and part.island is not None:
         # who is at the end of the run may owe others their last rounds of other fragments
         last = None if part.finishing and _others(part) else stack
-        await part.keeper.save(wait=True, last=last)
+        await _save(part, last)
     if part.island is not None:
         await part.island.stop()
     if part.finishing:
@@ -57,7 +59,7 @@ async def _hand_over(part: Participation) -> None:
     text = "a newcomer is on its way, and only this node could let it in: it leaves after that"
     part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once)"))
     if part.config.checkpoint_every and part.island is not None:
-        await part.keeper.save(wait=True, last=None)
+        await _save(part, None)
     for chain in part.swarm.chains:
         if isinstance(chain, Chain):  # in pairs nobody has to be caught up with
             chain.wait_for_all()
@@ -68,6 +70,20 @@ async def _hand_over(part: Participation) -> None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await part.news.wait()
+
+
+async def _save(part: Participation, last: AsyncExitStack | None) -> None:
+    """Make a checkpoint, however long that takes; where it takes long, say so."""
+
+    async def say() -> None:
+        await asyncio.sleep(SLOW_S)
+        text = (
+            "the last checkpoint is not written yet: the trainer is at an inner step, or the disk"
+        )
+        part.events.emit(Notice(text=f"{text} is slow (Ctrl-C again ends it at once, without)"))
+
+    async with beside(say()):
+        await part.keeper.save(wait=True, last=last)
 
 
 async def _settle(part: Participation) -> None:

@@ -100,8 +100,9 @@ class Keeper:
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
-        yet to begin from a checkpoint: it has more than one without it would have. After the
-        ``last`` one no round is applied until that is unwound.
+        yet to begin from a checkpoint, or is gone since the one of this very round: it has more
+        than one without it would have. After the ``last`` one no round is applied until that is
+        unwound.
         """
         if self.conductor is not None and self.conductor.resume_dir is not None:
             return False
@@ -112,12 +113,22 @@ class Keeper:
             if wait and self._limit is not None and not self._limit.expired():
                 self._limit.reschedule(self._latest())
             async with self._lock:
-                saved = await self._save(last, follows=not wait)
+                saved = not self._has_more() and await self._save(last, follows=not wait)
         finally:
             self._waiting -= wait
         if wait and self.copying is not None:
             await self.copying.done()
         return saved
+
+    def _has_more(self) -> bool:
+        """Whether there is a checkpoint of this very place with a trainer, who is gone now."""
+        if self.conductor is None or self.conductor.training:
+            return False
+        place = self.replicas[0].place
+        there = self.store.facts(place.round)
+        if there is None or not place.state or f"{FOLDER}/{STATE}" not in there.files:
+            return False
+        return (there.head, there.state) == (place.previous.hex(), place.state.hex())
 
     async def by_time(self, every: float) -> None:
         """Save where rounds are further apart than ``every`` seconds, while there is training.
@@ -192,7 +203,8 @@ class Keeper:
                 async with self._patience():
                     await conductor.take_back()
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(self.still())
+                async with self._patience():  # a round that is applied waits for the trainer, too
+                    await stack.enter_async_context(self.still())
                 asked = None
                 if conductor is not None and conductor.training:
                     asked = await conductor.save(draft)

@@ -46,7 +46,7 @@ class SlowTrainer:
     def write(self) -> None:
         folder = self.draft / "trainer"
         folder.mkdir(parents=True)
-        (folder / "state").write_bytes(b"x")
+        (folder / "trainer.json").write_bytes(b"{}")
         assert self.writing is not None
         self.writing.set_result(Saved(directory=str(self.draft), problem="", full=False))
 

@@ -104,3 +104,17 @@ async def test_a_newcomer_that_never_comes_is_not_waited_for_for_ever(
     leaver.states.read = True
     await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
     assert leaver.did[-2:] == ["save, still from now on", "stop"]
+
+
+async def test_who_waits_for_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.leaving.SLOW_S", 0.01)
+    leaver: Any = Leaver()
+    save = leaver.keeper.save
+
+    async def slowly(*, wait: bool, last: AsyncExitStack | None) -> None:
+        await asyncio.sleep(0.1)
+        await save(wait=wait, last=last)
+
+    leaver.keeper.save = slowly
+    await asyncio.wait_for(leave(leaver, AsyncExitStack()), 5)
+    assert leaver.did == ["farewell", "says so", "save, still from now on", "stop"]

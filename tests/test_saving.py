@@ -121,6 +121,21 @@ async def test_steps_that_are_far_longer_all_at_once_are_waited_for(
     assert saving_.result() is not leaves
 
 
+async def test_a_round_that_waits_for_a_stuck_trainer_does_not_hold_up_who_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is applied once the trainer has taken in the one before, which may be never."""
+    monkeypatch.setattr(saving, "HURRIED_S", 0.1)
+    events: list[Any] = []
+    rounds, keeper = asyncio.Lock(), keeper_at(tmp_path, events)
+    keeper.conductor = cast(Conductor, SlowTrainer())
+    keeper.still = lambda: cast(Any, rounds)
+    async with rounds, asyncio.timeout(10), AsyncExitStack() as stack:
+        assert not await keeper.save(wait=True, last=stack)
+    assert "one inner step" in events[0].reason
+    assert not rounds.locked()
+
+
 async def test_a_trainer_that_is_stuck_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +175,29 @@ async def test_who_leaves_before_its_trainer_has_resumed_keeps_what_it_has(tmp_p
     before = verify(path)
     assert not await keeper.save(wait=True)
     assert verify(path) == before
+
+
+@pytest.mark.parametrize("further", [False, True])
+async def test_a_trainer_that_is_gone_takes_nothing_with_it_that_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, further: bool
+) -> None:
+    """Of the same round its files are worth more than their absence; of a later one, a merge."""
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    keeper, trainer = keeper_at(tmp_path, []), SlowTrainer()
+    place = SimpleNamespace(round=3, previous=b"before", state=b"now")
+    cast(Any, keeper.replicas[0]).place = place
+    keeper.conductor = cast(Conductor, trainer)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        saving_ = tasks.create_task(keeper.save())
+        while trainer.writing is None:  # noqa: ASYNC110 - a field of a fake
+            await asyncio.sleep(0)
+        trainer.write()
+    assert saving_.result()
+    trainer.training = False  # killed
+    place.round += further
+    assert await keeper.save(wait=True) is further
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-00000003", "ckpt-00000004"][: 1 + further]
+    assert (tmp_path / "ckpt-00000003" / "trainer" / "trainer.json").exists()
 
 
 @pytest.mark.parametrize("damaged", ["ckpt-00000000", "ckpt-00000001"])
