@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from bootstrap.manifest import Manifest
 from node import places
+from node.closing import newest_round
 from node.config import NodeConfig
 from node.hardware import leave_cores_to_ranks
 from node.interrupts import EXIT_INTERRUPTED, SCRIPT_GONE
@@ -98,6 +99,12 @@ class Daemon:
             self.home.check_there()
         return 0
 
+    def _ended_at_once(self) -> str:
+        """In words, with what there is to go on from."""
+        saved = newest_round(self.home.checkpoints)
+        rest = f"; the newest checkpoint is of round {saved}" if saved is not None else ""
+        return f"ended at once{rest}"
+
     def stop(self, reason: str) -> None:
         """Ask for a clean end; the first reason counts."""
         if not self.stop_reason.done():
@@ -144,18 +151,30 @@ class Daemon:
     def _catch_signals(self, loop: asyncio.AbstractEventLoop, events: EventLog) -> None:
         """Once: leave cleanly. Twice: end at once; the trainer ranks die with this process.
 
-        A terminal that is closed, which says so once and its shell once more, is a first time.
+        A terminal that is closed, which says so once and its shell once more, is a first time. So
+        is whoever asks a node that leaves by itself, as its run is over.
         """
+        asked = False
 
         def on_signal(name: str) -> None:
-            if self.stop_reason.done():
-                if name == "SIGHUP":
-                    return
-                self.home.withdraw_api()
-                os._exit(EXIT_INTERRUPTED)
-            reason = SCRIPT_GONE if self.script is not None and name == "SIGHUP" else name
-            events.emit(Stopping(reason=reason))
-            self.stop(reason)
+            nonlocal asked
+            leaves, twice = self.stop_reason.done(), asked
+            if leaves and name == "SIGHUP":
+                return
+            asked = True
+            if twice:
+                try:
+                    events.emit(Notice(text=f"{name} again: {self._ended_at_once()}"))
+                finally:
+                    self.home.withdraw_api()
+                    os._exit(EXIT_INTERRUPTED)
+            elif leaves:
+                text = f"{name}: is leaving already, as {self.stop_reason.result()}"
+                events.emit(Notice(text=f"{text} (once more ends it at once)"))
+            else:
+                reason = SCRIPT_GONE if self.script is not None and name == "SIGHUP" else name
+                events.emit(Stopping(reason=reason))
+                self.stop(reason)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:

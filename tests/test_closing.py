@@ -1,12 +1,18 @@
-"""What a node says last."""
+"""What a node says last, and what it does when it is asked to end."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from node.closing import last_words, newest_round
+from node.config import NodeConfig
+from node.daemon import Daemon
+from node.monitor.event_log import EventLog
 
 HOME = Path("/my runs/a")
 
@@ -58,3 +64,49 @@ def test_whoever_ends_says_so(command, name: str) -> None:
     status, out, _ = command(name, *ports, "--seconds", "0.01")
     assert status == 0
     assert out.splitlines()[-1] == "ended: 0.01 s are over, before it took part in a run"
+
+
+class AskedToEnd:
+    """A daemon that hears signals and says what it makes of them."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self.daemon = Daemon(NodeConfig(dir=home), None)
+        self.daemon.stop_reason = loop.create_future()
+        self.events = EventLog()
+        self.statuses: list[int] = []
+        monkeypatch.setattr("node.daemon.os._exit", self.statuses.append)
+        self.daemon._catch_signals(loop, self.events)
+
+    async def hears(self, number: signal.Signals) -> str:
+        """What it says to a signal."""
+        signal.raise_signal(number)
+        await asyncio.sleep(0.05)
+        event = cast(Any, self.events.recent[-1].event)
+        return str(event.reason if event.kind == "stopping" else event.text)
+
+
+async def test_asked_once_it_leaves_and_asked_twice_it_ends_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = AskedToEnd(tmp_path, monkeypatch)
+    (tmp_path / "checkpoints" / "ckpt-00000004").mkdir(parents=True)
+    assert await asked.hears(signal.SIGTERM) == "SIGTERM"
+    assert asked.daemon.stop_reason.result() == "SIGTERM"
+    assert not asked.statuses
+    said = await asked.hears(signal.SIGINT)
+    assert said == "SIGINT again: ended at once; the newest checkpoint is of round 4"
+    assert asked.statuses == [130]
+
+
+async def test_who_asks_a_node_that_leaves_by_itself_costs_it_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first Ctrl-C: it may be writing its last checkpoint."""
+    asked = AskedToEnd(tmp_path, monkeypatch)
+    asked.daemon.stop("the run is over after 9 rounds")
+    said = await asked.hears(signal.SIGINT)
+    assert said.startswith("SIGINT: is leaving already, as the run is over after 9 rounds (")
+    assert not asked.statuses
+    assert await asked.hears(signal.SIGINT) == "SIGINT again: ended at once"
+    assert asked.statuses == [130]
