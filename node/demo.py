@@ -24,6 +24,7 @@ from typing import Any
 
 from node.demo_summary import Summary, as_text, summary_of
 from node.errors import operator_error
+from node.interrupts import held_back
 
 START_S = 15.0  # until the first island trains, and for the end of the last one
 CALIBRATION_STEPS = 30
@@ -55,7 +56,7 @@ class IslandProcess:
             *("--checkpoint-every", "2", *arguments),
         ]
         self.starts += 1
-        with (self.dir / "console.log").open("ab") as log:
+        with held_back(), (self.dir / "console.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -157,8 +158,10 @@ class Demo:
                 self._train()
                 self._finish()
         finally:
+            with held_back():  # another Ctrl-C would leave some of them running
+                for island in self.islands:
+                    island.signal(signal.SIGKILL)
             for island in self.islands:
-                island.signal(signal.SIGKILL)
                 island.wait(5.0)
         return summary_of(self, time.monotonic() - self.began)
 

@@ -30,6 +30,14 @@ def clean_up_first() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def clean_up_at_any_end() -> None:
+    """So do SIGTERM, and SIGHUP of a terminal that is closed, for who would leave much behind."""
+    clean_up_first()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
 class held_back:  # noqa: N801 - read as a function
     """Ctrl-C waits until the block is through; a second one does not.
 

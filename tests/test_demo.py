@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from node_process import wait_until
 
 from node.demo import MIN_ROUNDS, START_S, TOO_LONG, Demo, _directory
 from node.demo_summary import as_text, summary_of
@@ -64,6 +68,48 @@ def test_only_what_explains_a_failure_is_left_behind(end: type[BaseException] | 
             raise end
     assert root.exists() == (end is RuntimeError)
     shutil.rmtree(root, ignore_errors=True)
+
+
+DEMONSTRATION = """
+import signal, time
+from node import demo
+from node.interrupts import clean_up_at_any_end
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
+clean_up_at_any_end()
+demo.step_seconds = lambda: 0.02
+demo.IslandProcess.program = ("-c", "import time; time.sleep(300)")
+with demo._directory() as root:
+    print(root, flush=True)
+    demo.Demo(90, 3, 0, root, time.monotonic(), quiet=True).run()
+"""
+
+
+def running_in(root: Path) -> list[str]:
+    """Processes that were given a place in ``root`` and are no zombies."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{root}/".encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_island_outlives_it(end: signal.Signals) -> None:
+    """They have sessions of their own, and would train on for all of their rounds."""
+    packages = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", DEMONSTRATION], stdout=subprocess.PIPE, text=True, env=packages
+    ) as process:
+        assert process.stdout is not None
+        root = Path(process.stdout.readline().strip())
+        wait_until(lambda: running_in(root), "the first island")
+        process.send_signal(end)
+        assert process.wait(60) != 0
+    assert not running_in(root)
+    assert not root.exists()
 
 
 class Played:

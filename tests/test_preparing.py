@@ -129,3 +129,17 @@ def test_a_name_that_begins_like_a_users_home_is_a_name(tmp_path, monkeypatch):
     json_lines(Path("~draft.jsonl"), TEXTS[:3])
     (found,) = documents.find_inputs(["~draft.jsonl"])
     assert texts_of(Path(found.name)) == TEXTS[:3]
+
+
+def test_who_is_interrupted_is_told_how_to_go_on(command, tmp_path, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    json_lines(tmp_path / "a.jsonl", TEXTS)
+    arguments = ("data", "prepare", tmp_path / "a.jsonl", "--out", tmp_path / "tokens")
+    with monkeypatch.context() as patched:
+        patched.setattr(ByteTokenizer, "encode", interrupted)
+        status, out, err = command(*arguments)
+    assert (status, out) == (130, "")
+    assert "give the same command again: it goes on" in err
+    assert command(*arguments)[0] == 0

@@ -65,6 +65,9 @@ def prepare(
                 report=report,
                 tell=lambda line: typer.echo(line, err=True),
             )
+    except KeyboardInterrupt:
+        typer.echo("give the same command again: it goes on after the last whole file", err=True)
+        raise
     except OperatorError as error:
         if error.code != "E601":
             raise

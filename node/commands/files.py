@@ -12,7 +12,7 @@ from bootstrap.validation import bad_config
 from node.commands.shared import given_path
 from node.config import resolve
 from node.errors import operator_error
-from node.interrupts import clean_up_first
+from node.interrupts import clean_up_at_any_end
 from node.options import with_settings
 from node.setting_values import size
 
@@ -86,7 +86,7 @@ def export(
     from node.likeness import files_like
     from node.outer_files import read_newest, read_tokenizer_of
 
-    clean_up_first()  # a folder may be half written
+    clean_up_at_any_end()  # a folder may be half written
     checkpoint, outer = read_newest(source)
     manifest = outer.signed.manifest
     fragments = manifest.rounds.fragments

@@ -11,7 +11,7 @@ from bootstrap.validation import bad_config, nearest
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
 from node.hosts.meeting import meeting, refuse_hosts
-from node.interrupts import clean_up_first
+from node.interrupts import clean_up_at_any_end
 from node.island_settings import IslandSettings
 from node.options import with_settings
 from node.templates import TEMPLATES, render
@@ -137,7 +137,7 @@ def demo(
     """A whole swarm on this machine: islands train, one is killed, one joins."""
     from node.demo import main
 
-    clean_up_first()  # islands are processes
+    clean_up_at_any_end()  # islands are processes
     raise typer.Exit(main(seconds=seconds, islands=islands, seed=seed, as_json=as_json))
 
 
