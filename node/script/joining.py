@@ -6,6 +6,7 @@ The script's process is the island's trainer; the node itself is a process that 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary
@@ -117,12 +119,33 @@ def join(
         progress.leader = Leader(Channel(channel), vectors, wait_s=0.0, longest_s=HEARING_S)
     joined = Joined(progress, daemon)
     _joined[joined] = directory
+    _leave_at_exit(os.getpid())
     try:
         joined.begin(str(ranks.device), str(first.dtype).removeprefix("torch."))
     except BaseException:  # also Ctrl-C: in a notebook the script's process goes on
         joined.abandon()
         raise
     return joined
+
+
+@cache
+def _leave_at_exit(pid: int) -> None:
+    """Have the islands of this process leave in order when Python ends and the script has not.
+
+    As where Ctrl-C ends it: what it has learnt since the last merge, and its optimizer's moments,
+    would be in no checkpoint.
+    """
+
+    def leave() -> None:
+        if os.getpid() != pid:
+            return  # a data loader's worker, which has all of this by fork
+        for joined in list(_joined):
+            if not joined.over:
+                joined.__exit__(SystemExit, SystemExit(), None)
+
+    # before Python refuses new threads to who writes a checkpoint, which is earlier than `atexit`
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(leave)
 
 
 def _refuse_twice(parameters: Collection[Tensor]) -> None:
