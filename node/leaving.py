@@ -78,9 +78,9 @@ async def _save(part: Participation, last: AsyncExitStack | None) -> None:
     async def say() -> None:
         await asyncio.sleep(SLOW_S)
         text = (
-            "the last checkpoint is not written yet: the trainer is at an inner step, or the disk"
+            "the last checkpoint takes long: the trainer is at an inner step, or the disk is slow"
         )
-        part.events.emit(Notice(text=f"{text} is slow (Ctrl-C again ends it at once, without)"))
+        part.events.emit(Notice(text=f"{text} (Ctrl-C again ends it at once, without)"))
 
     async with beside(say()):
         await part.keeper.save(wait=True, last=last)

@@ -16,6 +16,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
+    suppress,
 )
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,6 @@ CERTIFICATE, LINEAGE = "certificate", "lineage"
 # for the trainer's copy, and so many of its inner steps: the one that it is at may take far longer
 # than those before. Where somebody waits, as to leave, there is less
 TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
-WRITING_TIMEOUT_S = 3600.0
 MIN_PAUSE_S = 0.1
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
@@ -183,8 +183,8 @@ class Keeper:
             await self.offload(lambda: self._write(draft, outer))
         except Exception:  # whatever it was, and it is passed on: the draft is about to be removed
             if asked is not None and asked.copied.done() and not asked.copied.cancelled():
-                # its files would come back into a folder that is gone
-                await asyncio.wait([asked.written], timeout=WRITING_TIMEOUT_S)
+                with suppress(TimeoutError):  # else its files come back into a folder that is gone
+                    await asked.all_written(draft, self._patience_s)
             raise
         await self._trainer_done(draft, asked)
         return facts
@@ -231,9 +231,12 @@ class Keeper:
 
     def _latest(self) -> float:
         """Until when it may take, by the event loop's clock."""
+        return asyncio.get_running_loop().time() + self._patience_s()
+
+    def _patience_s(self) -> float:
         seconds = HURRIED_S if self._waiting else TRAINER_TIMEOUT_S
         step_s = self.conductor.pace.step_s if self.conductor is not None else 0.0
-        return asyncio.get_running_loop().time() + seconds + STEPS * step_s
+        return seconds + STEPS * step_s
 
     async def _outer(self) -> _Outer:
         """A copy of the outer state and of where it stands, on which rounds have no effect."""
@@ -275,8 +278,8 @@ class Keeper:
         """Wait for the trainer's files; raises what kept it from writing them."""
         if asked is None:
             return
-        async with asyncio.timeout(WRITING_TIMEOUT_S):
-            saved = await asked.written
+        await asked.all_written(draft, self._patience_s)
+        saved = asked.written.result()
         if saved.full:
             raise DiskFullError(draft, saved.problem)
         if saved.problem:

@@ -6,11 +6,18 @@ That is its share of a checkpoint, and its optimizer's moments for newcomers.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.checkpoint import bytes_in
 from node.island import Island
 from node.trainer.channel import ChannelClosedError, Checkpoint, Donate, Donated, Saved, Staged
+
+WRITING_TIMEOUT_S = 3600.0
+LOOK_S = 1.0  # at what was written
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,23 @@ class Asked:
 
     copied: asyncio.Future[None]
     written: asyncio.Future[Saved]
+
+    async def all_written(self, draft: Path, patience_s: Callable[[], float]) -> None:
+        """Wait for the files in ``draft``: long where a disk is slow, but not where nothing moves.
+
+        Raises TimeoutError, after ``patience_s`` seconds in which nothing has.
+        """
+        began = moved = time.monotonic()
+        size = 0
+        while not self.written.done():
+            with suppress(OSError):  # something was renamed meanwhile
+                if size != (size := bytes_in(draft)):
+                    moved = time.monotonic()
+            still = time.monotonic() - moved
+            if still > patience_s() or time.monotonic() - began > WRITING_TIMEOUT_S:
+                self.written.cancel()
+                raise TimeoutError(f"the trainer has written nothing for {still:.0f} s")
+            await asyncio.wait([self.written], timeout=LOOK_S)
 
 
 class TrainerFiles:
