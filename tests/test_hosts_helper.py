@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -115,6 +116,22 @@ async def test_the_end_of_host_0_ends_the_making_of_tokens(
             await until(lambda: begun)
             await made.aclose()
             assert await asyncio.wait_for(running, WAIT_S) == 0
+
+
+async def test_ctrl_c_stops_a_helper_and_a_second_one_ends_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread that is at something long, as hashing tokens, does not hold that up."""
+    statuses: list[int] = []
+    monkeypatch.setattr("node.hosts.helper.os._exit", statuses.append)
+    async with hub() as (made, _), following(tmp_path, made.port) as running:
+        await until(lambda: "host 0 is there" in capsys.readouterr().out)
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGINT)
+        assert await running == 0
+    assert statuses == [130]
+    assert "leaving: SIGINT (Ctrl-C again stops now)" in capsys.readouterr().out
 
 
 async def test_other_tokens_than_host_0s_are_refused_on_both_sides(tmp_path: Path) -> None:

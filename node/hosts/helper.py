@@ -45,9 +45,10 @@ from node.hosts.wire import (
     proven,
     signed,
 )
+from node.interrupts import EXIT_INTERRUPTED
 from node.monitor.console import Console
 from node.monitor.event_log import EventLog
-from node.monitor.events import Notice
+from node.monitor.events import Notice, Stopping
 from node.rank_process import RankProcess, oom_kills, rank_environment
 from node.statedir import StateDir
 from node.trainer.settings import EXIT_OUT_OF_MEMORY, TrainerSettings
@@ -94,9 +95,16 @@ class Helper:
             self._stopped = asyncio.Event()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._stopped.set)
+                loop.add_signal_handler(number, self._stop, number.name)
             await first(self._serve(), self._stopped.wait())
         return 0
+
+    def _stop(self, name: str) -> None:
+        """Once: stop, and tell host 0. Twice: end at once; the ranks die with this process."""
+        if self._stopped.is_set():  # a thread may be reading text, or a disk may hang
+            os._exit(EXIT_INTERRUPTED)
+        self.events.emit(Stopping(reason=name))
+        self._stopped.set()
 
     async def _serve(self) -> None:
         """Follow host 0, and look for it again when it is lost."""
