@@ -270,7 +270,8 @@ def test_ctrl_c_leaves_the_swarm_in_order(make: Callable[..., NodeProcess]) -> N
     assert first.wait(60) != 0  # KeyboardInterrupt, as Python does it
     assert "KeyboardInterrupt" in first.text()
     assert not first.left_over()
-    assert first.events("stopping")
+    (stopping,) = first.events("stopping")
+    assert first.events("checkpoint")[-1]["time"] > stopping["time"], first.text()
 
 
 ENDS = """
