@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
     | {"num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001},
 }
+# buffers that older versions of the library wrote, and that follow from config.json
+FOLLOWS = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # what our decoder cannot do: these have to be off, absent or empty
 UNKNOWN_TO_OURS = (
     *("rope_scaling", "attention_bias", "mlp_bias", "sliding_window"),
@@ -70,40 +75,71 @@ def tokenizer_in(folder: Path) -> Path | None:
 def import_hf(model: Model, folder: Path, out: torch.Tensor, fragments: int = 1) -> torch.Tensor:
     """Write the folder's weights into ``out`` (fp32 [N], in the order of the flat layout).
 
-    Raises OperatorError E606 where one is missing or has another shape, and where the folder has
-    buffers that are no parameters and would be lost.
+    Raises OperatorError E606 where one is missing, has another shape or is not finite, and where
+    the folder has more than these: weights that config.json has no place for, and buffers that are
+    no parameters, would be lost.
     """
+    from diloco.pseudo_gradient import is_finite
     from node.trainer.layout import Layout
 
     where, layout = _weights(folder), Layout.of_config(model, fragments)
     if model.kind == "hf":
-        return _import_theirs(model, folder, out, layout)
-    files: dict[Path, Any] = {}
+        _import_theirs(model, folder, out, layout)
+    else:
+        _import_ours(model, folder, where, layout.views(out))
     for name, view in layout.views(out).items():
+        if not is_finite(view.view(-1)):
+            raise _unfit(folder, f"{name} has values that are not finite (NaN or infinite)")
+    return out
+
+
+def _import_ours(
+    model: Model, folder: Path, where: dict[str, Path], views: dict[str, torch.Tensor]
+) -> None:
+    files: dict[Path, Any] = {}
+
+    def read(name: str) -> torch.Tensor:
+        path = where.get(name)
+        if path is None:
+            raise _unfit(folder, f"the weight {name} is missing")
+        if path not in files:
+            files[path] = _open(path)
+        return _read(files[path], path, name)
+
+    more = set(where)
+    for name, view in views.items():
         for wanted, part in hf_weights(model, name, view).items():
-            path = where.get(wanted)
-            if path is None:
-                raise _unfit(folder, f"the weight {wanted} is missing")
-            if path not in files:
-                files[path] = _open(path)
-            tensor = _read(files[path], path, wanted)
+            tensor = read(wanted)
             if tensor.shape != part.shape:
                 raise _unfit(
                     folder, f"{wanted} has the shape {tuple(tensor.shape)}, not {tuple(part.shape)}"
                 )
             part.copy_(tensor)
-    return out
+            more.remove(wanted)
+    if model.tied_embeddings and HEAD in more and read(HEAD).equal(read(EMBEDDING)):
+        more.remove(HEAD)
+    _refuse_more(folder, more)
 
 
-def _import_theirs(model: Model, folder: Path, out: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _refuse_more(folder: Path, names: Iterable[str]) -> None:
+    """Raise E606 for weights that config.json has no place for."""
+    if more := sorted(name for name in names if not FOLLOWS.search(name)):
+        listed = ", ".join(more[:4])[:300]
+        raise _unfit(folder, f"{CONFIG} has no place for {len(more)} of its weights: {listed}")
+
+
+def _import_theirs(model: Model, folder: Path, out: torch.Tensor, layout: Layout) -> None:
     from node.trainer.hf import PREFIX, pretrained
 
     try:
-        parameters = dict(pretrained(model, folder).named_parameters())
+        lm, more = pretrained(model, folder)
     except OperatorError as error:
         raise _unfit(folder, error.why) from error
-    named = {f"{PREFIX}{name}": parameter for name, parameter in parameters.items()}
-    return layout.flatten_into(named, out)
+    named = {f"{PREFIX}{name}": parameter for name, parameter in lm.named_parameters()}
+    # the library unties what differs, whatever config.json says
+    untied = named.keys() - {entry.name for entry in layout.entries}
+    _refuse_more(folder, more | {name.removeprefix(PREFIX) for name in untied})
+    layout.flatten_into(named, out)
 
 
 def _as_ours(config: dict[str, Any]) -> Model | None:

@@ -128,8 +128,10 @@ def build_foreign(config: Model, seed: int) -> ForeignDecoder:
         return ForeignDecoder(config)
 
 
-def pretrained(config: Model, folder: Path) -> Any:
+def pretrained(config: Model, folder: Path) -> tuple[Any, set[str]]:
     """The library's model with the weights of a folder, read as the library reads them, in fp32.
+
+    And the names of weights that the model has no place for.
 
     Files have a family's own names and pieces (an entry an expert), which the library knows how to
     put together. Of ``folder`` only safetensors are read. Raises OperatorError E606 where they do
@@ -162,7 +164,7 @@ def pretrained(config: Model, folder: Path) -> Any:
     for name, buffer in buffers.items():
         if not torch.equal(buffer, fresh[name]):
             raise unfit(f"{name} is no parameter, and its values would be lost in training")
-    return lm
+    return lm, set(found["unexpected_keys"])
 
 
 def _kept_buffers(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
