@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from data_kit import Server, folder, serving
 
 from node.data.ahead import Ahead, Place
+from node.data.cached_file import DRAFT, new_draft
 from node.data.remote import Folder, FolderTokens
 from node.trainer.data import TrainingData
 from node.trainer.sampler import Sampler
@@ -76,16 +78,14 @@ def test_what_fails_ahead_is_told_by_the_read(served: Served, tmp_path: Path) ->
 
 
 def test_a_draft_that_somebody_left_goes(served: Served, tmp_path: Path) -> None:
-    import os
-
     _, url, _ = served
     cache = tmp_path / "cache"
     cache.mkdir()
-    old, new = cache / ".fetching-old", cache / ".fetching-new"
-    for draft in (old, new):
-        draft.write_bytes(b"x")
-    os.utime(old, (0, 0))
+    left = cache / f"{DRAFT}left"
+    left.write_bytes(b"x")
+    handle, written = new_draft(cache)
     there = Folder(url, cache)
     there.tokens(there.index.shards[0])
-    assert not old.exists()
-    assert new.exists()
+    assert not left.exists()
+    assert Path(written).exists(), "somebody is at it"
+    os.close(handle)

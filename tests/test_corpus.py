@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
 from pathlib import Path
 from pydoc_data import topics
 
@@ -208,6 +209,26 @@ def test_a_build_that_fails_leaves_nothing(text_file: Path, tmp_path: Path):
     assert collect(text(text_file), tmp_path).documents
 
 
+def _killed_while_it_builds(path: Path, folder: Path) -> None:
+    collect(text(path), folder, lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_what_a_build_that_was_killed_has_left_goes(text_file: Path, tmp_path: Path):
+    killed = multiprocessing.get_context("spawn").Process(
+        target=_killed_while_it_builds, args=(text_file, tmp_path)
+    )
+    killed.start()
+    killed.join()
+    left = list(tmp_path.glob(f"{cached_file.DRAFT}*"))
+    assert len(left) == 1
+    with cached_file.replacing(tmp_path / "other"):  # of a process that goes on
+        assert collect(text(text_file), tmp_path).documents
+        there = set(tmp_path.glob(f"{cached_file.DRAFT}*"))
+        assert len(there) == 1
+        assert there.isdisjoint(left)
+    assert (tmp_path / "other").exists()
+
+
 def _collect_elsewhere(path: Path, folder: Path) -> tuple[str, bool]:
     built: list[int] = []
     found = collect(text(path), folder, lambda done, total: built.append(done))
@@ -251,6 +272,19 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes | None
     assert caught.value.code == "E601"
     assert str(file) in caught.value.what
     assert "--data" in caught.value.fix
+
+
+@pytest.mark.parametrize("before", [100_000, 2**16 - 1, 2**16 + 2**20 - 1])
+@pytest.mark.parametrize(("broken", "at"), [(b"\xe9 ", 0), (b"\xc3\xa9\xc3", 2)])
+def test_text_is_checked_to_its_end(tmp_path: Path, before: int, broken: bytes, at: int):
+    """Also where a character lies across the pieces that are read."""
+    file, good = tmp_path / "text", tmp_path / "good"
+    file.write_bytes(b"a" * before + broken)
+    good.write_bytes(b"a" * before + "\u00e9".encode())
+    with pytest.raises(OperatorError, match=f"UTF-8 .byte {before + at:,}.") as caught:
+        collect(text(file), tmp_path / "cache")
+    assert caught.value.code == "E601"
+    assert plain_text.text_files(str(tmp_path)) == [good]
 
 
 def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path):

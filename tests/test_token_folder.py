@@ -17,10 +17,11 @@ import pytest
 from data_kit import TEXTS, folder, json_lines, serving, tokenizer_bytes
 
 from node.data import documents
+from node.data.cached_file import DRAFT
 from node.data.folder import HELD_OUT, INDEX, ends
 from node.data.prepare import PARTIAL, prepare
 from node.data.remote import Folder, FolderTokens
-from node.data.shard_cache import DRAFT, ShardCache
+from node.data.shard_cache import ShardCache
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.trainer.corpus import is_held_out
 from node.trainer.data import TrainingData

@@ -1,6 +1,7 @@
 """Files that are made once, kept in the user's cache folder, and written whole or not at all.
 
-A sidecar records count and hash: a file that has changed is made again.
+A sidecar records count and hash: a file that has changed is made again. What is being written is
+locked by its writer, so that drafts of one that was killed are known, and removed by the next.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from node.errors import operator_error
+
+DRAFT = ".draft-"
 
 
 def cache_folder() -> Path:
@@ -90,13 +93,33 @@ def write(path: Path, documents: Iterable[bytes], end: bytes = b"") -> Record:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends well, and vanishes otherwise."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    sweep(path.parent)
+    handle, name = new_draft(path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or a power loss may leave the name and not the bytes
-        os.replace(name, path)
+            os.replace(name, path)  # before it is closed: nobody else may take it for left
     except BaseException:  # also Ctrl-C: leave no half-written file behind
         os.unlink(name)
         raise
+
+
+def new_draft(folder: Path) -> tuple[int, str]:
+    """An empty file of nobody else, locked as long as it is open: handle and name."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=DRAFT)
+        with contextlib.suppress(OSError):  # where there are no locks nobody sweeps either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(name):
+            return handle, name
+        os.close(handle)  # swept away before it was locked
+
+
+def sweep(folder: Path) -> None:
+    """Remove the drafts that nobody writes any more: those of processes that were killed."""
+    for draft in folder.glob(f"{DRAFT}*"):
+        with contextlib.suppress(OSError), draft.open("r+b") as file:  # another's, or gone
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.unlink()

@@ -29,7 +29,8 @@ CHUNK_LIMIT = 65_536
 CHUNK_ONE_IN = 4  # a chunk ends after one in so many paragraphs, chosen by their hash
 EMPTY = "it is empty"
 TOLD = 3  # files that are named of those left out
-PROBE = 65_536  # bytes looked at to tell text from other files
+PROBE = 65_536  # bytes looked at to tell text from binary files
+PIECE = 1024 * 1024
 SET_PATH = "give a file or folder of UTF-8 text on this machine with --data (a run file: data.path)"
 
 _WORD = re.compile(r"[a-z]+")
@@ -155,17 +156,29 @@ def told(left_out: list[str]) -> str:
 
 
 def text_problem(file: Path) -> str:
-    """Why a file is no text, judged by its beginning; empty if it is."""
+    """Why a file is no text; empty if it is. All of it is read, unless its beginning tells."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    at = pending = 0  # where the piece begins, and how much is left of those before
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             return "it is a pipe or device, and text is read twice"
         with file.open("rb") as stream:
-            head = stream.read(PROBE)
-        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < PROBE)
+            head = piece = stream.read(PROBE)
+            while piece:
+                decoder.decode(piece)
+                if not at and (problem := _problem_of(head)):
+                    return problem
+                at, pending = at + len(piece), len(decoder.getstate()[0])
+                piece = stream.read(PIECE)
+            decoder.decode(b"", final=True)
     except OSError as error:
         return error.strerror or str(error)
     except UnicodeDecodeError as error:
-        return f"it is not UTF-8 (byte {error.start})"
+        return f"it is not UTF-8 (byte {at - pending + error.start:,})"
+    return "" if head else EMPTY
+
+
+def _problem_of(head: bytes) -> str:
     if not head.removeprefix(codecs.BOM_UTF8).strip():
         return EMPTY
     return "it is a binary file" if DOCUMENT_END in head else ""

@@ -13,13 +13,13 @@ import fcntl
 import hashlib
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeGuard
 
+from node.data.cached_file import new_draft, sweep
 from node.errors import operator_error, reason
 from protocols.errors import OperatorError
 
@@ -33,8 +33,6 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
 FULL = (errno.ENOSPC, errno.EDQUOT)  # this machine's disk
 NOW_OR_NEVER = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 COPY_BYTES = 4 * 1024 * 1024
-DRAFT = ".fetching-"
-ABANDONED_S = 3600.0  # without a byte written
 
 
 class FileSource(Protocol):
@@ -137,7 +135,7 @@ class ShardCache:
         with self._locked(".lock"):
             held, files = self._held()
             self._throw_out(files, held + size - self.max_bytes)
-            handle, name = tempfile.mkstemp(dir=self.directory, prefix=DRAFT)
+            handle, name = new_draft(self.directory)
             os.truncate(handle, size)
             return handle, name
 
@@ -148,14 +146,12 @@ class ShardCache:
 
     def _held(self) -> tuple[int, list[tuple[os.stat_result, Path]]]:
         """Bytes of all files, and those that are whole, in the order of their last use."""
+        sweep(self.directory)
         held, files = 0, []
         for file in self.directory.iterdir():
             try:
                 status = file.stat()
             except FileNotFoundError:  # given up, or a person is tidying up
-                continue
-            if file.name.startswith(DRAFT) and status.st_mtime < time.time() - ABANDONED_S:
-                file.unlink(missing_ok=True)  # whoever wrote it was killed
                 continue
             held += status.st_size  # drafts of others count
             if file.name[0] != ".":
@@ -188,10 +184,10 @@ class ShardCache:
                         out.write(piece)
                     out.flush()
                     note_used(out.fileno())
-                if length != size or hasher.hexdigest() != sha256:
-                    return False
-                with self._locked(".lock"):  # whoever counts what is held sees it once
-                    os.replace(draft, path)
+                    if length != size or hasher.hexdigest() != sha256:
+                        return False
+                    with self._locked(".lock"):  # whoever counts what is held sees it once
+                        os.replace(draft, path)  # it is still open, or somebody would sweep it
             self.fetched += 1
             return True
         finally:
