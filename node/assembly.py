@@ -203,6 +203,7 @@ def make_conductor(
         own_inner_steps=config.inner_steps,
     )
     if restored is not None:
+        conductor.moments = restored.moments
         conductor.pace.step = restored.facts.step
         conductor.pace.tokens = restored.facts.tokens
     return conductor

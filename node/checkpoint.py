@@ -162,15 +162,6 @@ class CheckpointStore:
         found = [(_made(p), p) for p in self.directory.iterdir() if _NAME.fullmatch(p.name)]
         return [path for _, path in sorted(found, reverse=True)]
 
-    def facts(self, round_: int) -> Index | None:
-        """What the checkpoint of a round says of itself, unverified; None: there is none."""
-        with suppress(OSError, ValueError):
-            return _read_index(self._path(round_))
-        return None
-
-    def _path(self, round_: int) -> Path:
-        return self.directory / f"ckpt-{round_:08d}"
-
     @contextmanager
     def draft(self) -> Iterator[Path]:
         """A directory to write files into; it is gone afterwards unless :meth:`commit` took it.
@@ -200,7 +191,7 @@ class CheckpointStore:
             (draft / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
             for path in (*draft.rglob("*"), draft):
                 _sync(path)
-            target = self._path(facts.round)
+            target = self.directory / f"ckpt-{facts.round:08d}"
             old = self.directory / f"{OLD_PREFIX}{target.name}"
             if target.exists():  # made earlier in the same round; a rename cannot replace it
                 shutil.rmtree(old, ignore_errors=True)

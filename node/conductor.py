@@ -77,9 +77,9 @@ class Conductor:
     swarm: AnySwarm | None = None
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
     refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
+    moments: Taken | None = None  # for a trainer that does not resume, once
     expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
     ready: Ready | None = None  # what the trainer has built; None: it is not there yet, or no more
-    _moments: Taken | None = None
     _begun: bool = False
     _beginning: bool = False
     _restarts: int = 0
@@ -214,7 +214,7 @@ class Conductor:
 
     async def take(self, moments: Taken | None) -> None:
         """Begin with a donor's moments, or without where none are to be had."""
-        self.expects_moments, self._moments = False, moments
+        self.expects_moments, self.moments = False, moments
         await self._begin()
 
     def eta(self, fragment: int) -> float:
@@ -262,7 +262,7 @@ class Conductor:
         self._target = self._targets.next(self.swarm)
         resume = str(self.resume_dir) if self.resume_dir else ""
         self._turns.begin()
-        moments, self._moments = self._moments, None
+        moments, self.moments = self.moments, None
         begin = Begin(
             round_,
             self._target,

@@ -189,9 +189,7 @@ class Participation:
                 self.hub,
                 restored,
                 self._on_applied,
-                joined=self.fetcher.joined_under_way
-                if restored is None
-                else restored.trained is None and restored.facts.step > 0,
+                joined=self.fetcher.joined_under_way if restored is None else restored.cold,
             )
             self.conductor.refresh = self.fetcher.refresher(self.swarm)
             self.island = self.conductor.island

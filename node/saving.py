@@ -41,6 +41,7 @@ from node.checkpoint import (
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.copying import Copying
+from node.earlier import has_trained, take_over
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
@@ -48,8 +49,8 @@ from node.outer_files import OuterFiles, read_outer, write_beside, write_outer
 from node.own_state import OwnReplica
 from node.replica import ChainStanding, OuterReplica
 from node.trainer.channel import ChannelClosedError
-from node.trainer.resume import FOLDER, STATE
-from node.trainer_files import Asked
+from node.trainer.resume import MOMENTS
+from node.trainer_files import Asked, Taken
 from protocols.errors import OperatorError, ProtocolError
 from protocols.identity import PeerId
 from protocols.messages import Certificate
@@ -59,6 +60,7 @@ CERTIFICATE, LINEAGE = "certificate", "lineage"
 # for the trainer's copy, and so many of its inner steps: the one that it is at may take far longer
 # than those before. Where somebody waits, as to leave, there is less
 TRAINER_TIMEOUT_S, HURRIED_S, STEPS = 600.0, 120.0, 4.0
+FIRST_STEP_S = 3600.0  # while no step has told how long they are
 MIN_PAUSE_S = 0.1
 UNWRITTEN = (DiskFullError, FolderGoneError, CheckpointError)
 
@@ -100,9 +102,8 @@ class Keeper:
 
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
-        yet to begin from a checkpoint, or is gone since the one of this very round: it has more
-        than one without it would have. After the ``last`` one no round is applied until that is
-        unwound.
+        yet to begin from a checkpoint: it has more than one without it would have. After the
+        ``last`` one no round is applied until that is unwound.
         """
         if self.conductor is not None and self.conductor.resume_dir is not None:
             return False
@@ -113,22 +114,12 @@ class Keeper:
             if wait and self._limit is not None and not self._limit.expired():
                 self._limit.reschedule(self._latest())
             async with self._lock:
-                saved = not self._has_more() and await self._save(last, follows=not wait)
+                saved = await self._save(last, follows=not wait)
         finally:
             self._waiting -= wait
         if wait and self.copying is not None:
             await self.copying.done()
         return saved
-
-    def _has_more(self) -> bool:
-        """Whether there is a checkpoint of this very place with a trainer, who is gone now."""
-        if self.conductor is None or self.conductor.training:
-            return False
-        place = self.replicas[0].place
-        there = self.store.facts(place.round)
-        if there is None or not place.state or f"{FOLDER}/{STATE}" not in there.files:
-            return False
-        return (there.head, there.state) == (place.previous.hex(), place.state.hex())
 
     async def by_time(self, every: float) -> None:
         """Save where rounds are further apart than ``every`` seconds, while there is training.
@@ -181,6 +172,9 @@ class Keeper:
                     await asked.copied
             facts = self._facts(outer.place)
             await self.offload(lambda: self._write(draft, outer))
+            if asked is None and self.conductor is not None:
+                at = tuple(replica.place.round for replica in self.replicas)
+                await self.offload(lambda: take_over(self.store, facts, at, draft))
         except Exception:  # whatever it was, and it is passed on: the draft is about to be removed
             if asked is not None and asked.copied.done() and not asked.copied.cancelled():
                 with suppress(TimeoutError):  # else its files come back into a folder that is gone
@@ -234,8 +228,9 @@ class Keeper:
         return asyncio.get_running_loop().time() + self._patience_s()
 
     def _patience_s(self) -> float:
-        seconds = HURRIED_S if self._waiting else TRAINER_TIMEOUT_S
         step_s = self.conductor.pace.step_s if self.conductor is not None else 0.0
+        patience = TRAINER_TIMEOUT_S if step_s else FIRST_STEP_S
+        seconds = HURRIED_S if self._waiting else patience
         return seconds + STEPS * step_s
 
     async def _outer(self) -> _Outer:
@@ -313,7 +308,18 @@ class Restored:
     @property
     def trained(self) -> Path | None:
         """Where the trainer finds its files; None: it was not up when the checkpoint was made."""
-        return self.path if (self.path / FOLDER / STATE).exists() else None
+        return self.path if has_trained(self.path) else None
+
+    @property
+    def moments(self) -> Taken | None:
+        """The trainer's moments, of an earlier checkpoint, where there is no more of it."""
+        there = self.trained is None and has_trained(self.path, MOMENTS)
+        return Taken(self.path, 0) if there else None
+
+    @property
+    def cold(self) -> bool:
+        """Whether the trainer has been at work, and has no moments any more."""
+        return self.facts.step > 0 and self.trained is None and self.moments is None
 
 
 def floats_saved(manifest: Manifest) -> int:

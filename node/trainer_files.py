@@ -22,7 +22,10 @@ LOOK_S = 1.0  # at what was written
 
 @dataclass(frozen=True)
 class Taken:
-    """A file of a donor's moments, and the inner steps that they have seen."""
+    """A file of a donor's moments, and the inner steps that they have seen.
+
+    Or a checkpoint with those of an earlier one, and 0: it says itself how many.
+    """
 
     path: Path
     steps: int

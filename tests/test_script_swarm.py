@@ -234,6 +234,8 @@ def test_a_script_that_is_killed_comes_back_where_it_was(
     before = len(first.events("round"))
     wait_until(lambda: len(first.events("round")) > before + 1, "the other one to go on")
     steps = max(e["step"] for e in second.events("step"))
+    newest = max(second.dir.glob("checkpoints/ckpt-*"))
+    assert list(newest.glob("*/*.safetensors")), "the last one has what is left of the trainer"
     # those that it repeats count as well, and the other one does not wait for who has left
     second.environment |= {"ATOLL_RESUME": "true", "ATOLL_ROUNDS": "14"}
     restarted = time.time()
@@ -242,6 +244,7 @@ def test_a_script_that_is_killed_comes_back_where_it_was(
     again = [e for e in committed(second, 2) if e["time"] > restarted]
     assert again, second.text()
     assert max(e["step"] for e in second.events("step")) > steps // 2
+    assert not [e for e in second.events("notice") if "begins anew" in e["text"]], second.text()
 
 
 def test_who_comes_back_with_another_optimizer_is_told_what_it_has_lost(

@@ -57,8 +57,8 @@ class ScriptProgress(Progress):
 
     def begin(self, command: Begin) -> None:
         """See :meth:`Progress.begin`; a checkpoint to go on from says who sees the disk."""
-        if command.resume:
-            self._look(Path(command.resume))
+        if place := command.resume or command.moments:
+            self._look(Path(place))
         self._reshard()
         super().begin(command)
 

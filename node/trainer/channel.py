@@ -70,8 +70,9 @@ class Begin(Message, kind=100):
     forgets: bool = False  # the optimizer begins anew with every round that is applied
     # no inner steps are taken: what is sent is a batch's gradient at `base`, and dropped if late
     gradients: bool = False
-    moments: Location = ""  # file of a donor's moments (node/trainer/moments.py), empty: none
-    moments_steps: int = 0  # that they have seen
+    # file of a donor's moments (node/trainer/moments.py), or an earlier checkpoint; empty: none
+    moments: Location = ""
+    moments_steps: int = 0  # that a donor's have seen; 0: they are of a checkpoint
     position: int = 0  # of the swarm in the learning rate's schedule; the island's own, if further
 
 

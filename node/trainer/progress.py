@@ -182,7 +182,7 @@ class Progress:
         An optimizer that has moments already, a script's, keeps them where θ is near ``base``.
         """
         base, _ = self._vectors()
-        keeps = not (command.resume or command.forgets)
+        keeps = not (command.resume or command.moments or command.forgets)
         warm = keeps and not self.ranks.all_true(not self.optimizer.state)
         cold = ""  # why moments are lost
         if warm and (far := distance(self.weights, base)) > NEAR:
@@ -226,9 +226,8 @@ class Progress:
                 cold = "the checkpoint holds none"
             if cold:
                 self.rewarm_from = self.step  # its moments are as cold as a joiner's
-        elif command.moments and (places := self.files.places) is not None:
-            path, steps = Path(command.moments), command.moments_steps
-            read(path, steps, places, self.weights, self.optimizer)
+        elif command.moments and not (self.forgets or self.gradients):
+            cold = self._take_moments(Path(command.moments), command.moments_steps)
         self._set_pace(command)
         for piece, share in zip(self.pieces, shares, strict=True):
             piece.begin(share)
@@ -238,6 +237,17 @@ class Progress:
         if command.evaluate:
             self.report(Evaluated(self.round, self.step, self.evaluate()))
         self._read_vectors(None, None)
+
+    def _take_moments(self, path: Path, steps: int) -> str:
+        """A donor's, or this island's own of an earlier checkpoint; why some of them are lost."""
+        if steps and self.files.places is not None:
+            read(path, steps, self.files.places, self.weights, self.optimizer)
+        if steps:
+            return ""
+        one_disk = self.files.one_disk
+        earlier, lost = load(path, self.weights, self.optimizer, one_disk=one_disk, earlier=True)
+        self.rewarm_from = self.step if lost else earlier.rewarm_from
+        return lost
 
     @torch.no_grad()
     def take_snapshot(self, fragment: int = 0) -> None:

@@ -48,6 +48,7 @@ from protocols.errors import OperatorError
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 FOLDER = "trainer"
+MOMENTS = "moments"  # the same of an earlier checkpoint, where no trainer was up at a later one
 STATE = "trainer.json"
 PARAMETER = "parameter/"  # prefixes of the tensors' names
 
@@ -210,18 +211,24 @@ def _write_whole(
 
 @torch.no_grad()
 def load(
-    directory: Path, weights: Weights, optimizer: torch.optim.Optimizer, *, one_disk: bool = True
+    directory: Path,
+    weights: Weights,
+    optimizer: torch.optim.Optimizer,
+    *,
+    one_disk: bool = True,
+    earlier: bool = False,
 ) -> tuple[Standing, str]:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
 
-    Moments of another kind of optimizer than the parameter has now are left out; beside the
-    standing it returns which these are, in words for people, empty where all fit.
+    ``earlier``: the moments alone, of :data:`MOMENTS`, and parameters stay as they are. Moments of
+    another kind of optimizer than the parameter has now are left out; beside the standing it
+    returns which these are, in words for people, empty where all fit.
 
     It may have been written by another number of ranks in another layout: each rank reads the
     elements that it holds now, or rank 0 all of them where not all see ``one_disk``. Raises E404
     when files are missing, damaged, or of another model.
     """
-    folder, problem, raw = directory / FOLDER, "", b""
+    folder, problem, raw = directory / (MOMENTS if earlier else FOLDER), "", b""
     found: dict[str, torch.Size] = {}
     if weights.ranks.leads:
         try:
@@ -247,7 +254,8 @@ def load(
     tensors: dict[str, Tensor] = {}
     counted = counted_beside(optimizer)
     for name, parts in weights.parts.items():
-        tensors[PARAMETER + name] = parts[0].detach()
+        if not earlier:
+            tensors[PARAMETER + name] = parts[0].detach()
         kept = there.get(name, [])
         for parameter in parts if kept else ():
             steps = standing.fewer.get(name, standing.optimizer_steps)
@@ -255,7 +263,7 @@ def load(
             optimizer.state[parameter] = new_moments(parameter, kept, steps, beside=beside)
         tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in kept}
     if not one_disk:
-        _read_whole(folder, weights, optimizer, there)
+        _read_whole(folder, weights, optimizer, there, moments_only=earlier)
         return standing, left_out
     load_sharded(
         tensors,
@@ -265,7 +273,7 @@ def load(
     )
     for parts in weights.parts.values():  # those that are tied, and two tensors here
         for twin in parts[1:]:
-            local(twin).copy_(local(parts[0]))
+            local(twin).copy_(local(parts[0]))  # as they are already, where they were not read
             for moment, value in optimizer.state.get(parts[0], {}).items():
                 local(optimizer.state[twin][moment]).copy_(local(value))
     return standing, left_out
@@ -276,10 +284,12 @@ def _read_whole(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     there: Mapping[str, list[str]],
+    *,
+    moments_only: bool,
 ) -> None:
     """Read tensor by tensor on rank 0 into the parts of all; every rank must call it."""
     for name, shape in weights.shapes.items():
-        picks: dict[str, Pick] = {PARAMETER + name: itself}
+        picks: dict[str, Pick] = {} if moments_only else {PARAMETER + name: itself}
         picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in there.get(name, ())}
         whole = dict.fromkeys(picks, torch.empty(0))
         if weights.ranks.leads:

@@ -1,0 +1,170 @@
+"""What a checkpoint without a trainer has of the one before it, and what a trainer makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from saving_kit import SlowTrainer, keeper_at
+from script_kit import Played
+from test_moments import kept, manifest_of
+from trainer_kit import Bench, begin, committing
+
+from node import saving
+from node.checkpoint import Checkpoint, CheckpointStore, Facts
+from node.conductor import Conductor
+from node.earlier import take_over
+from node.saving import Restored
+from node.trainer.channel import Checkpoint as Save
+from node.trainer.channel import Cold, Command, Report, StepDone, Stop
+from node.trainer.resume import FOLDER, MOMENTS, STATE, Share, Standing
+
+STEPS = 4
+FACTS = Facts(run="aa", round=3, step=9, tokens=9, head="bb", state="cc")
+
+
+def made(store: CheckpointStore, facts: Facts, folder: str = FOLDER) -> Checkpoint:
+    """A checkpoint with a trainer's files."""
+    with store.draft() as draft:
+        (draft / folder).mkdir()
+        standing = Standing(
+            fragments=(Share(round=facts.round),), round_step=0, step=1, tokens=1, rewarm_from=None,
+            optimizer_steps=1,
+        )  # fmt: skip
+        (draft / folder / STATE).write_text(standing.model_dump_json())
+        (draft / folder / "shard-1.safetensors").write_bytes(b"moments")
+        return store.commit(draft, facts)
+
+
+@pytest.mark.parametrize(
+    ("was", "there", "becomes"),
+    [
+        ({}, FOLDER, FOLDER),  # of the same moment: what the trainer had then
+        ({"round": 2, "head": "ab"}, FOLDER, MOMENTS),
+        ({"round": 2, "head": "ab"}, MOMENTS, MOMENTS),  # of one before that
+        ({}, MOMENTS, MOMENTS),
+        ({"state": "cd"}, FOLDER, MOMENTS),  # of another side of a split
+        ({"run": "ff"}, FOLDER, None),
+    ],
+)
+@pytest.mark.parametrize("links", [True, False])
+def test_the_files_of_the_newest_are_taken_over(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    was: dict[str, Any],
+    there: str,
+    becomes: str | None,
+    links: bool,
+) -> None:
+    if not links:
+        monkeypatch.delattr(os, "link")
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()), raising=False)
+    store = CheckpointStore(tmp_path)
+    made(store, FACTS.model_copy(update=was), there)
+    with store.draft() as draft:
+        take_over(store, FACTS, (3,), draft)
+        assert [p.name for p in draft.iterdir()] == [becomes][: becomes is not None]
+        if becomes is not None:
+            assert (draft / becomes / "shard-1.safetensors").read_bytes() == b"moments"
+            found = store.commit(draft, FACTS).path
+            restored = Restored(found, torch.empty(0), {}, cast(Any, None), (), FACTS)
+            assert (restored.trained == found) is (becomes == FOLDER)
+            assert (restored.moments is not None) is (becomes == MOMENTS)
+            assert not restored.cold
+
+
+def test_nothing_is_taken_of_a_damaged_one_or_of_none(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    with store.draft() as draft:
+        take_over(store, FACTS, (3,), draft)
+        path = made(store, FACTS).path
+        (path / FOLDER / "shard-1.safetensors").write_bytes(b"garbage")
+        take_over(store, FACTS, (3,), draft)
+        assert not os.listdir(draft)
+
+
+async def test_the_last_checkpoint_of_a_script_that_was_killed_has_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
+    keeper = keeper_at(tmp_path, [])
+    made(keeper.store, FACTS.model_copy(update={"run": b"run".hex(), "round": 2}))
+    gone = SimpleNamespace(training=False, pace=SlowTrainer().pace, resume_dir=None)
+    keeper.conductor = cast(Conductor, gone)
+    assert await keeper.save(wait=True)
+    found = keeper.store.latest().checkpoint
+    assert found is not None
+    assert (found.path / MOMENTS / STATE).exists()
+
+
+def saved(directory: Path, **inner: object) -> Bench:
+    """A trainer that has made a checkpoint after some steps, whose files are called moments."""
+
+    def saving(bench: Bench, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == STEPS:
+            return [Save(str(directory)), Stop()]
+        return []
+
+    bench = Bench(directory / "before", saving, manifest=manifest_of(**inner))
+    bench.run(begin())
+    (directory / FOLDER).rename(directory / MOMENTS)
+    return bench
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_trainer_begins_at_the_merge_with_earlier_moments(
+    tmp_path: Path, optimizer: str
+) -> None:
+    before = saved(tmp_path, optimizer=optimizer)
+    after = Bench(tmp_path / "after", committing(1), manifest=manifest_of(optimizer=optimizer))
+    base = after.vectors.tensors()[0].add_(0.01)
+    script = after.run(begin(round=7, step=50, moments=str(tmp_path)), Stop())
+    mine, own = kept(after), kept(before)
+    assert mine.keys() == own.keys()
+    assert all(torch.equal(mine[key], own[key]) for key in own)
+    for name, view in after.trainer.layout.views(base).items():
+        assert torch.equal(after.trainer.weights.parts[name][0], view)
+    assert after.trainer.step == 50
+    assert after.trainer.rewarm_from is None
+    assert not script.of(Cold)
+
+
+def test_moments_that_were_cold_then_are_so_now(tmp_path: Path) -> None:
+    saved(tmp_path)
+    told = json.loads((tmp_path / MOMENTS / STATE).read_text())
+    (tmp_path / MOMENTS / STATE).write_text(json.dumps(told | {"rewarm_from": 45}))
+    after = Bench(tmp_path / "after", committing(1), manifest=manifest_of())
+    after.run(begin(step=50, moments=str(tmp_path)), Stop())
+    assert after.trainer.rewarm_from == 45
+
+
+def test_a_run_that_forgets_moments_takes_none(tmp_path: Path) -> None:
+    saved(tmp_path)
+    after = Bench(tmp_path / "after", committing(1), manifest=manifest_of())
+    after.run(begin(step=50, moments=str(tmp_path), forgets=True), Stop())
+    assert not kept(after)
+
+
+def test_a_script_has_them_in_the_place_of_its_own(tmp_path: Path) -> None:
+    def saving(played: Played, report: Report) -> list[Command]:
+        if isinstance(report, StepDone) and report.step == STEPS:
+            return [Save(str(tmp_path))]
+        return []
+
+    one = Played(saving)
+    for _ in range(STEPS):
+        one.joined.step(8, one.inner_step())
+    own = [v.clone() for p in one.model.parameters() for v in one.optimizer.state[p].values()]
+    one.joined._progress.files.finish()
+    shutil.move(tmp_path / FOLDER, tmp_path / MOMENTS)
+    two = Played(lambda played, report: [], trained=1, moments=str(tmp_path))
+    mine = [v for p in two.model.parameters() for v in two.optimizer.state[p].values()]
+    assert len(mine) == len(own)
+    assert all(torch.equal(a, b) for a, b in zip(mine, own, strict=True))
+    assert torch.equal(two.theta, two.base)
