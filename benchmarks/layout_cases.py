@@ -157,6 +157,7 @@ CASES = (
     Case("FSDP, recompute full", _dims(dp_shard=2), settings=AGAIN),
     Case("FSDP, recompute selective", _dims(dp_shard=2), settings={"recompute": "selective"}),
     Case("TP, recompute full", _dims(tp=2), settings=AGAIN),
+    Case("one rank, offload", _dims(), settings=OFFLOAD),
     Case("FSDP, offload", _dims(dp_shard=2), settings=OFFLOAD),
     Case("TP, offload", _dims(tp=2), settings=OFFLOAD),
     Case("FSDP x TP, offload", _dims(dp_shard=2, tp=2), settings=OFFLOAD),

@@ -134,7 +134,8 @@ def _rank(
             **case.settings,
         )
         device = pick_device(settings.device, rank)
-        ranks = Ranks.join(rank, case.dims, device, f"file://{directory / 'rendezvous'}")
+        store, alone = f"file://{directory / 'rendezvous'}", not settings.offload
+        ranks = Ranks.join(rank, case.dims, device, store, alone=alone)
         leader, reports = None, []
         if rank == 0:
             vectors = SharedVectors.create(Layout.of_config(manifest.model).size)

@@ -132,7 +132,7 @@ class IslandSettings(BaseModel):
         default="none", description="Activations that are made again in backward, for memory."
     )
     offload: bool = Field(
-        default=False, description="Keep parameters and moments in the host's memory (fsdp)."
+        default=False, description="Keep parameters and moments in the host's memory."
     )
     moments: Literal["warm-up", "donor"] = Field(
         default="warm-up",
@@ -220,8 +220,6 @@ class IslandSettings(BaseModel):
             axes.setdefault("dp_shard", max(1, ranks // others))
             dims = ParallelDims.model_validate(axes | extra)
         dims.check(model, data)
-        if self.offload and dims.size == 1:
-            raise ValueError("--offload needs several ranks: it is of what fsdp shards")
         split = {"compile": self.compile, "recompute": self.recompute != "none"}
         split["offload"] = self.offload  # which is FSDP's, whatever it shards
         for flag, given in split.items():

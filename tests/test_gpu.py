@@ -52,6 +52,7 @@ LAYOUTS = (
     "PP, 1F1B",
     "PP, ZBV",
     "MoE, EP",
+    "one rank, offload",
     "FSDP, offload",
     "FSDP x TP, Muon",
     "llama, PP x FSDP x TP",

@@ -18,7 +18,8 @@ from node.trainer.moments import Places
 
 pytestmark = pytest.mark.timeout(600)
 
-QUICK = ("TP, sequence parallel", "PP, ZBV")  # what is cut inside a matrix, and between layers
+# what is cut inside a matrix, and between layers, and a mesh of one
+QUICK = ("TP, sequence parallel", "PP, ZBV", "one rank, offload")
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from trainer_kit import Bench, begin, committing
 
 from node.trainer.channel import Ready, StepDone
@@ -53,6 +55,24 @@ def test_out_of_memory_halves_the_micro_batch(
     assert (problem.code, first.micro_batch) == ("E401", 1)
     assert "1 sequences at a time" in problem.what
     assert all(shrunk_of(step, first.halved) is None for step in others)  # it is told once
+
+
+def test_where_fsdp_is_in_the_middle_of_a_layer_nothing_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a single rank that offloads: the daemon starts it again, with half the micro-batch."""
+
+    def too_large(*given: object) -> float:
+        raise torch.OutOfMemoryError("too large")
+
+    trainer = Bench(tmp_path, committing(1)).trainer
+    trainer.ranks = dataclasses.replace(trainer.ranks, mesh=cast(DeviceMesh, object()))
+    for name in ("gradients", "evaluate"):
+        monkeypatch.setattr(trainer.engine, name, too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.inner_step()
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.evaluate()
 
 
 def test_out_of_memory_in_the_evaluation_leaves_the_micro_batch(

@@ -176,13 +176,14 @@ class Trainer(Progress):
         """Accumulate the batch's gradient; the island's mean loss, on every rank.
 
         Out of memory on a single rank: again with half the micro-batch, the batch stays. (With
-        several the others are inside a collective; the daemon starts all of them again.)
+        several the others are inside a collective, and FSDP is in the middle of a layer; the daemon
+        starts all of them again.)
         """
         while True:
             try:
                 return self.engine.gradients(self._rows, self.micro_batch)
             except torch.OutOfMemoryError:
-                if self.ranks.size > 1 or self.micro_batch == 1:
+                if self.ranks.mesh is not None or self.micro_batch == 1:
                     raise
                 self.micro_batch = -(-min(self.micro_batch, self.batch) // 2)
                 self.halved += 1
@@ -204,7 +205,7 @@ class Trainer(Progress):
                 loss = self.engine.evaluate(self.validation, self.evaluated_at_once)
                 return loss if math.isfinite(loss) else None
             except torch.OutOfMemoryError:  # see _gradients; the micro-batch is not the cause
-                if self.ranks.size > 1 or self.evaluated_at_once == 1:
+                if self.ranks.mesh is not None or self.evaluated_at_once == 1:
                     raise
                 self.evaluated_at_once //= 2
             torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
 """The ranks of one island: how they meet, their mesh, and what all of them do at once.
 
-With one rank there is no process group. With several, :class:`Ranks` has a mesh whose axes are
-those of :class:`~node.trainer.dims.ParallelDims`. Rank 0 alone sees the daemon. What all ranks
-must do alike at a step boundary is broadcast by it.
+With one rank there is no process group, unless FSDP is to offload it. With several, :class:`Ranks`
+has a mesh whose axes are those of :class:`~node.trainer.dims.ParallelDims`. Rank 0 alone sees the
+daemon. What all ranks must do alike at a step boundary is broadcast by it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh | None  # None for a single rank, and for those of a script
+    mesh: DeviceMesh | None  # None for a rank without a process group, and for those of a script
     dims: ParallelDims = field(default_factory=ParallelDims)
     # of those that were made here: for what is on the CPU (none: the default one), and beside that
     _control: list[dist.ProcessGroup] = field(default_factory=list)
@@ -59,14 +59,18 @@ class Ranks:
         store: str,
         collective_s: float = COLLECTIVE_S,
         listening: int | None = None,
+        *,
+        alone: bool = True,
     ) -> Ranks:
         """Meet the other ranks at a store: ``file://PATH`` of a new file, or ``HOST:PORT``.
+
+        Who is ``alone`` has no process group; if not so, a single rank has one, and a mesh of one.
 
         A collective call that takes longer than ``collective_s`` seconds fails.
         On one host a file needs no port, so there is none to race for. On several, rank 0 serves
         the store on a socket that listens already, whose descriptor is ``listening``.
         """
-        if dims.size == 1:
+        if dims.size == 1 and alone:
             return cls.alone(device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -215,7 +219,7 @@ class Ranks:
 
     def leave(self) -> None:
         """Take all process groups down."""
-        if self.size > 1:
+        if self.mesh is not None:
             self.release()
             dist.destroy_process_group()
 

@@ -88,7 +88,8 @@ def meet(
     from node.trainer.parallel import Ranks
 
     set_up_arithmetic(settings.threads)
-    return Ranks.join(rank, settings.layout, device, store, settings.collective_s, listening)
+    wait_s, alone = settings.collective_s, not settings.offload
+    return Ranks.join(rank, settings.layout, device, store, wait_s, listening, alone=alone)
 
 
 def set_up_arithmetic(threads: int) -> None:
