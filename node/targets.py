@@ -8,6 +8,7 @@ from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from node.choosing import Chooser
 from node.modes import clients_of
+from node.monitor.events import Notice
 from node.replica import OuterReplica
 from protocols.identity import PeerId
 
@@ -23,9 +24,11 @@ class Targets:
     ) -> None:
         self.me, self.replica, self.chooser = me, replica, chooser
         self._clients = clients_of(manifest)
+        self._readers = 0 if manifest.script.layout else manifest.data.islands  # 0: nobody's affair
 
     def next(self, swarm: AnySwarm | None) -> int:
         """Inner steps until the next contribution; 0: the next round does without this island."""
+        self._count_readers()
         if not self.drawn(swarm):
             return 0
         if swarm is None:
@@ -33,6 +36,14 @@ class Targets:
         chosen = self.chooser.steps(swarm.membership.islands_alive(swarm.now()))
         swarm.presence.note(wanted_steps=self.chooser.wanted)
         return chosen
+
+    def _count_readers(self) -> None:
+        """Say, once, that a round has not as many windows as its islands read."""
+        islands = len(self.replica.roster)
+        if 0 < self._readers < islands:
+            text = f"{islands} islands read what a round has for {self._readers} (data.islands)"
+            self.chooser.events.emit(Notice(text=f"{text}: some windows are read twice"))
+            self._readers = 0
 
     def position(self, swarm: AnySwarm | None) -> int:
         """Where the others are in the learning rate's schedule, in inner steps; 0: nobody says.

@@ -14,7 +14,7 @@ from node.choosing import Chooser
 from node.modes import clients_of
 from node.monitor.console import render
 from node.monitor.event_log import EventLog
-from node.monitor.events import KnobSet
+from node.monitor.events import KnobSet, Notice
 from node.monitor.state import NodeState
 from node.monitor.views import NodeView
 from node.pace import Pace
@@ -257,6 +257,24 @@ def test_the_schedule_stands_where_most_others_do(said: tuple[int, ...], positio
     targets = Targets(chooser().manifest, me, replica, chooser(inner_steps=40))
     assert targets.position(swarm) == position
     assert targets.position(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("islands", "scripts", "told"), [(2, False, 0), (3, False, 1), (3, True, 0)]
+)
+def test_more_islands_than_a_round_has_windows_for_are_told_once(
+    islands: int, scripts: bool, told: int
+) -> None:
+    script = {"layout": "00" * 32, "parameters": 4, "dense": 4} if scripts else {}
+    run = {"data": {"islands": 2}, "script": script, "rounds": {"inner_steps": 40}}
+    choosing = Chooser(Manifest.model_validate(run), Pace(), EventLog())
+    roster = tuple(one.peer_id for one in EVERYBODY[:islands])
+    replica: Any = SimpleNamespace(roster=roster, place=PLACE)
+    targets = Targets(choosing.manifest, roster[0], replica, choosing)
+    assert [targets.next(None), targets.next(None)] == [40, 40]
+    texts = [r.event.text for r in choosing.events.recent if isinstance(r.event, Notice)]
+    assert len(texts) == told
+    assert all(text.startswith("3 islands read what a round has for 2") for text in texts)
 
 
 def test_where_one_who_was_drawn_abstains_the_next_one_trains() -> None:

@@ -57,6 +57,19 @@ def test_a_tokenizer_goes_into_the_manifest_and_a_joiner_gets_the_same_tokens(
     assert Path(theirs).read_bytes() == Path(made.tokens).read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["text", "folder"])
+@pytest.mark.parametrize(("islands", "repeats"), [(1, False), (100_000, True)])
+def test_fewer_windows_than_a_round_is_to_have_are_told(text, tmp_path, kind, islands, repeats):
+    data, rounds = Data(seq_len=64, islands=islands, batch_size=1), {"inner_steps": 5}
+    own = Manifest.model_validate({"data": data, "rounds": rounds})
+    place = str(text if kind == "text" else folder(tmp_path / "tokens"))
+    told: list[str] = []
+    made = make(own, place, Given(), tmp_path / "cache", QUIET, told.append)
+    tokens_for(made.manifest, made.shard, made.tokenizer, place, QUIET, told.append)
+    assert len(told) == 2 * repeats
+    assert all("fewer than the 500,000 that a round has" in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("changes", "name"), [({}, "tiny-text"), ({"name": "tiny-docs"}, "tiny-docs")]
 )

@@ -26,7 +26,7 @@ from node.errors import operator_error
 from node.headway import Progress, Tell
 from node.import_hf import import_hf, read_config, tokenizer_in
 from node.trainer.corpus import MORE_TEXT, collect, spread
-from node.trainer.data import token_type
+from node.trainer.data import open_tokens, sampler_of, token_type
 
 OWN_TEXT = "tiny-text"  # the name of a run of its creator's text, where it was given none
 
@@ -80,6 +80,7 @@ def make(
         held_out = folder.tokens(folder.index.held_out).astype(kind).tobytes()
         wanted, seq_len = manifest.evaluation.sequences, manifest.data.seq_len
         shard, tokens = spread(held_out, kind.itemsize, wanted, seq_len), place
+        _tell_of_repeats(manifest, folder.index.tokens, tell)
         if not shard:
             raise operator_error(
                 "E601",
@@ -100,6 +101,7 @@ def make(
         vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
         shard = corpus.make_shard(manifest.evaluation.sequences, seq_len, tokenizer, vocabulary)
         tokens = str(corpus.training_file(shard, seq_len, tokenizer, vocabulary))
+        _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
     evaluation = manifest.evaluation.model_copy(update={"digest": blake3(shard).hexdigest()})
     return Supply(
         manifest.model_copy(update={"evaluation": evaluation}),
@@ -122,7 +124,8 @@ def tokens_for(
     ``tell`` as in :func:`make`. Blocks. Raises OperatorError E601, E603, E604, E605, E402.
     """
     if place and is_folder(place):
-        found = Folder(place).index.tokenizer
+        index = Folder(place).index
+        found = index.tokenizer
         if found != manifest.data.tokenizer:
             raise operator_error(
                 "E603",
@@ -131,13 +134,29 @@ def tokens_for(
                 fix="make it again with the run's tokenizer.json, which is in the state directory",
             )
         check_files(place, progress)
+        _tell_of_repeats(manifest, index.tokens, tell)
         return place
     coder = tokenizer_of(manifest.data.tokenizer, tokenizer)
     if is_stream(place):
         return recipe_for(manifest, coder, place, progress)
     corpus = collect(own_data(manifest, place), progress=progress, tell=tell)
     vocabulary, seq_len = manifest.model.vocab_size, manifest.data.seq_len
-    return str(corpus.training_file(shard, seq_len, coder, vocabulary))
+    tokens = str(corpus.training_file(shard, seq_len, coder, vocabulary))
+    _tell_of_repeats(manifest, len(open_tokens(tokens, vocabulary)), tell)
+    return tokens
+
+
+def _tell_of_repeats(manifest: Manifest, tokens: int, tell: Tell) -> None:
+    """Say where a round has no windows of its own, since there are too few of them."""
+    try:
+        sampler = sampler_of(manifest, tokens)
+    except ValueError:
+        return  # who trains on them refuses them
+    if not sampler.rounds:
+        tell(
+            f"reads windows again: {sampler.windows:,} are fewer than the {sampler.reserved:,} "
+            f"that a round has of its own (inner steps, batch, data.islands)"
+        )
 
 
 def check_files(place: str, progress: Progress) -> None:

@@ -132,15 +132,7 @@ class TrainingData:
     @classmethod
     def of(cls, manifest: Manifest, tokens: Tokens) -> TrainingData:
         """As a run's manifest says; raises ValueError as :meth:`over` does."""
-        data, rounds = manifest.data, manifest.rounds
-        sampler = Sampler(
-            len(tokens),
-            data.seq_len,
-            data.batch_size,
-            data.seed,
-            reserved=data.islands * (rounds.inner_steps + rounds.overlap_steps) * data.batch_size,
-            pool=data.pool_windows,
-        )
+        sampler = sampler_of(manifest, len(tokens))
         apart = manifest.model.attention == "document"
         ahead = None
         if isinstance(tokens, FolderTokens) and tokens.cache_bytes:
@@ -160,6 +152,22 @@ class TrainingData:
         starts = self.sampler.starts(round, slot, slots, step, rows)
         window = gather(self.tokens, starts, self.sampler.seq_len + 1)
         return window[:, :-1], targets(window, self.document_end)
+
+
+def sampler_of(manifest: Manifest, tokens: int) -> Sampler:
+    """Who reads what of so many tokens; raises ValueError where they are fewer than two sequences.
+
+    A round has as many windows as ``data.islands`` islands take in ``rounds.inner_steps``.
+    """
+    data, rounds = manifest.data, manifest.rounds
+    return Sampler(
+        tokens,
+        data.seq_len,
+        data.batch_size,
+        data.seed,
+        reserved=data.islands * (rounds.inner_steps + rounds.overlap_steps) * data.batch_size,
+        pool=data.pool_windows,
+    )
 
 
 def targets(window: Tensor, document_end: int | None) -> Tensor:
