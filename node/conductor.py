@@ -78,11 +78,14 @@ class Conductor:
     own_inner_steps: int = 0  # the operator's H for this island, 0: none
     refresh: Callable[[], Awaitable[None]] | None = None  # the state, once, before it begins
     moments: Taken | None = None  # for a trainer that does not resume, once
+    # of the newest checkpoint, for ranks that are started again
+    spare: Callable[[], Awaitable[Taken | None]] | None = None
     expects_moments: bool = False  # a donor's are on their way: it begins with :meth:`take`
     ready: Ready | None = None  # what the trainer has built; None: it is not there yet, or no more
     _begun: bool = False
     _beginning: bool = False
     _restarts: int = 0
+    _anew: bool = False  # the ranks have been started again, from the last merge
     _target: int = 0  # inner steps from one contribution to the next
     _since: int = 0  # inner steps of the cycle: since fragment 0's last merge
     _reset_due: set[int] = field(default_factory=set)  # fragments in which θ is not finite
@@ -247,6 +250,9 @@ class Conductor:
         try:
             if refresh is not None:
                 await refresh()
+            if self._anew and self.spare is not None:
+                self._anew, self.moments = False, await self.spare()
+                self.joined = self.moments is None
             await self._turns.all_to_read()
         finally:
             self._beginning = False
@@ -344,9 +350,10 @@ class Conductor:
         await self._start_again(**changes)
 
     async def _start_again(self, **changes: int) -> None:
-        """Start all ranks anew, from the last merge, as a newcomer's: without their moments.
+        """Start all ranks anew, from the last merge, with the moments of the newest checkpoint.
 
-        From the checkpoint, where they were to begin from one and have not yet.
+        As a newcomer's, without, where there is none. But from the checkpoint that they were to
+        begin from, where they have not yet.
         """
         self._begun, self.ready = False, None
         self.files.lost()
@@ -354,7 +361,7 @@ class Conductor:
             self._guesses.lost()
         if self.resume_dir is None:
             self._turns.free()
-            self.joined = True
+            self.joined = self._anew = True
         if self.swarm is not None:
             for chain in self.swarm.chains:
                 chain.update(ready=False)

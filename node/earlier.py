@@ -11,8 +11,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from node.checkpoint import CheckpointStore, Facts, verify
+from node.checkpoint import Facts, verify
 from node.trainer.resume import FOLDER, MOMENTS, STATE, Standing
+from node.trainer_files import Taken
 
 
 def has_trained(checkpoint: Path, folder: str = FOLDER) -> bool:
@@ -20,24 +21,36 @@ def has_trained(checkpoint: Path, folder: str = FOLDER) -> bool:
     return (checkpoint / folder / STATE).exists()
 
 
-def take_over(store: CheckpointStore, facts: Facts, rounds: tuple[int, ...], draft: Path) -> None:
+def moments_in(checkpoint: Path | None) -> Taken | None:
+    """What a trainer that begins at the last merge can take of it; of a damaged one nothing."""
+    with suppress(OSError, ValueError):
+        if checkpoint is not None and verify(checkpoint) and _folder_in(checkpoint):
+            return Taken(checkpoint, 0)
+    return None
+
+
+def take_over(newest: Path | None, facts: Facts, rounds: tuple[int, ...], draft: Path) -> None:
     """Put the trainer's files of the newest checkpoint into ``draft``, which is to have none.
 
     As they are, where that is of the same outer state (``rounds``: of its fragments), else for
-    their moments. By hard links, where the disk has such. There is nothing to do where the newest
-    checkpoint is damaged, of another run, or without any. Raises OSError.
+    their moments. By hard links, where the disk has such. There is nothing to do where there is no
+    such checkpoint, it is damaged, or has none either. Raises OSError.
     """
-    for path in store.paths()[:1]:
-        with suppress(ValueError):
-            was = verify(path)
-            found = next((name for name in (FOLDER, MOMENTS) if has_trained(path, name)), None)
-            if was.run != facts.run or found is None:
-                return
-            standing = Standing.model_validate_json((path / found / STATE).read_bytes())
-            at = tuple(share.round for share in standing.fragments)
-            same = facts.state and (was.head, was.state, at) == (facts.head, facts.state, rounds)
-            folder = FOLDER if same and found == FOLDER else MOMENTS
-            shutil.copytree(path / found, draft / folder, copy_function=_link)
+    if newest is None:
+        return
+    with suppress(ValueError):
+        was, found = verify(newest), _folder_in(newest)
+        if not found:
+            return
+        standing = Standing.model_validate_json((newest / found / STATE).read_bytes())
+        at = tuple(share.round for share in standing.fragments)
+        same = facts.state and (was.head, was.state, at) == (facts.head, facts.state, rounds)
+        folder = FOLDER if same and found == FOLDER else MOMENTS
+        shutil.copytree(newest / found, draft / folder, copy_function=_link)
+
+
+def _folder_in(checkpoint: Path) -> str:
+    return next((name for name in (FOLDER, MOMENTS) if has_trained(checkpoint, name)), "")
 
 
 def _link(source: str, target: str) -> None:

@@ -175,6 +175,7 @@ class Participation:
             lambda: [chain.lineage for chain in self.swarm.chains],
             self._copying(store),
             self.node.daemon.stop_reason.done,
+            restored.path if restored is not None else None,
         )
         if self.config.role == "island":
             self.conductor = make_conductor(
@@ -194,6 +195,7 @@ class Participation:
             self.conductor.refresh = self.fetcher.refresher(self.swarm)
             self.island = self.conductor.island
             self.keeper.conductor = self.conductor
+            self.conductor.spare = self.keeper.moments
         self.reporter = make_reports(self.node, run.manifest, self.swarm, self.conductor)
         self.lookout = Lookout(
             self.node, self.entrance, self.swarm, self.replicas[0], self._on_rejected

@@ -41,7 +41,7 @@ from node.checkpoint import (
 from node.checkpoint_copy import CheckpointCopy
 from node.conductor import Conductor
 from node.copying import Copying
-from node.earlier import has_trained, take_over
+from node.earlier import has_trained, moments_in, take_over
 from node.errors import operator_error
 from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSaved, CheckpointSkipped, Problem
@@ -89,6 +89,7 @@ class Keeper:
     lineages: Callable[[], Sequence[Lineage]]
     copying: Copying | None = None  # to a second place for them
     leaving: Callable[[], bool] = lambda: False  # whether the last one is about to be made
+    newest: Path | None = None  # of this island since it joined
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
     _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
@@ -121,6 +122,11 @@ class Keeper:
             await self.copying.done()
         return saved
 
+    async def moments(self) -> Taken | None:
+        """Those of the newest checkpoint, for a trainer that is started again."""
+        newest = self.newest
+        return await self.offload(lambda: moments_in(newest))
+
     async def by_time(self, every: float) -> None:
         """Save where rounds are further apart than ``every`` seconds, while there is training.
 
@@ -148,7 +154,7 @@ class Keeper:
                 )
             self._full = isinstance(error, DiskFullError)
             return False
-        self._full = False
+        self._full, self.newest = False, saved.path
         if self.copying is not None:
             await self.copying.soon(saved.path)
         self.events.emit(
@@ -174,7 +180,7 @@ class Keeper:
             await self.offload(lambda: self._write(draft, outer))
             if asked is None and self.conductor is not None:
                 at = tuple(replica.place.round for replica in self.replicas)
-                await self.offload(lambda: take_over(self.store, facts, at, draft))
+                await self.offload(lambda: take_over(self.newest, facts, at, draft))
         except Exception:  # whatever it was, and it is passed on: the draft is about to be removed
             if asked is not None and asked.copied.done() and not asked.copied.cancelled():
                 with suppress(TimeoutError):  # else its files come back into a folder that is gone

@@ -18,6 +18,7 @@ from node.eager_state import EagerReplica
 from node.replica import OuterReplica
 from node.trainer.channel import ChannelClosedError, Saved, Snapshot, Staged, Stopped
 from node.trainer.shared import SharedVectors
+from node.trainer_files import Taken
 from protocols.codecs import RangeCodec
 from protocols.counts import Included, counts_of
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
@@ -164,6 +165,32 @@ async def test_a_trainer_that_dies_before_it_begins_is_sent_nothing(
     trainer.alive, made.ready = True, cast(Any, object())
     await made._begin()
     assert len(trainer.sent) == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_ranks_that_are_started_again_have_the_newest_moments(
+    vectors: SharedVectors, kept: bool
+) -> None:
+    gate = Gate()
+    gate.open.set()
+    made, _ = conductor(vectors, gate.offload)
+    trainer = cast(Trainer, made.island)
+    there = Taken(Path("checkpoint"), 0) if kept else None
+
+    async def spare() -> Taken | None:
+        return there
+
+    async def restart(**changes: int) -> None:
+        pass
+
+    made.spare, trainer.restart = spare, restart  # type: ignore[attr-defined]
+    await made._start_again(micro_batch=1)
+    made.ready = cast(Any, object())
+    await made._begin()
+    (begin,) = trainer.sent
+    assert (begin.moments, begin.moments_steps) == ("checkpoint" * kept, 0)
+    assert begin.rewarm is made.joined is not kept
+    assert not begin.resume
 
 
 async def test_a_trainer_that_begins_anew_stands_on_no_guess(vectors: SharedVectors) -> None:

@@ -19,11 +19,12 @@ from trainer_kit import Bench, begin, committing
 from node import saving
 from node.checkpoint import Checkpoint, CheckpointStore, Facts
 from node.conductor import Conductor
-from node.earlier import take_over
+from node.earlier import moments_in, take_over
 from node.saving import Restored
 from node.trainer.channel import Checkpoint as Save
 from node.trainer.channel import Cold, Command, Report, StepDone, Stop
 from node.trainer.resume import FOLDER, MOMENTS, STATE, Share, Standing
+from node.trainer_files import Taken
 
 STEPS = 4
 FACTS = Facts(run="aa", round=3, step=9, tokens=9, head="bb", state="cc")
@@ -50,7 +51,6 @@ def made(store: CheckpointStore, facts: Facts, folder: str = FOLDER) -> Checkpoi
         ({"round": 2, "head": "ab"}, MOMENTS, MOMENTS),  # of one before that
         ({}, MOMENTS, MOMENTS),
         ({"state": "cd"}, FOLDER, MOMENTS),  # of another side of a split
-        ({"run": "ff"}, FOLDER, None),
     ],
 )
 @pytest.mark.parametrize("links", [True, False])
@@ -59,34 +59,35 @@ def test_the_files_of_the_newest_are_taken_over(
     monkeypatch: pytest.MonkeyPatch,
     was: dict[str, Any],
     there: str,
-    becomes: str | None,
+    becomes: str,
     links: bool,
 ) -> None:
     if not links:
         monkeypatch.delattr(os, "link")
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError()), raising=False)
     store = CheckpointStore(tmp_path)
-    made(store, FACTS.model_copy(update=was), there)
+    newest = made(store, FACTS.model_copy(update=was), there).path
     with store.draft() as draft:
-        take_over(store, FACTS, (3,), draft)
-        assert [p.name for p in draft.iterdir()] == [becomes][: becomes is not None]
-        if becomes is not None:
-            assert (draft / becomes / "shard-1.safetensors").read_bytes() == b"moments"
-            found = store.commit(draft, FACTS).path
-            restored = Restored(found, torch.empty(0), {}, cast(Any, None), (), FACTS)
-            assert (restored.trained == found) is (becomes == FOLDER)
-            assert (restored.moments is not None) is (becomes == MOMENTS)
-            assert not restored.cold
+        take_over(newest, FACTS, (3,), draft)
+        assert [p.name for p in draft.iterdir()] == [becomes]
+        assert (draft / becomes / "shard-1.safetensors").read_bytes() == b"moments"
+        found = store.commit(draft, FACTS).path
+    restored = Restored(found, torch.empty(0), {}, cast(Any, None), (), FACTS)
+    assert (restored.trained == found) is (becomes == FOLDER)
+    assert (restored.moments is not None) is (becomes == MOMENTS)
+    assert not restored.cold
 
 
 def test_nothing_is_taken_of_a_damaged_one_or_of_none(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     with store.draft() as draft:
-        take_over(store, FACTS, (3,), draft)
+        take_over(None, FACTS, (3,), draft)
         path = made(store, FACTS).path
+        assert moments_in(path) == Taken(path, 0)
         (path / FOLDER / "shard-1.safetensors").write_bytes(b"garbage")
-        take_over(store, FACTS, (3,), draft)
+        take_over(path, FACTS, (3,), draft)
         assert not os.listdir(draft)
+        assert moments_in(path) is None
 
 
 async def test_the_last_checkpoint_of_a_script_that_was_killed_has_moments(
@@ -94,7 +95,7 @@ async def test_the_last_checkpoint_of_a_script_that_was_killed_has_moments(
 ) -> None:
     monkeypatch.setattr(saving, "write_outer", lambda draft, outer: None)
     keeper = keeper_at(tmp_path, [])
-    made(keeper.store, FACTS.model_copy(update={"run": b"run".hex(), "round": 2}))
+    keeper.newest = made(keeper.store, FACTS.model_copy(update={"round": 2})).path
     gone = SimpleNamespace(training=False, pace=SlowTrainer().pace, resume_dir=None)
     keeper.conductor = cast(Conductor, gone)
     assert await keeper.save(wait=True)
@@ -104,7 +105,7 @@ async def test_the_last_checkpoint_of_a_script_that_was_killed_has_moments(
 
 
 def saved(directory: Path, **inner: object) -> Bench:
-    """A trainer that has made a checkpoint after some steps, whose files are called moments."""
+    """A trainer that has made a checkpoint after some steps."""
 
     def saving(bench: Bench, report: Report) -> list[Command]:
         if isinstance(report, StepDone) and report.step == STEPS:
@@ -113,15 +114,16 @@ def saved(directory: Path, **inner: object) -> Bench:
 
     bench = Bench(directory / "before", saving, manifest=manifest_of(**inner))
     bench.run(begin())
-    (directory / FOLDER).rename(directory / MOMENTS)
     return bench
 
 
+@pytest.mark.parametrize("folder", [FOLDER, MOMENTS])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_trainer_begins_at_the_merge_with_earlier_moments(
-    tmp_path: Path, optimizer: str
+    tmp_path: Path, optimizer: str, folder: str
 ) -> None:
     before = saved(tmp_path, optimizer=optimizer)
+    (tmp_path / FOLDER).rename(tmp_path / folder)
     after = Bench(tmp_path / "after", committing(1), manifest=manifest_of(optimizer=optimizer))
     base = after.vectors.tensors()[0].add_(0.01)
     script = after.run(begin(round=7, step=50, moments=str(tmp_path)), Stop())
@@ -137,11 +139,18 @@ def test_the_trainer_begins_at_the_merge_with_earlier_moments(
 
 def test_moments_that_were_cold_then_are_so_now(tmp_path: Path) -> None:
     saved(tmp_path)
-    told = json.loads((tmp_path / MOMENTS / STATE).read_text())
-    (tmp_path / MOMENTS / STATE).write_text(json.dumps(told | {"rewarm_from": 45}))
+    told = json.loads((tmp_path / FOLDER / STATE).read_text())
+    (tmp_path / FOLDER / STATE).write_text(json.dumps(told | {"rewarm_from": 45}))
     after = Bench(tmp_path / "after", committing(1), manifest=manifest_of())
     after.run(begin(step=50, moments=str(tmp_path)), Stop())
     assert after.trainer.rewarm_from == 45
+
+
+def test_a_checkpoint_that_is_gone_by_now_leaves_the_trainer_cold(tmp_path: Path) -> None:
+    after = Bench(tmp_path / "after", committing(1), manifest=manifest_of())
+    script = after.run(begin(step=50, moments=str(tmp_path / "gone")), Stop())
+    assert after.trainer.rewarm_from == 50
+    assert "No such file" in script.of(Cold)[0].why
 
 
 def test_a_run_that_forgets_moments_takes_none(tmp_path: Path) -> None:

@@ -245,7 +245,12 @@ class Progress:
         if steps:
             return ""
         one_disk = self.files.one_disk
-        earlier, lost = load(path, self.weights, self.optimizer, one_disk=one_disk, earlier=True)
+        try:
+            kept = (path, self.weights, self.optimizer)
+            earlier, lost = load(*kept, one_disk=one_disk, earlier=True)
+        except OperatorError as error:  # all ranks are told; it may be gone by now
+            self.rewarm_from = self.step
+            return error.why
         self.rewarm_from = self.step if lost else earlier.rewarm_from
         return lost
 

@@ -220,15 +220,17 @@ def load(
 ) -> tuple[Standing, str]:
     """Read what :func:`save` wrote into parameters and optimizer; every rank must call it.
 
-    ``earlier``: the moments alone, of :data:`MOMENTS`, and parameters stay as they are. Moments of
-    another kind of optimizer than the parameter has now are left out; beside the standing it
-    returns which these are, in words for people, empty where all fit.
+    ``earlier``: the moments alone, also those of :data:`MOMENTS`; parameters stay as they are.
+    Moments of another kind of optimizer than the parameter has now are left out; beside the
+    standing it returns which these are, in words for people, empty where all fit.
 
     It may have been written by another number of ranks in another layout: each rank reads the
     elements that it holds now, or rank 0 all of them where not all see ``one_disk``. Raises E404
     when files are missing, damaged, or of another model.
     """
-    folder, problem, raw = directory / (MOMENTS if earlier else FOLDER), "", b""
+    folder, problem, raw = directory / FOLDER, "", b""
+    if earlier and not folder.exists():
+        folder = directory / MOMENTS
     found: dict[str, torch.Size] = {}
     if weights.ranks.leads:
         try:
