@@ -124,8 +124,8 @@ class Keeper:
 
     async def moments(self) -> Taken | None:
         """Those of the newest checkpoint, for a trainer that is started again."""
-        newest = self.newest
-        return await self.offload(lambda: moments_in(newest))
+        found: Taken | None = await self.offload(lambda: moments_in(self.newest))
+        return found
 
     async def by_time(self, every: float) -> None:
         """Save where rounds are further apart than ``every`` seconds, while there is training.
