@@ -138,6 +138,16 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
     assert "shut (a folder" in told[0]
 
 
+def test_looking_through_a_large_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("Text.")
+    monkeypatch.setattr("node.headway.FIRST_S", 0.0)
+    told: list[str] = []
+    assert len(plain_text.text_files(str(tmp_path), told.append)) == 3
+    assert told[0].startswith("looks for text: ")
+    assert "of 4 files" in told[0]
+
+
 def test_text_without_blank_lines_is_still_cut(tmp_path: Path):
     (tmp_path / "log.txt").write_text("".join(f"line {i} of a log\n" for i in range(20_000)))
     found = collect(text(tmp_path / "log.txt"), tmp_path / "cache")

@@ -70,7 +70,7 @@ def find_inputs(places: list[str], tell: Tell = lambda line: None) -> list[Input
             )
         path = Path(os.path.expanduser(place))
         if os.path.isdir(path):
-            inside, others = look_into(path, (*JSON_LINES, PARQUET))
+            inside, others = look_into(path, (*JSON_LINES, PARQUET), tell)
             found += [_input(file) for file in inside]
             left_out += others
         else:

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from node.data.folder import HELD_OUT
 from node.errors import operator_error, reason
-from node.headway import Progress, Tell
+from node.headway import Headway, Progress, Tell
 from node.trainer.data import DOCUMENT_END, encode
 from protocols.errors import OperatorError
 
@@ -94,7 +94,7 @@ def text_files(paths: str, tell: Tell = lambda line: None) -> list[Path]:
     left_out: list[str] = []
     for place in (Path(os.path.expanduser(part)) for part in paths.split(os.pathsep) if part):
         if os.path.isdir(place):
-            inside, others = look_into(place)
+            inside, others = look_into(place, (), tell)
             found += inside
             left_out += others
         elif problem := text_problem(place):
@@ -118,16 +118,22 @@ def unreadable(file: Path, why: str) -> OperatorError:
     return operator_error("E601", f"cannot read the training text {file}", why=why, fix=SET_PATH)
 
 
-def look_into(folder: Path, taken: tuple[str, ...] = ()) -> tuple[list[Path], list[str]]:
+def look_into(
+    folder: Path, taken: tuple[str, ...] = (), tell: Tell = lambda line: None
+) -> tuple[list[Path], list[str]]:
     """The files of text in a folder, in order; and what is left out of it, each with the reason.
 
     What is hidden, or empty, is neither. ``taken`` are endings of names that need no look. What
-    is beside tokens, in a token folder, is not for reading: its index is text as well.
+    is beside tokens, in a token folder, is not for reading: its index is text as well. Where that takes
+    long ``tell`` gets how far it has come.
     """
     files: list[Path] = []
     others: list[str] = []
     tokens: set[Path] = set()
-    for path in (folder, *sorted(folder.rglob("*"))):
+    found = [folder, *sorted(folder.rglob("*"))]
+    headway = Headway(lambda text: tell(f"looks for text: {text}"), unit="files")
+    for done, path in enumerate(found):
+        headway(done, len(found))
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if not tokens.isdisjoint(path.parents):
