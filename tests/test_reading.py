@@ -87,6 +87,7 @@ async def test_files_of_a_folder_that_are_no_text_are_named_by_who_makes_a_run_a
     run.tokens = ""  # as at another node
     await node.tokens(run)
     assert len(looks) == 2
+    told = [line for line in told if not line.startswith("reads windows again")]
     assert len(told) == 2
     for line in told:
         assert f"{text / '1.txt'} (it is not UTF-8 (byte 3)), " in line

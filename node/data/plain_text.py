@@ -124,8 +124,8 @@ def look_into(
     """The files of text in a folder, in order; and what is left out of it, each with the reason.
 
     What is hidden, or empty, is neither. ``taken`` are endings of names that need no look. What
-    is beside tokens, in a token folder, is not for reading: its index is text as well. Where that takes
-    long ``tell`` gets how far it has come.
+    is beside tokens, in a token folder, is not for reading: its index is text as well. ``tell``
+    gets how far it has come, where that takes long.
     """
     files: list[Path] = []
     others: list[str] = []
