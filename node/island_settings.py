@@ -208,7 +208,7 @@ class IslandSettings(BaseModel):
         extra = {"zero": self.zero, "schedule": self.schedule, "attention": self.attention}
         why = ""
         if self.layout == "auto":
-            dims, why = choose(ranks, hosts, parameters, memory, model, data)
+            dims, why = choose(ranks, hosts, parameters, memory, model, data, offload=self.offload)
             if dims.attention == "ring":  # since there are too few heads for the other
                 del extra["attention"]
             dims = dims.model_copy(update=extra)

@@ -23,6 +23,7 @@ Attention = Literal["ulysses", "ring"]
 TWO_STAGES_A_RANK = ("interleaved", "zbv")
 
 BYTES_A_PARAMETER = 16  # fp32: itself, its gradient, two moments
+INSTEAD = "on GPUs --offload keeps weights and moments in the host's memory"
 USABLE = 0.6  # of a device's memory for those; the rest is for activations and the allocator
 
 
@@ -186,19 +187,30 @@ def _divides(flag: str, size: int, name: str, whole: int) -> None:
 
 
 def choose(
-    ranks: int, hosts: int, parameters: int, memory: int, model: Model, data: Data
+    ranks: int,
+    hosts: int,
+    parameters: int,
+    memory: int,
+    model: Model,
+    data: Data,
+    *,
+    offload: bool = False,
 ) -> tuple[ParallelDims, str]:
     """A layout for ``ranks`` devices of ``memory`` bytes on ``hosts`` hosts, and why, in one line.
 
     Whole copies while they fit, for they talk least; else shards, within a host where that is
     enough. Where a step has fewer sequences than there are ranks, ranks share matrices (tp) or
     sequences (cp). Never layers (pp): a pipeline keeps busy only with a sequence for each rank, and
-    then shards take as little room. Raises ValueError if nothing fits.
+    then shards take as little room. With ``offload`` nothing of it lies on the devices, and shards
+    take the least of the host's memory. Raises ValueError if nothing fits.
     """
     need, room = parameters * BYTES_A_PARAMETER, memory * USABLE
     facts = f"{_gib(need)} of weights and moments, {_gib(memory)} a device"
+    if offload:
+        facts += ", in the host's memory"
     if ranks == 1:
-        return ParallelDims(), f"single: one rank ({facts})"
+        small = "" if offload or need <= room else f", which is too much: {INSTEAD}"
+        return ParallelDims(), f"single: one rank ({facts}{small})"
     tried: list[str] = []
     for data_ranks in (n for n in range(ranks, 0, -1) if ranks % n == 0):
         rest = ranks // data_ranks
@@ -206,7 +218,9 @@ def choose(
             inner = ParallelDims(**{axis: rest})
             if axis == "cp" and model.n_kv_heads % rest:
                 inner = ParallelDims(cp=rest, attention="ring")
-            shard, fits = _shards(data_ranks, hosts, need / rest, room, model)
+            shard, fits = data_ranks, True
+            if not offload:
+                shard, fits = _shards(data_ranks, hosts, need / rest, room, model)
             dims = inner.model_copy(
                 update={"dp_shard": shard, "dp_replicate": data_ranks // shard}
                 | ({"ep": math.gcd(model.experts, shard)} if model.experts else {})
@@ -220,10 +234,13 @@ def choose(
                 tried.append(f"{dims} does not fit")
                 continue
             why = "whole copies fit" if shard == 1 else "copies do not fit, shards do"
+            if offload:
+                why = "shards take the least of what is offloaded to"
             if rest > 1:
                 why += f"; {data.batch_size} sequences a step keep {data_ranks} data ranks busy"
             return dims, f"{dims}: {why} ({facts})"
-    raise ValueError(f"--layout auto finds none for {ranks} ranks: {tried[-1]}")
+    instead = f"; {INSTEAD}" if tried[-1].endswith("does not fit") else ""
+    raise ValueError(f"--layout auto finds none for {ranks} ranks: {tried[-1]} ({facts}){instead}")
 
 
 def _shards(
