@@ -12,7 +12,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -75,13 +75,9 @@ class Whole:
     there without a copy. A range that overlaps one taken before, as another owner's after a
     takeover does, gets memory of its own, and so does every other codec's. The block stays for as
     long as a part of it.
-
-    ``values`` says where other codecs' chunks are to be decoded to as they come, if anywhere
-    (:class:`gossip.slicing.WantsMerged`).
     """
 
-    def __init__(self, size: int, values: Callable[[int, int], torch.Tensor] | None = None) -> None:
-        self.values = values
+    def __init__(self, size: int) -> None:
         self._size = 4 * size
         self._block: torch.Tensor | None = None
         self._taken: list[tuple[int, int]] = []

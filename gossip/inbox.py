@@ -24,7 +24,7 @@ from gossip.owning import Owning
 from gossip.planned import ANSWER_S, PLAN_WAIT_S, Planned, Route
 from gossip.receiving import Inflow, PartDrain
 from gossip.relaying import Relaying, SharedInflow
-from gossip.slicing import OwnContribution, WantsMerged
+from gossip.slicing import OwnContribution
 from gossip.transfers import Transfers
 from gossip.validity import PartKey, Place, Shape, check_statement, fixes, key_of
 from gossip.watches import Watches
@@ -69,9 +69,8 @@ class Inbox:
     _whole: Whole = field(init=False)
 
     def __post_init__(self) -> None:
-        source, told = self.own.source, self.listener
-        wanted = source.merged if isinstance(source, WantsMerged) else None
-        self._whole = whole = Whole(self.shape.size, wanted)
+        told = self.listener
+        self._whole = whole = Whole(self.shape.size)
         collecting = (self.wiring, self.transfers, self.own, told, whole, self.shape.mix)
         moved, me = self.transfers, self.wiring.identity.peer_id
         self.owning = Owning(*collecting, self._hold, told.weighed)

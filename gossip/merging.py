@@ -24,7 +24,7 @@ import torch
 from blake3 import blake3
 
 from gossip.bodies import as_bytes
-from gossip.buffers import Whole
+from gossip.buffers import Whole, buffers
 from gossip.slicing import (
     FINITE,
     KeepsLost,
@@ -41,6 +41,7 @@ from protocols.identity import PeerId
 from protocols.transport import Buffer
 
 AT_A_TIME = 4  # chunks merged without letting others have their turn
+AT_ONCE = 4  # chunks' sums for which memory is taken together
 
 
 class PartMerge:
@@ -71,7 +72,6 @@ class PartMerge:
         self.codec, self.start, self.stop = codec, start, stop
         self.chunks = codec.chunks(start, stop)
         self.result = whole.take(codec, start, stop)
-        self._decoded_to = whole.values
         self.merged = 0  # chunks
         self.arrived: dict[PeerId, int] = {}  # bytes of each, to see who moves
         self.trailer = b""  # what is sent behind the last chunk, once it is known
@@ -200,6 +200,8 @@ class PartMerge:
     def close(self) -> None:
         """Nobody wants the part any more: take nothing more, touch no source any more."""
         self._expected.clear()
+        self._sums.clear()
+        self._spare.clear()
         if not self.done:
             self._closed, self._source = True, None
             self._begun = self._finished = _nothing  # they refer to whoever holds this
@@ -252,7 +254,11 @@ class PartMerge:
         return values
 
     def _scratch(self) -> torch.Tensor:
-        return self._spare.pop() if self._spare else torch.empty(CHUNK)
+        """Fp32 [CHUNK]. Of the pool, as malloc keeps gaps between sums that end in any order."""
+        if not self._spare:
+            count = min(len(self.chunks) + 1, AT_ONCE)
+            self._spare += buffers.take(4 * CHUNK * count).view(torch.float32).split(CHUNK)
+        return self._spare.pop()
 
     def _sum(self, index: int) -> torch.Tensor:
         chunk = self.chunks[index]
@@ -278,6 +284,7 @@ class PartMerge:
             if not before:
                 self._begun()
             if self.done:
+                self._spare.clear()  # whoever receives it slowly keeps the rest of this for long
                 self._finished()
                 self._begun = self._finished = _nothing  # they refer to whoever holds this
             self._wake()
@@ -318,8 +325,6 @@ class PartMerge:
         if self._plain is None:
             encode_within(self.codec, chunk, total, target)
             self._note_lost(index, total, target)
-            if self._decoded_to is not None:
-                self.codec.decode_chunk(chunk, target, self._decoded_to(chunk.start, chunk.stop))
             self._spare.append(self._sums.pop(index))
         else:
             try:

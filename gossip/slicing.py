@@ -57,19 +57,6 @@ class KeepsLost(Protocol):
         ...
 
 
-@runtime_checkable
-class WantsMerged(Protocol):
-    """A source that wants the merged values as they come, before the round is decided."""
-
-    def merged(self, start: int, stop: int) -> torch.Tensor:
-        """Where to write those of the elements [start, stop): fp32 [stop − start].
-
-        Asked for each chunk, where data is handled. A range is asked for again where more than one
-        owner's part of it comes; what it holds then is for the source to find out.
-        """
-        ...
-
-
 def shares(contributors: Iterable[Contributor]) -> dict[PeerId, float]:
     """Which share of the planned weight each contributor has, without those that count nothing."""
     contributors = tuple(c for c in contributors if c.scale)

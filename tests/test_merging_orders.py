@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging_kit import DENSE, PEERS, START, Owner, Values, close
 
+from gossip import merging
 from gossip.bodies import as_bytes
-from gossip.buffers import Whole
+from gossip.buffers import SMALL, Buffers, Whole, buffers
 from gossip.merging import MergedFeed, PartMerge, SliceDrain
 from protocols.codecs import CHUNK, Chunk, RangeCodec
 from protocols.identity import Identity
@@ -112,10 +113,15 @@ def test_memory_of_a_merge(name: str) -> None:
         sizes.append(made.numel() * made.element_size())
         return made
 
-    stop = START + 16 * CHUNK
+    def taken(size: int) -> torch.Tensor:
+        sizes.append(size if size >= SMALL else 0)  # else counted above
+        return take(size)
+
+    take, stop = buffers.take, START + 16 * CHUNK
     owner = Owner(RangeCodec(name, stop), stop=stop)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", counted)
+        patch.setattr(buffers, "take", taken)
         links = [Link(owner, number, 0) for number in (1, 2)]
         owner.settle()
         for _ in range(16):
@@ -167,3 +173,20 @@ def test_an_owner_is_told_what_its_encoding_has_lost() -> None:
     codec.decode(0, merge.result, whole)
     assert torch.equal(torch.cat(received), whole)
     assert torch.allclose(torch.cat(means)[CHUNK:], source.values[CHUNK:])
+
+
+def test_sums_go_back_to_the_pool_once_the_part_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long slow members receive it, the next rounds take no more from the system."""
+    pool, stop = Buffers(), START + 16 * CHUNK
+    monkeypatch.setattr(merging, "buffers", pool)
+    owners, mapped = [], []
+    for _ in range(3):
+        owners.append(owner := Owner(RangeCodec("int8", stop), stop=stop))
+        owner.settle()
+        owner.bring(1)  # all of it, before the other begins
+        owner.bring(2)
+        owner.turn()
+        assert owner.merge.done
+        mapped.append(pool.mapped)
+    assert 16 * CHUNK * 4 <= mapped[0] <= 20 * CHUNK * 4
+    assert mapped[-1] == mapped[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 
 import torch
 from blake3 import blake3
@@ -35,11 +34,6 @@ class Noise:
         self.offload = offload
         self.vector = torch.empty(settings.size)
         self.mean = self.vector  # of all, once a round is over: fp32 [size]
-        self._decoded = self.vector  # by codecs other than fp32: memory for the mean
-        if settings.codec != "fp32":
-            self._decoded = torch.empty(settings.size)
-        self._taking = False  # merged values are decoded as they come
-        self._asked: Counter[int] = Counter()  # how often for the chunk that begins there
         self.moved = asyncio.Event()
         self.norm = 0.0  # of the vector that was drawn
         self.contributors, self.included = 0, 0.0
@@ -65,19 +59,10 @@ class Noise:
         generator = torch.Generator().manual_seed(1009 * self.settings.seed + self.place.round)
         self.vector.normal_(generator=generator)
         self.norm = torch.linalg.vector_norm(self.vector).item()  # as an island announces it
-        self._asked.clear()
-        self._taking = True
 
     def delta(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """This member's noise, where it lies."""
         return self.vector[start:stop]
-
-    def merged(self, start: int, stop: int) -> torch.Tensor:
-        """Where to decode merged values before it is certain that they count."""
-        if not self._taking:  # of a transfer that outlived its round
-            return torch.empty(stop - start)
-        self._asked[start] += 1
-        return self._decoded[start:stop]
 
     async def apply(
         self, certificate: Certificate, parts: dict[tuple[int, int], torch.Tensor]
@@ -107,13 +92,12 @@ class Noise:
             if whole is not None:  # it was received where it belongs
                 self.mean = whole.view(torch.float32)
                 return
-        self._taking, self.mean = False, self._decoded
+        self.mean = self.vector  # the noise is needed no more
         for result in results:
             into = self.mean[result.start : result.stop]
-            chunks = self.codec.chunks(result.start, result.stop)
             if not result.digest:
                 into.zero_()
-            elif self.settings.codec == "fp32" or any(self._asked[c.start] != 1 for c in chunks):
+            else:
                 self.codec.decode(result.start, parts[result.start, result.stop], into)
 
     def digest(self) -> bytes:
