@@ -257,7 +257,8 @@ class PartMerge:
         """Fp32 [CHUNK]. Of the pool, as malloc keeps gaps between sums that end in any order."""
         if not self._spare:
             count = min(len(self.chunks) + 1, AT_ONCE)
-            self._spare += buffers.take(4 * CHUNK * count).view(torch.float32).split(CHUNK)
+            sums = buffers.take(4 * CHUNK * count).view(torch.float32)
+            self._spare += sums.view(count, CHUNK).unbind()
         return self._spare.pop()
 
     def _sum(self, index: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ aiohttp takes a third of a second to import, so command-line code imports this m
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 from collections.abc import Callable
@@ -50,6 +51,8 @@ from protocols.transport import (
     PushHandler,
 )
 
+CARRIED = 0.5  # of an upload limit, for others at the most
+
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -59,7 +62,8 @@ class HttpTransport:
     ``listen`` is ``HOST:PORT`` (port 0: any), or None for a node that only dials. A handler is
     cancelled when its caller goes away. The bytes an :class:`Outgoing` yields must not be changed
     before the transfer has ended. ``max_upload`` in bytes a second bounds what all bodies together
-    send; messages do not wait for it, but what they take the bodies do without.
+    send; messages do not wait for it, but what they take the bodies do without. So it is with what
+    is carried for others as a relay, which gets half of it at the most.
     """
 
     def __init__(
@@ -85,7 +89,11 @@ class HttpTransport:
         self.stats.download.link = lambda: (come.speed, come.windows)
         self._client_context = tls_links.client_context(identity) if tls else None
         server_context = tls_links.server_context(identity) if tls else None
-        self.relay = RelayServer(self.stats, on_sent=self._reactor.bucket.spend)
+        self.relay = RelayServer(
+            self.stats,
+            on_sent=self._reactor.bucket.spend,
+            most=CARRIED * max_upload if max_upload else math.inf,
+        )
         self.relay.place_of = self._place_of
         self.relays = Relays(
             identity.peer_id,

@@ -11,6 +11,7 @@ be called through it.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import socket
 import time
@@ -75,6 +76,7 @@ class RelayServer:
         stats: TransportStats,
         *,
         on_sent: Callable[[int], None] = lambda count: None,
+        most: float = math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rate = 0.0  # bytes a second for calls that are carried; 0: none is
@@ -82,6 +84,7 @@ class RelayServer:
         self.place_of: Callable[[PeerId], str] = lambda peer: ""  # empty: not known
         self._stats = stats
         self._on_sent = on_sent
+        self._most = most  # bytes a second, whatever is offered
         self._now = now
         self._bucket = Bucket(None)
         self._hidden: dict[PeerId, _Hidden] = {}
@@ -91,7 +94,7 @@ class RelayServer:
     def offer(self, rate: float) -> None:
         """Carry calls at ``rate`` bytes a second, all together; 0: only tell who calls."""
         self.rate = rate
-        self._bucket = Bucket(rate or None)
+        self._bucket = Bucket(min(rate, self._most) or None)
 
     @property
     def waiting(self) -> list[PeerId]:

@@ -63,11 +63,17 @@ async def give(peer: PeerId, header: bytes) -> BufferFeed:
 
 @asynccontextmanager
 async def place(
-    rate: float = 1e9, *, tls: bool = True, limits: Limits = QUICK
+    rate: float = 1e9,
+    *,
+    tls: bool = True,
+    limits: Limits = QUICK,
+    max_upload: float | None = None,
 ) -> AsyncIterator[Place]:
     def made(identity: Identity) -> HttpTransport:
-        bounds = limits if identity is B else QUICK
-        return HttpTransport(identity, listen="127.0.0.1:0", limits=bounds, tls=tls)
+        bounds, limit = limits if identity is B else QUICK, max_upload if identity is A else None
+        return HttpTransport(
+            identity, listen="127.0.0.1:0", limits=bounds, tls=tls, max_upload=limit
+        )
 
     async with made(A) as relay, made(B) as hidden, made(C) as open_, made(D) as closed:
         relay.relay.offer(rate)
@@ -228,6 +234,15 @@ async def test_many_calls_at_once() -> None:
 
 async def test_what_is_carried_keeps_to_the_limit() -> None:
     async with place(rate=1e6) as here:
+        loop = asyncio.get_running_loop()
+        await here.closed.call(here.hidden.peer_id, "echo", b"", timeout=5)
+        began = loop.time()
+        await here.closed.push(here.hidden.peer_id, "take", b"", BufferFeed(MEGABYTE), timeout=5)
+        assert loop.time() - began > 0.9 * len(MEGABYTE) / 1e6
+
+
+async def test_what_is_carried_gets_half_of_an_upload_limit_at_the_most() -> None:
+    async with place(rate=1e9, max_upload=2e6) as here:
         loop = asyncio.get_running_loop()
         await here.closed.call(here.hidden.peer_id, "echo", b"", timeout=5)
         began = loop.time()
