@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from gossip.instructions import Commit, Instruction
+from gossip.merging import PartMerge
 from gossip.round import Round
 from node.bench.command import Json, Text
 from node.bench.member import Member, Taken
@@ -22,6 +25,7 @@ from node.bench.settings import Settings
 from node.bench.watching import Stage, Watch, WatchedChain
 from node.cli import app
 from node.outermost import first_known
+from protocols.codecs import CHUNK, Codec
 from protocols.errors import OperatorError
 from protocols.http import HttpTransport
 from protocols.identity import Identity
@@ -232,3 +236,35 @@ async def test_members_at_two_sites_end_with_the_mean_over_real_connections() ->
         ours = [member[round_] for member in taken]
         assert len({one.digest for one in ours}) == 1
         assert {(one.contributors, one.merged) for one in ours} == {(4, 1.0)}
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "top12"])
+async def test_nothing_is_encoded_decoded_or_added_up_on_the_event_loop(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls and heartbeats are answered there."""
+    loop, worked = threading.current_thread(), Counter[str]()
+
+    def beside(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+
+        def work(*args: object, **options: object) -> object:
+            longest = max((len(a) for a in args if isinstance(a, torch.Tensor)), default=CHUNK)
+            if longest > 64:  # else it is asked how large a value the codec can carry
+                assert threading.current_thread() is not loop, f"{name} on the event loop"
+            worked[name] += 1
+            return real(*args, **options)
+
+        monkeypatch.setattr(kind, name, work)
+
+    for name in ("encode_one", "decode_one", "decode_add_one", "check_one", "encode", "decode"):
+        beside(Codec, name)
+    for name in ("_take", "_merge"):
+        beside(PartMerge, name)
+    for name in ("draw", "digest"):
+        beside(Noise, name)
+    taken, _ = await take_rounds(replace(SETTINGS, codec=codec))
+    assert len({member[1].digest for member in taken}) == 1
+    assert worked["_take"] >= 6
+    assert worked["_merge"] >= 3
+    assert worked["check_one"] >= 6
