@@ -228,6 +228,23 @@ def test_a_codec_that_there_is_not() -> None:
     assert "int4" in str(result.exception)
 
 
+def test_more_than_there_is_memory_for() -> None:
+    result = CliRunner().invoke(app, ["bench", "--size", str(10**12)])
+    assert isinstance(result.exception, OperatorError)
+    assert result.exception.code == "E401"
+    assert "10000.0 GB" in result.exception.why
+    assert "--size" in result.exception.fix
+
+
+def test_an_upload_limit_is_the_member_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Settings] = []
+    monkeypatch.setattr(
+        "node.bench.command.main", lambda settings, as_json: taken.append(settings) or 0
+    )
+    assert CliRunner().invoke(app, ["bench", "--max-upload", "20Mbit"]).exit_code == 0
+    assert taken[0].max_upload == 2.5e6
+
+
 async def test_members_at_two_sites_end_with_the_mean_over_real_connections() -> None:
     """Two by two, over mutual TLS: each part has a relay at the other site."""
     settings = replace(SETTINGS, members=4, groups="region", size=300_000)

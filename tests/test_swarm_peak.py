@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from swarm_kit import Record
 
+from node.bench.settings import VECTORS
+
 pytestmark = [
     pytest.mark.swarm,
     pytest.mark.timeout(300),
@@ -19,7 +21,6 @@ pytestmark = [
 MEMBERS = 4
 SIZE = 20_000_000  # elements: what a process takes for itself is to count for little
 ROUNDS = 4
-LIMIT = 2.5  # times the vector, which is in it
 CODECS = ("fp32", "fp16", "int8", "int4", "int1", "top12")  # one of each kind
 
 
@@ -54,4 +55,4 @@ def test_rounds_take_no_more_than_two_and_a_half_vectors(
         for process in running:
             process.kill()
     record_property("peaks", peaks)
-    assert max(peaks) <= LIMIT
+    assert max(peaks) <= VECTORS

@@ -7,6 +7,8 @@ from typing import Literal
 
 from blake3 import blake3
 
+VECTORS = 2.5  # fp32 vectors that a member needs memory for at the most
+
 
 @dataclass(frozen=True)
 class Settings:

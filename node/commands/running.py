@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +11,11 @@ import typer
 from bootstrap.validation import bad_config, nearest
 from node.commands.shared import AsJson, ConfigFile, Preset
 from node.config import NodeConfig, resolve
+from node.errors import operator_error
 from node.hosts.meeting import meeting, refuse_hosts
 from node.interrupts import clean_up_at_any_end
 from node.island_settings import IslandSettings
+from node.monitor.machine import Machine
 from node.options import with_settings
 from node.templates import TEMPLATES, render
 
@@ -141,7 +144,7 @@ def demo(
     raise typer.Exit(main(seconds=seconds, islands=islands, seed=seed, as_json=as_json))
 
 
-@with_settings("listen", "peers", "public_addr", "region")
+@with_settings("listen", "peers", "public_addr", "region", "max_upload")
 def bench(
     flags: dict[str, Any],
     members: Annotated[int, typer.Option(min=2, max=256, help="How many there are.")] = 2,
@@ -154,13 +157,21 @@ def bench(
 ) -> None:
     """Average noise with others, without training: how fast are the links and machines?"""
     from node.bench.command import main
-    from node.bench.settings import Settings
+    from node.bench.settings import VECTORS, Settings
     from protocols.codecs import NAMES
 
     if codec not in NAMES:
         raise bad_config(f"no codec {codec!r}", "there are " + ", ".join(NAMES), "give one of them")
     if groups not in ("none", "region", "grid"):
         raise bad_config(f"no groups {groups!r}", "it is none, region or grid", "give one of them")
+    needed, left = VECTORS * 4 * size, Machine(Path.cwd())().memory_available
+    if left is not None and needed > left:
+        raise operator_error(
+            "E401",
+            f"no memory for {size:,} parameters",
+            why=f"a member takes {needed / 1e9:.1f} GB for them, and {left / 1e9:.1f} GB are left",
+            fix="give a smaller --size",
+        )
     config = resolve(flags, os.environ)
     settings = Settings(
         members=members,
@@ -174,6 +185,7 @@ def bench(
         advertise=config.public_addr,
         peers=config.peers,
         seed=os.getpid(),
+        max_upload=config.max_upload,
     )
     raise typer.Exit(main(settings, as_json=as_json))
 
