@@ -81,8 +81,8 @@ class NodeConfig(IslandSettings):
     relay: Annotated[float, BeforeValidator(speed), AfterValidator(fast_enough)] = Field(
         default=2.5e6,
         ge=0,
-        description="Carry at most this much a second between nodes that nobody can dial, as in "
-        "20Mbit, or half of --max-upload; 0: carry nothing, only tell them who calls.",
+        description="Carry at most this much a second between nodes that nobody can dial, and half "
+        "of --max-upload; 0: carry nothing, and only tell them who calls.",
     )
     require_reachable: bool = Field(
         default=False, description="Stop if peers cannot dial this node, rather than use a relay."
