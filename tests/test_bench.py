@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from gossip.instructions import Commit, Instruction
 from gossip.merging import PartMerge
+from gossip.relaying import GroupMerge
 from gossip.round import Round
 from node.bench.command import Json, Text
 from node.bench.member import Member, Taken
@@ -138,7 +140,13 @@ async def test_who_does_not_come_is_waited_for_in_vain() -> None:
 
 
 def test_only_those_who_agree_form_a_run() -> None:
-    for change in ({"members": 4}, {"size": 7}, {"codec": "int8"}, {"quorum": 0.5}):
+    for change in (
+        {"members": 4},
+        {"size": 7},
+        {"codec": "int8"},
+        {"quorum": 0.5},
+        {"max_group": 8},
+    ):
         assert replace(SETTINGS, **change).run != SETTINGS.run
     for own in ({"seed": 4}, {"listen": "[::1]:1"}, {"rounds": 9}):
         assert replace(SETTINGS, **own).run == SETTINGS.run
@@ -245,14 +253,28 @@ def test_an_upload_limit_is_the_member_s(monkeypatch: pytest.MonkeyPatch) -> Non
     assert taken[0].max_upload == 2.5e6
 
 
-async def test_members_at_two_sites_end_with_the_mean_over_real_connections() -> None:
-    """Two by two, over mutual TLS: each part has a relay at the other site."""
-    settings = replace(SETTINGS, members=4, groups="region", size=300_000)
+@pytest.mark.parametrize(
+    "change", [{"members": 4, "groups": "region"}, {"members": 6, "groups": "grid", "max_group": 4}]
+)
+async def test_members_in_groups_end_with_the_mean_over_real_connections(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over mutual TLS: at two sites, or in a grid, each part has relays that add up slices."""
+    summed: Counter[tuple[int, int]] = Counter()
+    real = GroupMerge.settle
+
+    def settle(merge: GroupMerge, *source: Any) -> None:
+        summed[merge.start, merge.stop] += 1
+        real(merge, *source)
+
+    monkeypatch.setattr(GroupMerge, "settle", settle)
+    settings = replace(SETTINGS, size=300_000, **change)
     taken, _ = await take_rounds(settings, regions=("north", "south"))
     for round_ in range(2):
         ours = [member[round_] for member in taken]
         assert len({one.digest for one in ours}) == 1
-        assert {(one.contributors, one.merged) for one in ours} == {(4, 1.0)}
+        assert {(one.contributors, one.merged) for one in ours} == {(settings.members, 1.0)}
+    assert len(summed) >= settings.members  # parts; those of the second round may be cut otherwise
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "top12"])

@@ -58,16 +58,17 @@ def test_two_sites_train_together_and_lose_a_member(tmp_path: Path) -> None:
     assert {done["members"] for done in first.events("round")} >= {3, 4}
 
 
-def bench(tmp_path: Path, groups: str) -> list[list[dict[str, object]]]:
-    """Rounds of four processes of ``node bench``, two at each of two sites."""
-    words = ["--members", "4", "--size", "400000", "--codec", "int8", "--rounds", "3", "--json"]
+def bench(tmp_path: Path, groups: str, members: int) -> list[list[dict[str, object]]]:
+    """Rounds of so many processes of ``node bench``, two at one site and all others at another."""
+    words = ["--size", "400000", "--codec", "int8", "--rounds", "3", "--json", "--max-group", "4"]
     found, running, peers = [], [], ""
     try:
-        for number in range(4):
+        for number in range(members):
             region = "north" if number < 2 else "south"
             process = subprocess.Popen(
                 [
                     sys.executable, "-m", "node", "bench", *words, "--groups", groups,
+                    "--members", str(members),
                     "--region", region, "--listen", "127.0.0.1:0",
                     *(("--peers", peers) if peers else ()),
                 ],
@@ -88,10 +89,12 @@ def bench(tmp_path: Path, groups: str) -> list[list[dict[str, object]]]:
     return found
 
 
-@pytest.mark.parametrize("groups", ["region", "none"])
-def test_four_processes_average_at_two_sites(tmp_path: Path, groups: str) -> None:
-    taken = bench(tmp_path, groups)
+@pytest.mark.parametrize(("groups", "members"), [("region", 4), ("none", 4), ("grid", 6)])
+def test_processes_average_at_two_sites_and_in_a_grid(
+    tmp_path: Path, groups: str, members: int
+) -> None:
+    taken = bench(tmp_path, groups, members)
     for round_ in range(3):
         ours = [member[round_] for member in taken]
         assert len({one["digest"] for one in ours}) == 1
-        assert {(one["contributors"], one["merged"]) for one in ours} == {(4, 1.0)}
+        assert {(one["contributors"], one["merged"]) for one in ours} == {(members, 1.0)}

@@ -152,7 +152,8 @@ class Member:
                             *filter(None, missed.values()),
                         ]
                     ),
-                    fix="give all the same --members, --size, --codec, --groups, and one as peer",
+                    fix="give all the same --members, --size, --codec, --groups and --max-group, "
+                    "and one as peer",
                 )
             for address in settings.peers:
                 why = await self._not_met(wiring, presence, address)
@@ -175,7 +176,7 @@ class Member:
             return ""
         return (
             f"{address} answers, but is no member of this bench: it trains, or has other "
-            "--members, --size, --codec or --groups"
+            "--members, --size, --codec, --groups or --max-group"
         )
 
     def _chain(
@@ -193,7 +194,7 @@ class Member:
             (settings.codec,),
             wiring.codec.size_as,
             quorum=settings.quorum,
-            grouping=Grouping(settings.groups),
+            grouping=Grouping(settings.groups, settings.max_group),
         )
         return WatchedChain(wiring, replica, rules, presence, hooks, KEPT, watch=watch)
 

@@ -21,6 +21,7 @@ class Settings:
     tls: bool = True
     quorum: float = 1.0  # a round waits for all live members
     groups: Literal["none", "region", "grid"] = "none"
+    max_group: int = 64  # more members than that stand in a grid
     # its own
     listen: str = "0.0.0.0:4390"
     region: str = ""  # its site, for groups
@@ -33,5 +34,5 @@ class Settings:
     @property
     def run(self) -> bytes:
         """32 bytes that name what all must agree on."""
-        agreed = (self.members, self.size, self.codec, self.quorum, self.groups)
+        agreed = (self.members, self.size, self.codec, self.quorum, self.groups, self.max_group)
         return blake3(f"atoll bench {agreed}".encode()).digest()

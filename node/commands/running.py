@@ -152,6 +152,9 @@ def bench(
     codec: Annotated[str, typer.Option(help="fp32, bf16, fp16, int8, int4, …")] = "int4",
     rounds: Annotated[int, typer.Option(min=1, help="How many times to average.")] = 5,
     groups: Annotated[str, typer.Option(help="none, region or grid: see the protocol.")] = "none",
+    max_group: Annotated[
+        int, typer.Option(min=4, max=512, help="More members than that stand in a grid.")
+    ] = 64,
     tls: Annotated[bool, typer.Option(help="Without: links in the clear, at home only.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -180,6 +183,7 @@ def bench(
         rounds=rounds,
         tls=tls,
         groups=groups,  # type: ignore[arg-type]  # looked at above
+        max_group=max_group,
         region=config.region,
         listen=config.listen,
         advertise=config.public_addr,
