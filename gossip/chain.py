@@ -27,6 +27,7 @@ from gossip.forgetting import Forgetting
 from gossip.holding import Holding
 from gossip.hooks import Hooks, Replica
 from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Spread, Work
+from gossip.ladder import Chosen
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
 from gossip.membership import Membership
@@ -143,6 +144,11 @@ class Chain(Reports, OwnStatus):
     def round_s(self) -> float:
         """Usual seconds from commit to commit."""
         return self.timing.round_s
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """How the newest round came to its codec; None where the run has one alone."""
+        return self.timing.chosen
 
     @property
     def planned(self) -> bool:

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from gossip.bodies import Wiring
+from gossip.ladder import Chosen
 from gossip.lineage import Lineage
 from gossip.membership import Membership
 from gossip.presence import Presence
@@ -94,6 +95,11 @@ class AnyChain(Protocol):
     @property
     def round_s(self) -> float:
         """Usual seconds of a round; 0: not known yet."""
+        ...
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """How the newest round, or letter, came to its codec; None where there is one alone."""
         ...
 
     def timed(self) -> list[float]:

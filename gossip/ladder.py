@@ -21,7 +21,7 @@ rounds, twice as many each time that it happens again. That bounds what trials c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,6 +44,15 @@ def budget_s(round_s: float, exposed: float, overlapped: float) -> float:
     spent waiting, ``overlapped`` the share during which inner steps go on anyway.
     """
     return round_s * (exposed + overlapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The codec of a round or letter, and what it follows from: to be logged as it is."""
+
+    codec: str
+    inputs: Mapping[str, float]  # seconds
+    why: str
 
 
 @dataclass
@@ -107,6 +116,35 @@ class Ladder:
             if size_before != size and 0 < (took_before - took) / (size_before - size) < each:
                 each = (took_before - took) / (size_before - size)
         return took + each * (moved - size)
+
+    def explained(
+        self, codecs: Sequence[str], codec: str, budget: float, expected: float | None = None
+    ) -> Chosen:
+        """Why ``codec``, one of ``codecs``, is that of the round after those seen so far.
+
+        ``budget`` is in seconds, and so is ``expected``, what the exchange should take with it on
+        the measured links, where that is known.
+        """
+        inputs = {"budget_s": budget}
+        if expected is not None:
+            inputs["expected_s"] = expected
+        if self._took is not None:
+            inputs["last_s"] = self._took  # of the exchange before, with the codec before
+        before = self.codec if self.codec in codecs else None
+        at = codecs.index(codec) - (codecs.index(before) if before is not None else 0)
+        if not budget > 0:
+            why = "no round has been timed yet"
+        elif before is None:
+            why = "what the links carry as they were measured"
+        elif codec == self.back_to:
+            why = "the finer one made the exchange too long"
+        elif at < 0:
+            why = "there is room for a finer one"
+        elif at > 0:
+            why = "the one before takes longer than may be waited"
+        else:
+            why = "its bytes pass in time, and those of a finer one would not"
+        return Chosen(codec, inputs, why)
 
     def _fails(self, codec: str) -> None:
         self._rose_at = None

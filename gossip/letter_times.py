@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gossip.ladder import OVERRUN, Ladder, budget_s, choose
+from gossip.ladder import OVERRUN, Chosen, Ladder, budget_s, choose
 from protocols.identity import PeerId
 from protocols.messages import Announce
 
@@ -44,6 +44,7 @@ class LetterTimes:
     terms: Terms
     size_as: Callable[[str], int]
     ladder: Ladder = field(default_factory=Ladder)
+    chosen: Chosen | None = None  # how the newest letter came to its codec, where links decide
     _last: tuple[frozenset[PeerId], float] | None = None  # letter: to whom, seconds a byte
 
     def budget(self, round_s: float, me: Announce, exchanges: int) -> float:
@@ -59,6 +60,14 @@ class LetterTimes:
 
     def choose(self, budget: float, me: Announce, to: Sequence[Announce]) -> Choice:
         """The codec of a letter to all of these, which leaves for them at the same time."""
+        choice = self._choice(budget, me, to)
+        if len(self.terms.codecs) > 1:
+            self.chosen = self.ladder.explained(self.terms.codecs, choice.codec, budget)
+            if not choice.counts:
+                self.chosen = replace(self.chosen, why="the receiver's link is narrow")
+        return choice
+
+    def _choice(self, budget: float, me: Announce, to: Sequence[Announce]) -> Choice:
         codecs, past = self.terms.codecs, self.ladder
         if len(codecs) == 1 or not budget > 0:  # no round has been timed yet
             return Choice(past.codec if past.codec in codecs else codecs[0], True)

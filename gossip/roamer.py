@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gossip.bodies import Wiring
 from gossip.common import OfFragment
+from gossip.ladder import Chosen
 from gossip.letter_times import Choice, LetterTimes, Terms
 from gossip.letters import Letter, Letters, Mail
 from gossip.lineage import Lineage
@@ -184,6 +185,11 @@ class Roamer(OfFragment):
     def exchanges(self) -> int:
         """One after the other in a round; shares leave at the same time."""
         return 1 if self.habits.one_way else self.neighbours + self._extra
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """How the newest letter came to its codec; None where the run has one alone."""
+        return self.times.chosen
 
     def timed(self) -> list[float]:
         """Seconds of letters on their way in a round, by each exchange since it was last asked."""

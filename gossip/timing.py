@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gossip.estimating import busiest_bytes
 from gossip.interval import Interval
-from gossip.ladder import Ladder, budget_s
+from gossip.ladder import Chosen, Ladder, budget_s
 from gossip.rules import Rules
 from protocols.messages import Certificate, Plan
 
@@ -18,6 +18,7 @@ class Timing:
     planned_at: float = 0.0  # when the round under way got its first plan
     held_at: float = 0.0  # when its newest merged part was here
     ladder: Ladder = field(default_factory=Ladder)
+    chosen: Chosen | None = None  # how the newest round came to its codec, where links decide
     _interval: Interval = field(default_factory=Interval)
     _last_commit: float | None = None
 
@@ -35,6 +36,13 @@ class Timing:
         self, now: float, certificate: Certificate, plan: Plan | None, rules: Rules
     ) -> None:
         """A round is over; ``plan`` is the one that it ended under, None: others decided it."""
+        if len(rules.codecs) > 1 and rules.switch is None:
+            self.chosen = self.ladder.explained(
+                rules.codecs,
+                certificate.outcome.codec,
+                budget_s(self.round_s, rules.exposed, rules.overlapped),
+                plan.expected_s if plan is not None else None,
+            )
         last, self._last_commit = self._last_commit, now
         if last is not None:
             self._interval.add(now - last, repeated=plan is None)

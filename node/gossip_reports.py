@@ -76,6 +76,7 @@ class GossipReports(PeerReports):
                 )
             )
             self._exchanges[what.fragment] = what.exchanges
+        self.codecs.look(self.swarm.chains[what.fragment])
         self._pending[what.fragment] = what
 
     @property

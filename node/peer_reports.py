@@ -12,6 +12,7 @@ from typing import Any, Literal
 from bootstrap.manifest import Manifest
 from gossip.common import AnySwarm
 from gossip.membership import Liveness
+from node.choosing import Codecs
 from node.conductor import Conductor
 from node.errors import operator_error
 from node.links import LinkTable, Measuring
@@ -71,6 +72,7 @@ class PeerReports(ABC):
     mute: bool = False  # its disk keeps nothing that it promises
 
     def __post_init__(self) -> None:
+        self.codecs = Codecs(self.events)
         membership = self.swarm.membership
         self.links = LinkTable(
             self.transport,

@@ -308,10 +308,10 @@ class KnobSet(Event):
 
     kind: ClassVar[str] = "knob"
     # "inner_steps" of the swarm (of this island where islands meet in pairs), "own_inner_steps" of
-    # this island beside them, or "tau"
+    # this island beside them, "tau", or "codec" (a name)
     name: str
-    value: int
-    before: int | None  # None: for the first time
+    value: int | str
+    before: int | str | None  # None: for the first time
     inputs: Mapping[str, float]
     why: str
 

@@ -52,8 +52,8 @@ class Present:
             version="0",
             role=self.role,
             status="joining" if self.joining else "active",
-            upload=node.world.scenario.bandwidth,
-            download=node.world.scenario.bandwidth,
+            upload=node.bandwidth,
+            download=node.bandwidth,
         )
         self.presence = Presence(
             self.wiring,

@@ -50,6 +50,9 @@ def manifest_of(one: Scenario, rounds: int) -> Manifest:
         "align": one.align,
         "fragments": one.pieces,
     }
+    if one.codec == "auto" or one.mode in PAIRED:
+        table["codecs"] = one.codecs
+    table |= {"most_steps": one.most_steps, "exposed": one.exposed}
     if one.mode in PAIRED:
         return check(Manifest, _in_pairs(one, table), "the scenario")
     merge = {"open": {"trust": "open"}, "clip": {}}.get(one.rule, {"rule": one.rule})
@@ -84,8 +87,6 @@ def _in_pairs(one: Scenario, rounds: dict[str, Any]) -> dict[str, Any]:
         gossip["rule"] = one.pairs
         if one.pairs == "noloco":
             outer["lr"], outer["momentum"] = one.noloco
-    links = {"codecs": one.codecs, "most_steps": one.most_steps, "exposed": one.exposed}
-    rounds = rounds | links
     return _common(one) | {"rounds": rounds, "gossip": gossip, "outer": outer}
 
 

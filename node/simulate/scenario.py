@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -21,6 +22,8 @@ Mode = Literal[manifest_rounds.Mode, "powersgd", "onebit-adam"]
 MODES: tuple[str, ...] = get_args(Mode)
 PAIRED = ("gossip", "push-sum")  # modes that meet in pairs
 IN_FRAGMENTS = ("streaming", "async", "server", "fedavg", *PAIRED)  # modes that may be
+# modes whose inner steps from one merge to the next are fixed
+FIXED_STEPS = ("btm", "sparta", "allreduce", "powersgd", "onebit-adam")
 STREAMED = 2  # fragments of mode streaming, where nothing else is said
 PARTS = 3  # that the "bytes" model is of, as many as have parameters
 START_LR = 8e-3  # of what a "llama" starts from
@@ -56,6 +59,8 @@ class Scenario(BaseModel):
     # the network
     latency: float = Field(default=0.05, ge=0)  # seconds one way
     bandwidth: Annotated[float, BeforeValidator(bytes_a_second)] = Field(default=12.5e6, gt=0)
+    narrow: int = Field(default=0, ge=0)  # islands whose links carry a part of that
+    narrow_factor: float = Field(default=10.0, ge=1)
     loss: float = Field(default=0.0, ge=0, lt=0.9)  # of packets
     step_s: float = Field(default=0.1, ge=1e-4, le=3600)  # virtual seconds an inner step takes
     # who misbehaves, and how
@@ -66,9 +71,9 @@ class Scenario(BaseModel):
     attack: float = 3.0  # they send −attack · Δ
     # the algorithm
     codec: CodecChoice = "int4"
-    # of "auto", in pairs: each letter's own
+    # of "auto": a round's, or in pairs each letter's own; of certified rounds int4 and int2
     codecs: tuple[Codec, ...] = Field(default=("bf16", "int8"), min_length=1, max_length=9)
-    most_steps: int = Field(default=0, ge=0, le=100_000)  # in pairs: H from what letters take
+    most_steps: int = Field(default=0, ge=0, le=100_000)  # > 0: H from what exchanges take
     exposed: float = Field(default=0.05, gt=0, lt=1)  # share of a round, for both
     feedback: float = Field(default=0.95, ge=0, le=1)
     inner: Literal["adamw", "muon"] = "adamw"
@@ -79,7 +84,9 @@ class Scenario(BaseModel):
     outer_lr: float | None = Field(default=None, gt=0, le=10)
     outer_momentum: float | None = Field(default=None, ge=0, lt=1)
     warmup_rounds: int = Field(default=10, ge=0)
-    rule: Literal["mean", "clip", "median", "geometric-median", "centered-clip", "open"] = "clip"
+    rule: Literal[
+        "mean", "clip", "median", "trimmed", "geometric-median", "centered-clip", "open"
+    ] = "clip"
     fragments: int = Field(default=0, ge=0)  # 0: the model is merged whole, but in streaming
     delay: int = Field(default=0, ge=0)  # τ of streaming; 0: from the links, as they are measured
     alpha: float = Field(default=0.5, ge=0, le=1)  # of streaming
@@ -89,7 +96,7 @@ class Scenario(BaseModel):
     control: bool = False  # exchanges of gossip follow from disagreement: up to ``extra`` more
     extra: int = Field(default=2, ge=0, le=8)
     disagreement: float = Field(default=3.0, gt=0)  # allowed, times what inner steps moved
-    bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none
+    bound: int = Field(default=-1, ge=-1)  # of staleness, in rounds; -1: none. Of server: 0
     dynamic_steps: bool = True  # fewer inner steps for slower islands
     align: bool = False  # turn stale work towards the momentum
     # servers of modes server and fedavg; 0: one
@@ -109,8 +116,13 @@ class Scenario(BaseModel):
 
     @property
     def coarse(self) -> bool:
-        """Whether what the codec loses has to be sent later."""
-        return self.codec in COARSE
+        """Whether what a codec of this run loses has to be sent later."""
+        return any(name in COARSE for name in self.allowed_codecs)
+
+    @property
+    def allowed_codecs(self) -> tuple[str, ...]:
+        """Those that its exchanges may have."""
+        return self.codecs if self.codec == "auto" else (self.codec,)
 
     @property
     def at_will(self) -> bool:
@@ -126,10 +138,13 @@ class Scenario(BaseModel):
     def by_steps(self) -> bool:
         """Whether the run is over when its inner steps are taken, however many rounds that makes.
 
-        Where transfers overlap with inner steps a round has more of these than H; and where nobody
-        waits for anybody there are no common rounds.
+        Where transfers overlap with inner steps a round has more of these than H, and where H
+        follows from the links nobody knows how many; where nobody waits for anybody there are no
+        common rounds.
         """
-        return self.at_will or self.mode in ("streaming", "eager", *PAIRED)
+        return (
+            self.at_will or self.most_steps > 0 or self.mode in ("streaming", "eager", *PAIRED)
+        )
 
     @property
     def pieces(self) -> int:
@@ -161,6 +176,19 @@ class Scenario(BaseModel):
             inner_steps=1,
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_mode(cls, given: Any) -> Any:
+        """What a mode stands for, as in a run's manifest, where nothing else is said."""
+        if not isinstance(given, Mapping):
+            return given
+        wanted: dict[str, Any] = {}
+        if given.get("mode") == "server":
+            wanted["bound"] = 0
+        if given.get("codec") == "auto" and given.get("mode") not in PAIRED:
+            wanted["codecs"] = manifest_rounds.Rounds.model_fields["codecs"].default
+        return wanted | dict(given)
+
     @model_validator(mode="after")
     def _combination(self) -> Scenario:
         from diloco import fragments, mixing, optimizers
@@ -190,7 +218,7 @@ class Scenario(BaseModel):
             optimizers.check(
                 outer,
                 momentum=0.0 if self.mode == "allreduce" else momentum,
-                sparse=self.codec in SPARSE,
+                sparse=any(name in SPARSE for name in self.allowed_codecs),
                 lossy=self.coarse,
                 feedback=self.feedback if self.coarse else 0.0,
             )
@@ -221,11 +249,13 @@ class Scenario(BaseModel):
                 f"codec {self.codec} with mode {self.mode}: nobody could send later what a server "
                 "loses where it encodes the sum; use int4 or a finer one"
             )
-        if self.mode not in PAIRED and (self.codec == "auto" or self.most_steps):
+        if self.most_steps and self.mode in FIXED_STEPS:
             raise ValueError(
-                f"codec auto or most_steps with mode {self.mode}: what follows from measured links "
-                "is simulated in pairs; use mode " + " or ".join(PAIRED)
+                f"most_steps {self.most_steps} with mode {self.mode}, where the inner steps between "
+                "two merges do not follow from the links; leave it away"
             )
+        if 0 < self.most_steps < self.inner_steps:
+            raise ValueError(f"most_steps {self.most_steps} is less than inner_steps")
         if self.owners and self.mode not in ("server", "fedavg"):
             raise ValueError(
                 f"owners {self.owners} with mode {self.mode}, where every island owns a part; "
@@ -243,6 +273,8 @@ class Scenario(BaseModel):
             raise ValueError("churn of one island: who comes has nobody to get the state from")
         if self.stragglers + self.attackers > self.islands:
             raise ValueError("more stragglers and attackers than islands")
+        if self.stragglers + self.narrow > self.islands:
+            raise ValueError("more stragglers and narrow links than islands")
         return self
 
 

@@ -30,9 +30,9 @@ from gossip.hooks import Hooks
 from gossip.lineage import Lineage
 from gossip.pairs import Pairs
 from node.arrival import Arrival, OwnArrival
+from node.choosing import Codecs
 from node.conductor import Conductor
 from node.modes import is_over
-from node.monitor.event_log import EventLog
 from node.replica import OuterReplica
 from node.roaming import make_pairs
 from node.run_rules import replicas_of, rules_of
@@ -131,10 +131,18 @@ class Members:
             if conductor is not None:
                 wiring.spawn(conductor.look_again())
 
+        decisions = self.world.decisions
+        events = decisions.log_of(node.born, asyncio.get_running_loop().time)
+        codecs = Codecs(events)
+
         def applied(what: Any, how: Exchange | None) -> None:
             _note_speeds(present)
+            for chain in swarm.chains:
+                codecs.look(chain)
             if self.meetings is not None:
                 self.meetings.count(what)
+            else:
+                decisions.committed(what)
 
         hooks = Hooks(applied=applied, behind=behind, peer=came_or_went)
         swarm: Swarm | Pairs
@@ -171,7 +179,7 @@ class Members:
         conductor: Conductor | None = None
         if island is not None:
             conductor = Conductor(
-                manifest, node.me, island, replicas, layout, EventLog(), None, _nothing, joins,
+                manifest, node.me, island, replicas, layout, events, None, _nothing, joins,
                 swarm=swarm,
             )  # fmt: skip
             work += [conductor.run(), island.trainer.run()]
@@ -298,8 +306,10 @@ async def live(world: World) -> None:
         if churn is not None:
             churn.cancel()
         world.notes["rounds"] = members.furthest.replicas[0].place.round
+        world.notes |= world.decisions.notes()
         if members.meetings is not None:
             world.notes |= members.meetings.notes(members.views())
+        if members.meetings is not None or one.most_steps:
             steps = [one.trainer.target_steps for one in members.islands if one.trainer is not None]
             world.notes["last_inner_steps"] = sum(steps) / len(steps)
         for member in members.running.values():
@@ -328,7 +338,7 @@ async def _churn(world: World, members: Members) -> None:
 
 
 def _note_speeds(present: Present) -> None:
-    stats, usual = present.node.transport.stats, present.node.world.scenario.bandwidth
+    stats, usual = present.node.transport.stats, present.node.bandwidth
     present.presence.note(
         upload=stats.upload.read() or usual, download=stats.download.read() or usual
     )

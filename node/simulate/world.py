@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bootstrap.validation import check
 from diloco import asynchronous, federated, knobs
+from node.simulate.decisions import Decisions
 from node.simulate.learner import Learner, initial, validation_loss
 from node.simulate.scenario import Scenario, diverged
 from protocols.codecs import codec
@@ -35,11 +36,13 @@ Progress = Callable[[float], None]  # share of the run that is done, 0 to 1
 class Node:
     """One simulated machine: an island, or a server that does not train."""
 
+    born: int  # as the how manieth it came, from 0
     shard: int  # whose text it has
     identity: Identity
     transport: MemoryTransport
     learner: Learner
     step_s: float  # virtual seconds of an inner step
+    bandwidth: float  # bytes a second of its link, each way
     honest: bool
     world: World
     steps: int = 0
@@ -102,6 +105,7 @@ class World:
     servers: list[Node] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     notes: dict[str, float] = field(default_factory=dict)  # what a mode counts
+    decisions: Decisions = field(default_factory=Decisions)  # that followed from links
     views: Callable[[], list[Tensor]] = field(init=False)  # parameters to be evaluated
     total_steps: int = 0
     born: int = 0
@@ -111,12 +115,7 @@ class World:
         one = self.scenario
         self.start = initial(one)
         self.views = lambda: [self.start]
-        self.network = MemoryNetwork(
-            one.seed,
-            link=Link(latency=one.latency, loss=one.loss),
-            upload=one.bandwidth,
-            download=one.bandwidth,
-        )
+        self.network = MemoryNetwork(one.seed, link=Link(latency=one.latency, loss=one.loss))
         self.random = random.Random(one.seed)
         self._model = Learner(one, 0, 0).model
         for index in range(one.islands):
@@ -128,25 +127,36 @@ class World:
         self.rounds = max(1, round(self.budget / each)) if each else one.rounds
 
     def add(self, shard: int) -> Node:
-        """A new island with the text of ``shard``; the first ones are slow, the last ones lie."""
+        """A new island with the text of ``shard``.
+
+        The first ones are slow, those after them have narrow links, and the last ones lie.
+        """
         one, index = self.scenario, self.born
         slow = index < one.stragglers
+        narrow = 0 <= index - one.stragglers < one.narrow
         liar = one.islands - one.attackers <= index < one.islands
-        node = self._node(shard, one.step_s * (one.straggler_factor if slow else 1.0), not liar)
+        node = self._node(
+            shard,
+            one.step_s * (one.straggler_factor if slow else 1.0),
+            one.bandwidth / (one.narrow_factor if narrow else 1.0),
+            honest=not liar,
+        )
         self.nodes[node.me] = node
         return node
 
     def add_server(self) -> Node:
         """A peer that does not train."""
-        node = self._node(0, self.scenario.step_s, True)
+        node = self._node(0, self.scenario.step_s, self.scenario.bandwidth)
         self.servers.append(node)
         return node
 
-    def _node(self, shard: int, step_s: float, honest: bool) -> Node:
+    def _node(self, shard: int, step_s: float, bandwidth: float, *, honest: bool = True) -> Node:
         identity = Identity.from_seed((self.born + 1).to_bytes(32, "big"))
-        transport = self.network.join(identity.peer_id)
+        transport = self.network.join(identity.peer_id, upload=bandwidth, download=bandwidth)
         learner = Learner(self.scenario, self.born, shard)
-        node = Node(shard, identity, transport, learner, step_s, honest, self)
+        node = Node(
+            self.born, shard, identity, transport, learner, step_s, bandwidth, honest, self
+        )
         self.born += 1
         return node
 
@@ -212,6 +222,7 @@ class Result:
     points: list[Point]
     notes: dict[str, float]
     seconds: float  # of real time
+    decisions: Decisions = field(default_factory=Decisions)
 
     @property
     def loss(self) -> float:
@@ -229,6 +240,7 @@ class Result:
             "virtual_s": round(last.time, 3),
             "seconds": round(self.seconds, 1),
             "notes": {key: round(value, 4) for key, value in self.notes.items()},
+            "decisions": self.decisions.told,
             "curve": [
                 [round(value, 4) for value in dataclasses.astuple(point)] for point in self.points
             ],
@@ -257,6 +269,7 @@ async def live(world: World) -> Result:
         world.points,
         world.notes,
         time.perf_counter() - began,
+        world.decisions,
     )
 
 
@@ -267,7 +280,8 @@ def decide(scenario: Scenario) -> tuple[Scenario, dict[str, float]]:
     others = (scenario.islands - 1) / scenario.islands
     finest = scenario.codecs[0] if scenario.codec == "auto" else scenario.codec
     size = codec(finest).encoded_size(len(initial(scenario)))
-    transfer_s = 2 * (others * size / scenario.bandwidth + scenario.latency)  # there and back
+    slowest = scenario.bandwidth / (scenario.narrow_factor if scenario.narrow else 1.0)
+    transfer_s = 2 * (others * size / slowest + scenario.latency)  # there and back
     found = knobs.inner_steps(transfer_s, scenario.step_s)
     notes = {"inner_steps": float(found.inner_steps), "exposed": found.exposed}
     notes |= {"transfer_s": found.transfer_s, "step_s": found.step_s}

@@ -1,0 +1,79 @@
+"""``node simulate`` where links are measured: what follows from them, and links of unlike width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bootstrap.manifest_rounds import Rounds
+from node.simulate.run import manifest_of
+from node.simulate.scenario import Scenario
+from node.simulate.world import Result, World, decide, simulate
+
+SMALL: dict[str, Any] = {
+    "islands": 3,
+    "rounds": 8,
+    "inner_steps": 8,
+    "hidden": 16,
+    "batch": 16,
+    "inner_lr": 1e-2,
+    "latency": 0.005,
+}
+WIDE, NARROW = 12.5e6, 5e4  # bytes a second
+
+
+def run(mode: str, **changes: Any) -> Result:
+    return simulate(Scenario.model_validate(SMALL | {"mode": mode} | changes))
+
+
+def told(result: Result, name: str) -> list[dict[str, Any]]:
+    written: Any = result.to_json()["decisions"]
+    return [one for one in written if one["name"] == name]
+
+
+def test_certified_rounds_step_down_the_ladder_where_links_are_narrow() -> None:
+    wide, narrow = (run("diloco", codec="auto", bandwidth=rate) for rate in (WIDE, NARROW / 5))
+    assert {one["value"] for one in told(wide, "codec")} == {"int4"}
+    assert "rounds_int2" not in wide.notes
+    assert narrow.notes["rounds_int2"] > narrow.notes["rounds_int4"]
+    changes = [one for one in told(narrow, "codec") if one["before"] == "int4"]
+    assert {one["island"] for one in changes} == {0, 1, 2}
+    for one in changes:
+        assert one["value"] == "int2"
+        assert one["virtual_s"] > 0
+        assert one["inputs"]["last_s"] > one["inputs"]["budget_s"] > 0
+        assert one["why"] == "the one before takes longer than may be waited"
+
+
+@pytest.mark.parametrize("mode", ["diloco", "streaming"])
+def test_certified_rounds_get_as_long_as_the_links_ask_for(mode: str) -> None:
+    wide, narrow = (run(mode, most_steps=32, bandwidth=rate) for rate in (WIDE, NARROW))
+    assert wide.notes["last_inner_steps"] == 8
+    assert narrow.notes["last_inner_steps"] > 8
+    assert narrow.points[-1].bytes < wide.points[-1].bytes
+    chosen = [one for one in told(narrow, "inner_steps") if one["before"] == 8]
+    assert chosen
+    assert all(one["inputs"]["exchange_s"] > 0 for one in chosen)
+
+
+def test_a_narrow_link_is_one_islands_and_what_it_costs_is_seen() -> None:
+    one = Scenario.model_validate(SMALL | {"stragglers": 1, "narrow": 1, "narrow_factor": 50})
+    nodes = sorted(World(one).nodes.values(), key=lambda node: node.born)
+    assert [node.step_s for node in nodes] == [0.4, 0.1, 0.1]
+    assert [node.bandwidth for node in nodes] == [12.5e6, 12.5e6 / 50, 12.5e6]
+    given = {"narrow_factor": 3, "bandwidth": NARROW}
+    narrow, wide = (run("diloco", narrow=n, **given) for n in (1, 0))
+    assert narrow.points[-1].time > wide.points[-1].time + 2
+    assert narrow.notes["unmerged_steps"] == 0
+    asks = SMALL | {"inner_steps": 0, "narrow": 1, "bandwidth": NARROW}
+    assert decide(Scenario.model_validate(asks))[0].inner_steps > SMALL["inner_steps"]
+
+
+def test_a_scenario_says_what_a_manifest_would() -> None:
+    auto = manifest_of(Scenario(codec="auto"), 5).rounds
+    assert auto.codecs == Rounds().codecs
+    assert manifest_of(Scenario(mode="gossip", codec="auto"), 5).rounds.codecs == ("bf16", "int8")
+    assert manifest_of(Scenario(mode="server"), 5).rounds.staleness == 0
+    assert manifest_of(Scenario(mode="server", bound=2), 5).rounds.staleness == 2
+    assert manifest_of(Scenario(rule="trimmed"), 5).merge.rule == "trimmed"
