@@ -142,9 +142,7 @@ class Scenario(BaseModel):
         follows from the links nobody knows how many; where nobody waits for anybody there are no
         common rounds.
         """
-        return (
-            self.at_will or self.most_steps > 0 or self.mode in ("streaming", "eager", *PAIRED)
-        )
+        return self.at_will or self.most_steps > 0 or self.mode in ("streaming", "eager", *PAIRED)
 
     @property
     def pieces(self) -> int:
@@ -251,8 +249,8 @@ class Scenario(BaseModel):
             )
         if self.most_steps and self.mode in FIXED_STEPS:
             raise ValueError(
-                f"most_steps {self.most_steps} with mode {self.mode}, where the inner steps between "
-                "two merges do not follow from the links; leave it away"
+                f"most_steps {self.most_steps} with mode {self.mode}: the inner steps between its "
+                "merges do not follow from the links; leave it away"
             )
         if 0 < self.most_steps < self.inner_steps:
             raise ValueError(f"most_steps {self.most_steps} is less than inner_steps")

@@ -104,8 +104,8 @@ class Trainer(Progress):
                 self.carry_out(command)
 
     def carry_out(self, action: Action) -> bool:
-        """As any trainer does, but a liar's words leave its parameters alone."""
-        if isinstance(action, Apply) and not self.node.honest:
+        """As any trainer does, but a liar's words, once merged, leave its parameters alone."""
+        if isinstance(action, Apply) and action.contributed and not self.node.honest:
             action = replace(action, reset=True)
         stops = super().carry_out(action)
         if isinstance(action, Apply) and action.contributed:

@@ -154,9 +154,7 @@ class World:
         identity = Identity.from_seed((self.born + 1).to_bytes(32, "big"))
         transport = self.network.join(identity.peer_id, upload=bandwidth, download=bandwidth)
         learner = Learner(self.scenario, self.born, shard)
-        node = Node(
-            self.born, shard, identity, transport, learner, step_s, bandwidth, honest, self
-        )
+        node = Node(self.born, shard, identity, transport, learner, step_s, bandwidth, honest, self)
         self.born += 1
         return node
 
