@@ -1,4 +1,4 @@
-"""``node simulate`` with islands that lie: what a merge rule is worth, in each mode that has one."""
+"""``node simulate`` with islands that lie: what a merge rule is worth, by mode."""
 
 from __future__ import annotations
 
