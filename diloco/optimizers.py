@@ -38,6 +38,7 @@ added; nothing is divided by a number, which some devices do by its inverse; pow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -152,6 +153,20 @@ def check(
         )
     if rule in ("sgd", "sparseloco") and momentum:
         raise ValueError(f"{rule} has no momentum, and {momentum:g} was asked for")
+
+
+def highest_rate(rule: str, momentum: float) -> float:
+    """η beyond which a rule overshoots more each round where inner steps reach an optimum.
+
+    There D = θ − θ*. On that line the steps of nesterov are linear in (θ − θ*, v), with the trace
+    1 + μ − η (1 + μ) and the determinant μ (1 − η); both eigenvalues stay within the unit circle as
+    long as η < 2 (1 + μ) / (1 + 2 μ), and those of heavyball while η < 2 (1 + μ). Where inner steps
+    come a share of the way alone, as nearly everywhere in short runs, more is borne. Infinite for
+    rules that scale D by what it was before.
+    """
+    if rule in ("nesterov", "delayed-nesterov"):
+        return 2 * (1 + momentum) / (1 + 2 * momentum)
+    return 2 * (1 + momentum) if rule in ("sgd", "heavyball", "sparseloco") else math.inf
 
 
 @torch.no_grad()

@@ -9,11 +9,13 @@ from collections.abc import Collection, Sequence
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_gossip import MODES as GOSSIP
+from bootstrap.manifest_modes import EAGER_RATES
 from gossip.attendance import Clients
 from gossip.validity import Place
 from node.errors import operator_error
 from protocols.identity import PeerId
 
+PLAIN = ("auto", "mean", "clip")  # merge rules that judge nobody
 # a branch that stands still for a moment in the only merge of a run is not left out for good
 ONLY_MERGE_S = 15.0
 # tokens a step that count fully where weights are tokens² / steps: a weight is at most the tokens
@@ -39,6 +41,31 @@ def check_runs(manifest: Manifest) -> None:
             check_noloco(outer.momentum, outer.lr, outer.lr)
         except ValueError as error:
             raise operator_error("E204", why=str(error)) from error
+
+
+def doubts(manifest: Manifest) -> list[str]:
+    """What of a run is likely to disappoint, and why; it is not refused, for it may be meant."""
+    from diloco.optimizers import highest_rate
+
+    outer, rounds, found = manifest.outer, manifest.rounds, list[str]()
+    bound = highest_rate(outer.optimizer, outer.momentum)
+    if outer.lr > bound and manifest.mode not in GOSSIP:
+        found.append(
+            f"outer.lr {outer.lr:g} with {outer.optimizer} and momentum {outer.momentum:g}: beyond "
+            f"{bound:.2f} outer steps overshoot, more in each round, where inner steps come near "
+            "an optimum"
+        )
+    if eager(manifest) and outer.moving and outer.lr > EAGER_RATES["lr"]:
+        found.append(
+            f"outer.lr {outer.lr:g} with mode eager: inner steps start from guesses, and with a "
+            f"mean that comes late more than {EAGER_RATES['lr']:g} makes their errors grow"
+        )
+    if rounds.at_will and rounds.staleness != 0 and manifest.merge.rule not in PLAIN:
+        found.append(
+            f"merge.rule {manifest.merge.rule} where a round begins as soon as one island is "
+            "ready: work that is alone in a round is merged whatever it is"
+        )
+    return found
 
 
 def once(manifest: Manifest) -> bool:

@@ -34,7 +34,7 @@ from node.hosts.meeting import meeting
 from node.island import Island
 from node.links import tell_links
 from node.lookout import Lookout
-from node.modes import check_runs, is_over
+from node.modes import check_runs, doubts, is_over
 from node.monitor.events import JoinProgress, Notice
 from node.own_model import layout_of
 from node.past import ask_past, tell_past
@@ -205,6 +205,8 @@ class Participation:
     async def _ready(self, store: CheckpointStore, manifest: Manifest) -> None:
         """What this machine lacks for a run is told before it enters. Raises E204, E402."""
         check_runs(manifest)
+        for doubt in doubts(manifest):
+            self.events.emit(Notice(text=doubt))
         self._layout = await layout_of(self.node, manifest)
         if self.config.role == "island":
             store.preflight(4 * floats_saved(manifest) * self._layout.size)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import OF_GRADIENTS, OUTER_DEFAULTS, Mode
 from diloco import optimizers
-from node.modes import check_runs
+from node.modes import check_runs, doubts
 
 
 def of(**tables: Any) -> Manifest:
@@ -59,6 +59,28 @@ def test_modes_of_every_step_say_what_they_cannot_have(case: str) -> None:
     tables, why = REFUSED[case]
     with pytest.raises(ValidationError, match=why):
         of(**tables)
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_nothing_is_doubted_of_what_a_mode_stands_for(mode: str) -> None:
+    assert doubts(Manifest(mode=mode)) == []
+
+
+@pytest.mark.parametrize(
+    ("tables", "reason"),
+    [
+        ({"outer": {"lr": 1.5}}, "beyond 1.36 outer steps overshoot"),
+        ({"outer": {"optimizer": "sgd", "lr": 2.1}}, "beyond 2.00 outer steps overshoot"),
+        ({"outer": {"optimizer": "heavyball", "lr": 4.0}}, "beyond 3.80 outer steps overshoot"),
+        ({"mode": "eager", "outer": {"lr": 0.7}}, "more than 0.4 makes their errors grow"),
+        ({"mode": "async", "merge": {"rule": "median"}}, "alone in a round is merged whatever"),
+    ],
+)
+def test_what_is_likely_to_disappoint_is_told_with_the_reason(
+    tables: dict[str, Any], reason: str
+) -> None:
+    (doubt,) = doubts(Manifest.model_validate(tables))
+    assert reason in doubt
 
 
 def test_signs_follow_gradients_after_a_share_of_the_rounds() -> None:

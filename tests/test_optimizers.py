@@ -90,6 +90,26 @@ def test_yogi_begins_with_the_first_round_that_brings_an_element_something() -> 
         assert ((before - params) <= 0.01).all()
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "heavyball"])
+def test_the_highest_rate_is_where_a_rule_begins_to_overshoot(name: str, momentum: float) -> None:
+    """On D = h (θ − θ*), of inner steps that come a share h of the way or all of it."""
+    momentum = 0.0 if name == "sgd" else momentum
+    rule, bound = named(name), optimizers.highest_rate(name, momentum)
+    shares = torch.linspace(0.05, 1.0, 20)
+
+    def error(lr: float) -> float:
+        params = torch.ones_like(shares)
+        state = rule.init(params)
+        for _ in range(1500):
+            rule.update(state, shares * params, params, lr=lr, momentum=momentum)
+        return params.abs().max().item()
+
+    assert error(0.99 * bound) < 1e-2
+    assert not error(1.01 * bound) < 1e2  # or is no number any more
+    assert optimizers.highest_rate("adam", momentum) == float("inf")
+
+
 @pytest.mark.parametrize("name", ["adam", "yogi"])
 def test_adaptive_steps_do_not_depend_on_the_scale(name: str, merged: list[torch.Tensor]) -> None:
     large = [one * 1000 for one in merged]

@@ -5,12 +5,24 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from bootstrap.manifest import Manifest
 from node.participation import Participation
+
+
+async def test_who_enters_a_run_is_told_what_is_likely_to_disappoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.participation.layout_of", AsyncMock())
+    part: Any = MagicMock()
+    for lr, told in ((0.7, 0), (2.0, 1)):
+        manifest = Manifest.model_validate({"outer": {"lr": lr}})
+        await Participation._ready(part, MagicMock(), manifest)
+        assert part.events.emit.call_count == told
+    assert "overshoot" in part.events.emit.call_args.args[0].text
 
 
 @pytest.mark.parametrize("over", [False, True])

@@ -129,8 +129,13 @@ def _with_progress(one: Scenario) -> Result:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from node.modes import doubts
+    from node.simulate.run import manifest_of
+    from node.simulate.world import decide
     from node.simulate.world import simulate as run
 
+    for doubt in doubts(manifest_of(decide(one)[0], one.rounds)):
+        typer.echo(doubt, err=True)
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
     with Progress(
         *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
