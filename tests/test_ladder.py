@@ -223,6 +223,24 @@ def test_however_wrong_the_speeds_are_few_rounds_take_long_and_no_rung_is_lost(
     assert run.taken[-1] == "fp32"
 
 
+def test_a_codec_is_explained_by_what_was_seen_before_it() -> None:
+    past = Ladder()
+
+    def why(codec: str, budget: float = 10.0) -> str:
+        return past.explained(RUNGS, codec, budget, 3.0).why
+
+    assert why("fp32", 0.0) == "no round has been timed yet"
+    assert why("int4") == "what the links carry as they were measured"
+    past.note(RUNGS, "int8", 2.0, 1e6, 10.0)
+    found = past.explained(RUNGS, "bf16", 10.0, 3.0)
+    assert found.inputs == {"budget_s": 10.0, "expected_s": 3.0, "last_s": 2.0}
+    assert (found.codec, found.why) == ("bf16", "there is room for a finer one")
+    assert why("int8").startswith("its bytes pass in time")
+    past.note(RUNGS, "bf16", 40.0, 2e6, 10.0)
+    assert why("int8") == "the finer one made the exchange too long"
+    assert why("int4") == "the one before takes longer than may be waited"
+
+
 def test_a_ladder_needs_rungs_and_a_budget() -> None:
     with pytest.raises(LocalProtocolError):
         choose((), lambda _: 1.0, 1.0)

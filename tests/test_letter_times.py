@@ -69,12 +69,24 @@ def test_a_partner_with_a_narrow_link_gets_a_coarse_letter_that_says_nothing_of_
     one.note(one.choose(1.0, said(), [said(A)]), 0.1, [A], 1.0)
     narrow = one.choose(1.0, said(), [said(B, download=1000.0)])
     assert narrow == ("int8", False)
+    assert one.chosen is not None
+    assert (one.chosen.codec, one.chosen.why) == ("int8", "the receiver's link is narrow")
     one.note(narrow, 9.0, [B], 1.0)
     one.note(narrow, 9.0, [B], 1.0)
     assert one.choose(1.0, said(), [said(A, download=1e6)]) == ("fp32", True)
 
 
+def test_a_choice_is_told_with_what_it_follows_from() -> None:
+    one, to = times(), [said(A)]
+    one.note(one.choose(1.0, said(), to), 4.0, [A], 1.0)
+    one.choose(1.0, said(), to)
+    assert one.chosen is not None
+    assert one.chosen.inputs == {"budget_s": 1.0, "last_s": 4.0}
+    assert one.chosen.why == "the one before takes longer than may be waited"
+
+
 def test_one_codec_is_no_choice() -> None:
     one = LetterTimes(Terms(("int8",)), BYTES.__getitem__)
+    assert one.chosen is None
     one.note(one.choose(1.0, said(), [said(A)]), 100.0, [A], 1.0)
     assert one.choose(1.0, said(), [said(A, download=1.0)]) == ("int8", True)

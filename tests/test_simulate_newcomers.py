@@ -1,0 +1,65 @@
+"""``node simulate``: what a newcomer's first rounds count for, in each mode over certified rounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from node.simulate.decisions import Decisions
+from node.simulate.scenario import Scenario
+from node.simulate.world import World, simulate
+from protocols.messages import Certificate
+
+ISLANDS = 4
+REPLACED: dict[str, Any] = {
+    "islands": ISLANDS,
+    "churn": 0.3,
+    "rounds": 13,
+    "inner_steps": 8,
+    "hidden": 16,
+    "batch": 16,
+    "inner_lr": 1e-2,
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("diloco", {}),
+        ("streaming", {"rounds": 15}),
+        ("async", {}),
+        ("server", {"bound": 2}),
+        ("fedavg", {}),
+        ("sparta", {"codec": "bf16", "share": 0.25, "rounds": 8, "churn": 0.6}),
+    ],
+)
+def test_a_newcomers_work_counts_for_a_quarter_then_a_half_then_three_quarters(
+    mode: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds, weights = list[World](), defaultdict[int, dict[int, float]](dict)
+    made, told = World.__post_init__, Decisions.committed
+
+    def remembered(world: World) -> None:
+        made(world)
+        worlds.append(world)
+
+    def committed(decisions: Decisions, certificate: Certificate) -> None:
+        told(decisions, certificate)
+        outcome = certificate.outcome
+        for one in outcome.contributors:
+            node = worlds[-1].nodes.get(one.peer)
+            if node is not None and outcome.fragment == 0:
+                # of 2401.09135's rates, tokens² / steps, what a token counts for by its batch
+                weights[node.born][outcome.round] = one.weight / one.tokens
+
+    monkeypatch.setattr(World, "__post_init__", remembered)
+    monkeypatch.setattr(Decisions, "committed", committed)
+    simulate(Scenario.model_validate(REPLACED | {"mode": mode} | changes))
+    (usual,) = {weight for born in range(ISLANDS) for weight in weights[born].values()}
+    came = [list(weights[born].values())[:4] for born in weights if born >= ISLANDS]
+    came = [first for first in came if len(first) >= 2]  # others came too late
+    assert came
+    for first in came:
+        assert first == pytest.approx([usual * n for n in (0.25, 0.5, 0.75, 1.0)][: len(first)])
