@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
@@ -89,10 +90,26 @@ def document(rows: dict[str, Row]) -> str:
         missing=_missing(rows),
     )
     tables = "\n".join(_table(rows, count) for count in (4, 8, 16))
-    return (
-        f"{head}\n{_keys(rows)}\n{tables}\n{_special(rows)}\n{_stale(rows)}\n"
-        f"{CHOICE.read_text(encoding='utf-8')}"
-    )
+    return f"{head}\n{_keys(rows)}\n{tables}\n{_special(rows)}\n{_stale(rows)}\n{_choice(rows)}"
+
+
+def _choice(rows: dict[str, Row]) -> str:
+    """Which mode to take: ``{NAME}`` is how much more a row loses, ``@ K`` with so many islands.
+
+    Or a figure of the study, by its key.
+    """
+    keys = figures(rows)
+
+    def shown(found: re.Match[str]) -> str:
+        name, _, islands = found[1].partition(" @ ")
+        if name not in keys and name not in MAIN:
+            raise ValueError(f"{CHOICE.name} names {name!r}, which is no row and no figure")
+        value = keys[name] if name in keys else percent_over(rows, name, BASE, int(islands or 4))
+        if value is None:
+            return "(not measured)"
+        return f"{value:.1f} times" if name.endswith("speedup") else f"{value:+,.1f} %"
+
+    return re.sub(r"\{(.+?)\}", shown, CHOICE.read_text(encoding="utf-8"))
 
 
 def _rates(rows: dict[str, Row]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from benchmarks import algorithms, algorithms_rows
 from benchmarks import algorithms_report as report
 from benchmarks.algorithms_figures import figures
+from bootstrap.manifest_rounds import Mode
 from node.simulate.scenario import Scenario
 
 BASE = "data parallel, fp32"
@@ -65,6 +67,17 @@ def test_the_page_says_what_is_missing_and_what_diverged() -> None:
     assert "Diverged: eager, int4." in page
     assert "| straggler, fewer steps | 2.5000 | 2 | 100 s, never |" in page
     assert "| `straggler_speedup` | 3.000 | at least 2 | 4.00x, 2.00x |" in page
+
+
+def test_the_choice_of_a_mode_stands_on_the_rows() -> None:
+    page = report.document(ROWS)
+    choice = page[page.index("## Which mode to take") :]
+    assert "{" not in choice
+    assert "loss +0.5 %, with Muon inside -1.0 %, and H 10 as well (not measured)" in choice
+    assert "3.0 times as soon" in choice
+    assert "the mean +350.0 %" in choice
+    for mode in get_args(Mode):
+        assert f"`{mode}`" in choice, mode
 
 
 def test_rows_are_added_one_by_one_and_not_made_twice(

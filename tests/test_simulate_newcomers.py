@@ -1,4 +1,4 @@
-"""``node simulate``: what a newcomer's first rounds count for, in each mode over certified rounds."""
+"""``node simulate``: what a newcomer's first rounds count for, by mode."""
 
 from __future__ import annotations
 
