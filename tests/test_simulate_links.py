@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from bootstrap.manifest_rounds import Rounds
-from node.cli import app
 from node.simulate.run import manifest_of
 from node.simulate.scenario import Scenario
 from node.simulate.world import Result, World, decide, simulate
@@ -79,11 +77,3 @@ def test_a_scenario_says_what_a_manifest_would() -> None:
     assert manifest_of(Scenario(mode="server"), 5).rounds.staleness == 0
     assert manifest_of(Scenario(mode="server", bound=2), 5).rounds.staleness == 2
     assert manifest_of(Scenario(rule="trimmed"), 5).merge.rule == "trimmed"
-
-
-def test_the_command_says_what_is_likely_to_disappoint() -> None:
-    arguments = ["simulate", "--islands", "2", "--rounds", "1", "--inner-steps", "2"]
-    result = CliRunner().invoke(app, [*arguments, "--set", "hidden=8", "--set", "outer_lr=2"])
-    assert result.exit_code == 0, result.output
-    assert "outer steps overshoot" in result.stderr
-    assert "overshoot" not in result.stdout

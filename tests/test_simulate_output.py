@@ -1,0 +1,42 @@
+"""``node simulate``: how far it is, its plot, and what it says besides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from node.cli import app
+from node.simulate.scenario import Scenario
+from node.simulate.world import simulate
+
+
+@pytest.mark.parametrize("mode", ["diloco", "gossip", "async"])
+def test_whoever_watches_sees_it_go_on_to_its_end(mode: str) -> None:
+    seen = list[float]()
+    codec = "int8" if mode == "gossip" else "int4"
+    scenario = {"mode": mode, "codec": codec, "islands": 2, "rounds": 3, "hidden": 8, "batch": 4}
+    simulate(Scenario.model_validate(scenario), seen.append)
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < 0.05
+    assert seen[-1] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_the_loss_is_drawn(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / f"found.{kind}"
+    arguments = ["simulate", "--islands", "2", "--rounds", "2", "--inner-steps", "4"]
+    result = CliRunner().invoke(app, [*arguments, "--set", "hidden=8", "--plot", str(file)])
+    assert result.exit_code == 0, result.output
+    begins = {"png": b"\x89PNG", "svg": b"<?xml"}[kind]
+    assert file.read_bytes().startswith(begins)
+
+
+def test_the_command_says_what_is_likely_to_disappoint() -> None:
+    arguments = ["simulate", "--islands", "2", "--rounds", "1", "--inner-steps", "2"]
+    result = CliRunner().invoke(app, [*arguments, "--set", "hidden=8", "--set", "outer_lr=2"])
+    assert result.exit_code == 0, result.output
+    assert "outer steps overshoot" in result.stderr
+    assert "overshoot" not in result.stdout
