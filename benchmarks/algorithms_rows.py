@@ -102,6 +102,24 @@ DECISIVE = (
     "Muon inside, H 40, int2",
     "Muon inside, H 150, int2",
 )
+# one row of each mode and family of codecs: those of the tables with more islands
+EACH_MODE = (
+    "streaming, int4",
+    "asynchronous, int4",
+    "SparseLoCo, top3",
+    "eager, int4",
+    "server, lock-step, int4",
+    "FedAvg, half of the clients, int4",
+    "FedAvgM, int4",
+    "plain pairs, bf16",
+    "push-sum, bf16",
+    "SPARTA, 0.5 %, bf16",
+    "branch-train-merge",
+    "DiLoCo, int8",
+    "DiLoCo, int1",
+    "data parallel, 1-bit Adam",
+    "data parallel, PowerSGD",
+)
 STRAGGLER = {"stragglers": 1, "straggler_factor": 4.0, "rounds": SHORT, "eval_every": 2}
 # what the keys beside the table come from: K, what differs
 SPECIAL: dict[str, tuple[int, dict[str, Any]]] = {
@@ -145,6 +163,12 @@ def wanted(rows: dict[str, Row]) -> Iterator[tuple[str, Scenario]]:
         (8, SEEDS[1:], first[:5]),
         (16, SEEDS[1:], first[:3]),
         (4, SEEDS[1:], first[19:]),
+        (8, SEEDS[:1], list(EACH_MODE)),
+        (16, SEEDS[:1], first[3:5]),
+        (16, SEEDS[:1], list(EACH_MODE)),
+        (8, SEEDS[1:], list(EACH_MODE)),
+        (16, SEEDS[1:], first[3:5]),
+        (16, SEEDS[1:], list(EACH_MODE)),
     ):
         for seed in seeds:
             for name in names:
