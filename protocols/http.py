@@ -91,7 +91,7 @@ class HttpTransport:
         server_context = tls_links.server_context(identity) if tls else None
         self.relay = RelayServer(
             self.stats,
-            on_sent=self._reactor.bucket.spend,
+            on_sent=self._reactor.carried,
             most=CARRIED * max_upload if max_upload else math.inf,
         )
         self.relay.place_of = self._place_of

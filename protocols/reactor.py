@@ -182,6 +182,18 @@ class Reactor:
         if not one.local:
             self._taken += count
 
+    def carried(self, count: int) -> None:
+        """So many bytes went out for others, past this thread: what is sent here pays for them.
+
+        They are part of what the link carries, or it would seem slower by them, and then what is
+        sent here be slower by as much again. May be called from any thread.
+        """
+        self.bucket.spend(count)
+        self.post(lambda: self._carry(count))
+
+    def _carry(self, count: int) -> None:
+        self._given += count
+
     def gather(self, count: int, seconds: float) -> None:
         """Of a long body ``count`` bytes came in ``seconds``: where few do, let more gather.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from http_kit import QUICK, A, B, address
@@ -141,6 +143,37 @@ async def test_what_an_upload_limit_leaves_is_measured(linked: None) -> None:
         assert 0.75 * rate < sent < 1.3 * rate
         assert 0.75 * rate < received < 1.3 * rate
         assert (b.stats.peer(A.peer_id).upload or 0.0) < 0.6 * rate
+
+
+async def test_what_is_carried_for_others_is_part_of_what_the_link_carries(
+    linked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own bodies pay for that: were it not counted they would get slower and slower."""
+    size, carried = 1_000_000, 400_000
+    async with (
+        HttpTransport(A, listen="127.0.0.1:0", limits=QUICK) as a,
+        HttpTransport(B, limits=QUICK, max_upload=4e6) as b,
+    ):
+        b.book.add(A.peer_id, address(a))
+        arrived: list[float] = []
+        real = b._reactor.pacer.note
+
+        def note(now: float, count: int, *facts: Any, **more: Any) -> None:
+            arrived.append(count)
+            real(now, count, *facts, **more)
+
+        monkeypatch.setattr(b._reactor.pacer, "note", note)
+
+        async def take(peer: PeerId, header: bytes, body: Incoming) -> bytes:
+            began = time.monotonic()
+            b.relay._moved(carried)
+            await body.into(BufferDrain(bytearray(size)))
+            assert time.monotonic() - began > 0.8 * (size + carried) / 4e6
+            return b""
+
+        a.on_push("take", take, max_length=size)
+        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(size)), timeout=5)
+        assert max(arrived) > size + carried / 4
 
 
 async def test_what_stays_on_a_machine_says_nothing_of_its_link() -> None:
