@@ -92,6 +92,7 @@ class Keeper:
     newest: Path | None = None  # of this island since it joined
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _full: bool = False
+    _deserted: bool = False  # the trainer has not given its part of the one before
     _waiting: int = 0  # calls of :meth:`save` that wait, or that are waited for
     _limit: asyncio.Timeout | None = None  # of what the trainer is waited for now
     _began: float = field(default_factory=time.monotonic)  # the newest one, or this keeper
@@ -104,7 +105,8 @@ class Keeper:
         While another one is being written nothing is done, or with ``wait`` this one comes after,
         and is in the second place as well where that can be. Nor is anything where the trainer has
         yet to begin from a checkpoint: it has more than one without it would have. After the
-        ``last`` one no round is applied until that is unwound.
+        ``last`` one no round is applied until that is unwound. One that is waited for is made
+        without the trainer where that has ended, or does not answer.
         """
         if self.conductor is not None and self.conductor.resume_dir is not None:
             return False
@@ -116,6 +118,8 @@ class Keeper:
                 self._limit.reschedule(self._latest())
             async with self._lock:
                 saved = await self._save(last, follows=not wait)
+                if not saved and wait and self._deserted:
+                    saved = await self._save(last, alone=True)
         finally:
             self._waiting -= wait
         if wait and self.copying is not None:
@@ -138,11 +142,14 @@ class Keeper:
             if left <= 0 and self.conductor is not None and self.conductor.training:
                 await self.save()
 
-    async def _save(self, last: AsyncExitStack | None, *, follows: bool) -> bool:
+    async def _save(
+        self, last: AsyncExitStack | None, *, follows: bool = False, alone: bool = False
+    ) -> bool:
         self._began = started = time.monotonic()
+        self._deserted = False
         try:
             with self.store.draft() as draft:
-                facts = await self._fill(draft, last)
+                facts = await self._fill(draft, last, alone)
                 saved = await self.offload(lambda: self.store.commit(draft, facts))
         except (*UNWRITTEN, ChannelClosedError, TimeoutError) as error:
             again = self._full and isinstance(error, DiskFullError)  # it is said once
@@ -153,6 +160,7 @@ class Keeper:
                     CheckpointSkipped(round=self.replicas[0].place.round, reason=f"{error}{code}")
                 )
             self._full = isinstance(error, DiskFullError)
+            self._deserted = isinstance(error, ChannelClosedError | TimeoutError)
             return False
         self._full, self.newest = False, saved.path
         if self.copying is not None:
@@ -167,11 +175,11 @@ class Keeper:
         )
         return True
 
-    async def _fill(self, draft: Path, last: AsyncExitStack | None) -> Facts:
+    async def _fill(self, draft: Path, last: AsyncExitStack | None, alone: bool) -> Facts:
         """Write both parts. Also after an error nobody writes into the draft any more."""
         asked: Asked | None = None
         try:
-            async with self._asking(draft, last) as asked:
+            async with self._asking(draft, last, alone) as asked:
                 outer = await self._outer()
             if asked is not None:
                 async with self._patience():
@@ -191,13 +199,13 @@ class Keeper:
 
     @asynccontextmanager
     async def _asking(
-        self, draft: Path, last: AsyncExitStack | None
+        self, draft: Path, last: AsyncExitStack | None, alone: bool
     ) -> AsyncIterator[Asked | None]:
         """Ask the trainer for its part, which is of the outer state inside of the block.
 
-        And until ``last`` is unwound, where there is one.
+        And until ``last`` is unwound, where there is one. ``alone``: ask nobody.
         """
-        conductor = self.conductor
+        conductor = None if alone else self.conductor
         while True:
             if conductor is not None and conductor.training:
                 async with self._patience():
