@@ -40,7 +40,7 @@ async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
     keeper.copying = Copying(second, store, keeper.events, inline)
     rounds = iter(range(4))
 
-    async def fill(draft: Path, last: object) -> Facts:
+    async def fill(draft: Path, last: object, alone: bool) -> Facts:
         return Facts(run="r", round=next(rounds), step=0, tokens=0)
 
     monkeypatch.setattr(keeper, "_fill", fill)
@@ -80,7 +80,7 @@ async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
     keeper = keeper_at(tmp_path, events)
     keeper.copying = Copying(cast(CheckpointCopy, Slow()), keeper.store, keeper.events, inline)
 
-    async def fill(draft: Path, last: object) -> Facts:
+    async def fill(draft: Path, last: object, alone: bool) -> Facts:
         return Facts(run="r", round=1, step=0, tokens=0)
 
     monkeypatch.setattr(keeper, "_fill", fill)
@@ -110,7 +110,7 @@ def test_a_second_place_that_hangs_keeps_no_node_from_ending(
         second = cast(CheckpointCopy, Hanging())
         keeper.copying = Copying(second, keeper.store, keeper.events, inline)
 
-        async def fill(draft: Path, last: object) -> Facts:
+        async def fill(draft: Path, last: object, alone: bool) -> Facts:
             return Facts(run="r", round=1, step=0, tokens=0)
 
         monkeypatch.setattr(keeper, "_fill", fill)
