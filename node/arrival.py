@@ -21,7 +21,7 @@ from gossip.standing import fragments, progress, seen_from
 from gossip.validity import Place
 from node.errors import operator_error
 from node.replica import ChainStanding
-from node.saving import own_standing, standing_after
+from node.restoring import own_standing, standing_after
 from protocols.asking import ask
 from protocols.errors import (
     OperatorError,

@@ -36,9 +36,9 @@ from node.monitor.events import Notice
 from node.peer_reports import PeerReports
 from node.replica import OuterReplica
 from node.reporting import Reporter
+from node.restoring import Restored
 from node.roaming import make_pairs
 from node.run_rules import replicas_of, rules_of
-from node.saving import Restored
 from node.script.attached import Attached
 from node.trainer.channel import Applied
 from node.trainer.layout import Outline

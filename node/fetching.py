@@ -32,7 +32,7 @@ from node.import_hf import import_hf
 from node.monitor.events import Behind, JoinProgress, Notice, Problem, Rejected, RoundFailed
 from node.own_state import OwnReplica
 from node.replica import OuterReplica
-from node.saving import Restored
+from node.restoring import Restored
 from node.trainer.layout import initial_vector
 from node.trainer_files import Taken
 from protocols.errors import OperatorError, RemoteProtocolError

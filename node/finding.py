@@ -28,7 +28,7 @@ from node.errors import operator_error
 from node.monitor.events import Notice, Problem
 from node.outer_files import BESIDE, SHARD, read_beside
 from node.reading import Reading
-from node.saving import Restored
+from node.restoring import Restored
 from protocols.errors import OperatorError
 
 if TYPE_CHECKING:

@@ -41,7 +41,8 @@ from node.past import ask_past, tell_past
 from node.peer_reports import PeerReports
 from node.reading import Reading
 from node.replica import OuterReplica
-from node.saving import Keeper, Restored, floats_saved, restore
+from node.restoring import Restored, restore
+from node.saving import Keeper, floats_saved
 from node.trainer.channel import Applied
 from node.trainer.layout import Layout
 from node.trainer.moments import Places, moments_last

@@ -20,7 +20,7 @@ from node import saving
 from node.checkpoint import Checkpoint, CheckpointStore, Facts
 from node.conductor import Conductor
 from node.earlier import moments_in, take_over
-from node.saving import Restored
+from node.restoring import Restored
 from node.trainer.channel import Checkpoint as Save
 from node.trainer.channel import Cold, Command, Report, StepDone, Stop
 from node.trainer.resume import FOLDER, MOMENTS, STATE, Share, Standing

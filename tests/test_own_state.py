@@ -25,7 +25,7 @@ from node.fetching import Fetcher
 from node.monitor.events import Event, Notice, Problem
 from node.outer_files import OuterFiles, write_outer
 from node.own_state import OwnReplica
-from node.saving import own_standing, restore
+from node.restoring import own_standing, restore
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
 from protocols.errors import OperatorError

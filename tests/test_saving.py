@@ -25,7 +25,7 @@ from node.monitor.event_log import EventLog
 from node.monitor.events import CheckpointSkipped, Problem
 from node.outer_files import OuterFiles, write_outer
 from node.participation import Participation
-from node.saving import restore
+from node.restoring import restore
 from node.trainer.channel import Applied, ChannelClosedError, Checkpoint, Saved, Staged, StepDone
 from node.trainer.layout import Layout
 from node.trainer_files import TrainerFiles
