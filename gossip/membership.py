@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from gossip.silence import Rhythm, silence_s
 from gossip.standing import seen_from
-from gossip.trips import TRUSTED, RoundTrip, answer_s, stillness_s
+from gossip.trips import ENOUGH, RoundTrip, answer_s, stillness_s
 from protocols.bounds import MAX_PEERS
 from protocols.identity import PeerId
 from protocols.messages import Announce
@@ -175,10 +175,10 @@ class Membership:
         return answer_s(island.trip if island else None, unknown)
 
     def trips(self, peers: Iterable[PeerId]) -> dict[PeerId, float]:
-        """Seconds of the shortest round trip of late to each of these, where it is trusted."""
+        """Seconds of the shortest round trip of late to each of these, where it is known."""
         islands = {peer: self.islands.get(peer) for peer in peers}
         known = {peer: island.trip for peer, island in islands.items() if island and island.trip}
-        return {peer: trip.shortest for peer, trip in known.items() if trip.count >= TRUSTED}
+        return {peer: trip.shortest for peer, trip in known.items() if trip.count >= ENOUGH}
 
     def stillness_s(self, peers: Iterable[PeerId], unknown: float) -> float:
         """For how long a transfer between any of these may stand still, by what was measured."""

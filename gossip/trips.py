@@ -17,7 +17,8 @@ MOST_S = 5.0  # nobody can make the others wait for longer by answering late
 GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4  # RFC 6298, section 2
 DEVIATIONS = 4.0
 LATE = 32  # measurements, of which the shortest counts
-TRUSTED = 8  # measurements: before, one that met a burst would count for all
+TRUSTED = 8  # measurements: before, one that met a burst would count for all,
+ENOUGH = 3  # for the shortest: a burst makes them longer, never shorter
 
 
 @dataclass
