@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.allreduce import COUNT, Entry, Scale, atoll, gloo_as, machine, turns
 from benchmarks.farnet import Way, available, everywhere
+from benchmarks.keys import seconds
 from protocols.codecs import RangeCodec
 
 SIZE = 10_000_000  # elements
@@ -54,11 +54,8 @@ def shown(found: dict[str, Any]) -> str:
     for name, (text, way) in WAYS.items():
         if name not in found:
             continue
-        runs = found[name]["runs"]
-        ours, gloo = (
-            statistics.median(run["seconds"] for run in runs[system])
-            for system in ("atoll int4 tls", "gloo")
-        )
+        pieces = {name: found[name]}
+        ours, gloo = (seconds(pieces, name, system) for system in ("atoll int4 tls", "gloo"))
         lines.append(f"| {text} | {ours:.1f} s | {gloo:.1f} s | {least(way) / ours:.2f} |")
     return "\n".join(lines)
 
