@@ -5,8 +5,8 @@
 Four members, 10 M fp32 elements: Atoll in int4 with mutual TLS, and gloo with as many bytes in the
 clear. They take turns, and medians count. :data:`WAYS` says what each way is, and
 :mod:`benchmarks.farnet` makes it. ``--only WAY`` measures single ones and keeps what the file has
-of the others. hivemind's averager is not among them: it came to no end within a minute and a half
-over the shortest of these.
+of the others. hivemind's averager is not among them: over the first of these it had not ended a
+turn after two minutes.
 """
 
 from __future__ import annotations

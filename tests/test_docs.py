@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import statistics
@@ -269,6 +270,13 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     def seconds(system: str) -> float:
         return float(statistics.median(turn["seconds"] for turn in crowd[system]))
 
+    ways = json.loads((results / "far.json").read_text())
+
+    def far(way: str, system: str) -> str:
+        turns = ways[way]["runs"][system]
+        whole = [turn["seconds"] if turn["whole"] else math.inf for turn in turns]
+        return f"{statistics.median(whole):.1f}"
+
     text = " ".join(README.read_text().split())
     for said in (
         f"{island['island_overhead_ratio']:.3f} of the tokens a second of a bare torch loop",
@@ -284,5 +292,9 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         f"gloo {seconds('gloo'):.1f} s",
         f"{study['keys']['bytes_ratio_at_1pct']:.0f} times fewer bytes",
         f"{study['keys']['bytes_ratio_at_3pct']:,.0f} times fewer",
+        f"{far('continent', 'atoll int4 tls')} s over round trips of 80 ms where gloo takes "
+        f"{far('continent', 'gloo')} s",
+        f"{far('ocean', 'atoll int4 tls')} s over 150 ms with one packet of a thousand lost, where "
+        f"gloo takes {far('ocean', 'gloo')} s",
     ):
         assert said in text, said
