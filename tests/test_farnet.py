@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from netns_kit import GIVE, TAKE
 
 from benchmarks.farnet import FarNetwork, Way, available, everywhere
 from benchmarks.netns import remove_leftovers
@@ -53,23 +54,6 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
     except TimeoutError:
         pass
     print(heard, min(trips, default=9.0))
-"""
-TAKE = """
-import socket, sys
-with socket.create_server((sys.argv[1], 5001)) as server:
-    print("listening", flush=True)
-    with server.accept()[0] as link:
-        while link.recv(1 << 20):
-            pass
-"""
-GIVE = """
-import socket, sys, time
-with socket.create_connection((sys.argv[1], 5001), timeout=20) as link:
-    started = time.monotonic()
-    link.sendall(bytes(int(sys.argv[2])))
-    link.shutdown(socket.SHUT_WR)
-    link.recv(1)  # until the other end has taken all
-    print(time.monotonic() - started)
 """
 
 

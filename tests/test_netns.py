@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from netns_kit import GIVE, TAKE
 
 from benchmarks.netns import ALLOWED, Network, available, remove_leftovers
 
@@ -16,27 +17,10 @@ pytestmark = [
     pytest.mark.skipif(not available(), reason="namespaces need Linux, root, ip and tc"),
 ]
 
-TAKE = """
-import socket, sys
-with socket.create_server((sys.argv[1], 5000)) as server:
-    print("listening", flush=True)
-    with server.accept()[0] as link:
-        while link.recv(1 << 20):
-            pass
-"""
-GIVE = """
-import socket, sys, time
-with socket.create_connection((sys.argv[1], 5000), timeout=20) as link:
-    started = time.monotonic()
-    link.sendall(bytes(int(sys.argv[2])))
-    link.shutdown(socket.SHUT_WR)
-    link.recv(1)  # until the other end has taken all
-    print(time.monotonic() - started)
-"""
 REACH = """
 import socket, sys
 try:
-    socket.create_connection((sys.argv[1], 5000), timeout=0.5)
+    socket.create_connection((sys.argv[1], 5001), timeout=0.5)
 except ConnectionRefusedError:
     print("reached")
 except TimeoutError:
