@@ -5,7 +5,8 @@
  * opens a tap interface for each NAME, in the network namespace it is started in, and says "ready".
  * A packet from member i to member j waits for its turn in the uplink of i, is on its way for the
  * delays of both, and waits for its turn in the downlink of j. Either link drops what would wait
- * longer than QUEUE_MS, and loses each packet that has passed it with a probability of its own.
+ * longer than QUEUE_MS, and loses each packet that has passed it with a probability of its own: but
+ * not who asks for addresses (ARP), which goes over no long way elsewhere.
  * Rates count all bytes of an Ethernet frame but its checksum.
  *
  * A line "INDEX UP_MBIT DOWN_MBIT DELAY_MS LOSS SIDE" on the standard input sets the link of a
@@ -119,6 +120,8 @@ static struct event pop(void) {
     return first;
 }
 
+static int is_arp(const unsigned char *bytes) { return bytes[12] == 0x08 && bytes[13] == 0x06; }
+
 /* When a packet that comes to a link at `at` has passed it, or -1 if it is dropped or lost. */
 static ns pass(ns *free_at, double ns_per_byte, double loss, ns at, int length) {
     if (*free_at - at > queue) return -1;
@@ -144,7 +147,8 @@ static void take(int from) {
         int length = (int)read(member->fd, bytes, sizeof bytes);
         if (length < 0) return; /* nothing more, or the interface is gone */
         if (length < 14) continue;
-        ns left = pass(&member->up_free, member->up, member->loss, now(), length);
+        double loss = is_arp(bytes) ? 0 : member->loss;
+        ns left = pass(&member->up_free, member->up, loss, now(), length);
         if (left < 0) continue;
         if (bytes[0] & 1) {
             for (int to = 0; to < count; to++)
@@ -165,7 +169,8 @@ static void come_true(struct event event) {
         free(packet);
         return;
     }
-    ns passed = pass(&member->down_free, member->down, member->loss, event.at, packet->length);
+    double loss = is_arp(packet->bytes) ? 0 : member->loss;
+    ns passed = pass(&member->down_free, member->down, loss, event.at, packet->length);
     if (passed < 0)
         free(packet);
     else

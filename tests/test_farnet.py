@@ -36,6 +36,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
     sent, heard, trips, last = {}, 0, [], time.monotonic() + 0.5
     for i in range(count):
         sent[i] = time.monotonic()
+        here.settimeout(5)
         here.send(i.to_bytes(4, "big").ljust(size, b"."))
         last = time.monotonic() + pause
         while (left := last - time.monotonic()) > 0:
