@@ -25,7 +25,6 @@ def test_whoever_watches_sees_it_go_on_to_its_end(mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_the_loss_is_drawn(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("matplotlib")
     file = tmp_path / f"found.{kind}"
     arguments = ["simulate", "--islands", "2", "--rounds", "2", "--inner-steps", "4"]
     result = CliRunner().invoke(app, [*arguments, "--set", "hidden=8", "--plot", str(file)])
