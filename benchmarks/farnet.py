@@ -50,6 +50,8 @@ class Way:
 class FarNetwork(Network):
     """A :class:`Network` with a :class:`Way` for each member, which may change at any time.
 
+    But nobody can be shut off as behind a NAT: packets are passed on whatever they carry.
+
     ``queue_ms``: how much waits in front of each link before packets are dropped; as long as the
     round trip is usual. ``seed``: of what is lost.
     """
@@ -110,10 +112,6 @@ class FarNetwork(Network):
         if mbit is None:
             raise ValueError("these links have a rate")
         self.change(name, up=mbit, down=mbit)
-
-    def shut(self, name: str) -> None:
-        """Not here: packets are passed on whatever they carry."""
-        raise NotImplementedError("use a Network")
 
     # --- making ----------------------------------------------------------------------------------
 

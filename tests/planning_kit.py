@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gossip_kit import PLACE, SHAPE, leader, roster_of
 
@@ -22,6 +22,7 @@ def fresh(
     announces: list[Announce],
     ready: list[Announce] | None = None,
     rules: Rules = RULES,
+    trips: Mapping[PeerId, float] | None = None,
 ) -> Plan:
     """A plan by the first of ``members``, checked as the others will check it."""
     by = leader(members)
@@ -35,6 +36,7 @@ def fresh(
         ready=announces if ready is None else ready,
         members=announces,
         next_roster=roster,
+        trips=trips,
     )
     check_plan(plan, PLACE, rules.shape, roster, Known())
     return plan

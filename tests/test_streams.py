@@ -8,15 +8,16 @@ from itertools import pairwise
 
 import pytest
 from exchange_kit import until
-from gossip_kit import PLACE, SHAPE, announce_of, leader, roster_of
+from gossip_kit import SHAPE, announce_of, roster_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_kit import fresh
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
 from gossip.dividing import ALL, LEAST, by_owner, divided, parts_of
 from gossip.mixing import Mix
 from gossip.partition import ALIGN, Link
-from gossip.planning import MAX_PRODUCTS, fresh_plan
+from gossip.planning import MAX_PRODUCTS
 from gossip.rules import Rules
 from gossip.trips import LATE, RoundTrip
 from protocols import virtual_time
@@ -84,17 +85,7 @@ def planned(members: list[Identity], mix: Mix, away_s: float) -> Counter[PeerId]
     rules = Rules(
         4_000_000, SHAPE.codecs, lambda codec, start, stop: (stop - start) * 17 // 32, mix=mix
     )
-    plan = fresh_plan(
-        leader(members),
-        PLACE,
-        rules,
-        ballot=(0, 0),
-        roster=roster,
-        ready=announces,
-        members=announces,
-        next_roster=roster,
-        trips=dict.fromkeys(roster, away_s),
-    )
+    plan = fresh(members, announces, rules=rules, trips=dict.fromkeys(roster, away_s))
     return Counter(part.owner for part in plan.parts)
 
 

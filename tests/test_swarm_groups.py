@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench_kit import benched
 from swarm_kit import digests, islands, settings, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -60,33 +58,10 @@ def test_two_sites_train_together_and_lose_a_member(tmp_path: Path) -> None:
 
 def bench(tmp_path: Path, groups: str, members: int) -> list[list[dict[str, object]]]:
     """Rounds of so many processes of ``node bench``, two at one site and all others at another."""
-    words = ["--size", "400000", "--codec", "int8", "--rounds", "3", "--json", "--max-group", "4"]
-    found, running, peers = [], [], ""
-    try:
-        for number in range(members):
-            region = "north" if number < 2 else "south"
-            process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "node", "bench", *words, "--groups", groups,
-                    "--members", str(members),
-                    "--region", region, "--listen", "127.0.0.1:0",
-                    *(("--peers", peers) if peers else ()),
-                ],
-                stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-            )  # fmt: skip
-            running.append(process)
-            if not peers:
-                assert process.stdout is not None
-                opened = json.loads(process.stdout.readline())
-                peers = f"{opened['address']}/{opened['peer']}"
-        for process in running:
-            out, _ = process.communicate(timeout=120)
-            lines = [json.loads(line) for line in out.splitlines()]
-            found.append([line for line in lines if line["event"] == "round"])
-    finally:
-        for process in running:
-            process.kill()
-    return found
+    words = ["--size", "400000", "--codec", "int8", "--rounds", "3", "--max-group", "4"]
+    regions = ["north"] * 2 + ["south"] * (members - 2)
+    each = [[*words, "--groups", groups, "--region", region] for region in regions]
+    return benched(each, tmp_path, within=120)
 
 
 @pytest.mark.parametrize(("groups", "members"), [("region", 4), ("none", 4), ("grid", 6)])

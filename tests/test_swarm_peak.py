@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench_kit import benched
 from swarm_kit import Record
 
 from node.bench.settings import VECTORS
@@ -28,31 +26,10 @@ CODECS = ("fp32", "fp16", "int8", "int4", "int1", "top12")  # one of each kind
 def test_rounds_take_no_more_than_two_and_a_half_vectors(
     codec: str, tmp_path: Path, record_property: Record
 ) -> None:
-    words = ["--members", str(MEMBERS), "--size", str(SIZE), "--codec", codec]
-    running: list[subprocess.Popen[str]] = []
-    peers, peaks = "", []
-    try:
-        for _ in range(MEMBERS):
-            process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "node", "bench", *words, "--rounds", str(ROUNDS),
-                    "--json", "--listen", "127.0.0.1:0", *(("--peers", peers) if peers else ()),
-                ],
-                stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-            )  # fmt: skip
-            running.append(process)
-            if not peers:
-                assert process.stdout is not None
-                opened = json.loads(process.stdout.readline())
-                peers = f"{opened['address']}/{opened['peer']}"
-        for process in running:
-            out, _ = process.communicate(timeout=240)
-            lines = [json.loads(line) for line in out.splitlines()]
-            rounds = [line for line in lines if line["event"] == "round"]
-            assert len(rounds) == ROUNDS
-            peaks.append(max(one["peak_bytes"] for one in rounds) / (4 * SIZE))
-    finally:
-        for process in running:
-            process.kill()
+    words = ["--size", str(SIZE), "--codec", codec, "--rounds", str(ROUNDS)]
+    peaks = []
+    for rounds in benched([words] * MEMBERS, tmp_path, within=240):
+        assert len(rounds) == ROUNDS
+        peaks.append(max(one["peak_bytes"] for one in rounds) / (4 * SIZE))
     record_property("peaks", peaks)
     assert max(peaks) <= VECTORS
