@@ -20,6 +20,7 @@ import torch
 
 from gossip.bodies import Wiring
 from gossip.certificate import basis_of
+from gossip.dividing import in_turn
 from gossip.inbox import Inbox, Receiver
 from gossip.outbox import Outbox, Untaken
 from gossip.planned import Planned, Route
@@ -143,8 +144,8 @@ class Exchange:
         self.inbox.watches.stop()
         wanted: set[PartKey] = set()
         routes = Routes(plan)
-        others = sorted(enumerate(plan.parts), key=lambda n: (n[1].owner <= self.me, n[1].owner))
-        for number, part in others:  # start behind myself, so that not all send to one owner first
+        for number in in_turn([part.owner for part in plan.parts], self.me):
+            part = plan.parts[number]
             if part.result is not None:
                 self.inbox.fetching.want(part.result, plan)
                 continue

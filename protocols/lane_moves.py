@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from protocols.errors import LocalProtocolError, TransferStalled
-from protocols.lane_socket import Told, prefer_bbr, told, unacknowledged, unsent
+from protocols.lane_socket import Told, prefer_bbr, send_evenly, told, unacknowledged, unsent
 from protocols.lane_wire import Frame
 from protocols.losses import Losses
 from protocols.reactor import Load
@@ -58,6 +58,8 @@ def load(
     facts = told(sock) if sending is not None or left > 0 else Told()
     if losses.look(facts):
         prefer_bbr(sock)
+    if losses.far(facts):
+        send_evenly(sock)
     return Load(
         max(0, left - facts.beyond),
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),

@@ -32,6 +32,8 @@ _SND_MSS, _UNACKED, _SACKED, _RTT, _SND_CWND = 16, 24, 28, 68, 80
 _TOTAL_RETRANS, _NOTSENT_BYTES, _MIN_RTT = 100, 144, 148
 _NEARLY = 2  # segments that a full window may still have room for
 _FREE = 1.25  # times the shortest round trip: with less there is no queue on the way
+_MAX_PACING_RATE, _ANY_RATE = 47, 1_250_000_000  # SO_MAX_PACING_RATE; bytes a second
+_FAR_UNSENT_BYTES = 32 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
 
@@ -192,6 +194,18 @@ def prefer_bbr(sock: socket.socket) -> bool:
     except OSError:  # not there, not allowed, or the connection has ended
         return False
     return True
+
+
+def send_evenly(sock: socket.socket) -> None:
+    """Have what the way can hold leave evenly over a round trip, not in bursts (Linux).
+
+    What the system was given to send, and its window did not let out, would leave all at once when
+    that opens: so little of it is kept there besides.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # the connection may have ended already
+            sock.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, _ANY_RATE)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _FAR_UNSENT_BYTES)
 
 
 def _asked(sock: socket.socket, what: int) -> int:

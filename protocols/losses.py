@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from protocols.lane_socket import Told
 
 SHORT_S = 0.005  # a round trip within which what was lost is soon made good
+FAR_S = 0.03  # a round trip over which bursts meet in queues before others have made room
 QUEUE_S = 0.03  # beyond the shortest round trip: a queue was on the way, and may have been full
 OFTEN = 3  # looks that found something lost without one
 HOSTS = 4096  # whose shortest round trips are remembered
@@ -29,6 +30,12 @@ class Losses:
     _again: int = 0  # segments sent again, of all that was ever sent
     _without: int = 0  # looks
     _done: bool = False
+    _far: bool = False
+
+    def far(self, told: Told) -> bool:
+        """Whether the way is long; true once."""
+        before, self._far = self._far, self._far or told.round_trip >= FAR_S
+        return self._far and not before
 
     def look(self, told: Told) -> bool:
         """Whether it should be changed; true once."""

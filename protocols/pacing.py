@@ -58,6 +58,7 @@ SOON = 2  # or as soon as that, where the queue says that the link is not busy
 PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
 BOLDEST_AT = 4  # probes in a row that have found more
 PATIENCE, MOST_PATIENCE = 3, 16  # probes whose queue is gone too soon
+LATE = 1 / 4  # of a window
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
 GROWS = 1.25  # times the most of all windows before, in the newest one
 MUCH = 1.1  # times the speed: a single window is hardly off by more
@@ -101,6 +102,7 @@ class Pacer:
     _full: deque[float] = field(default_factory=lambda: deque(maxlen=FULL_KEPT))  # with a queue
     _stood: float | None = None  # seconds in queues before a probe, if that will tell
     _sure: float = 0.0  # what came in that probe
+    _late: bool = False  # so long are round trips that a probe's bytes arrive in its echo
     _unheard: int = 0  # probes in a row whose queue nobody has seen
     _patience: int = PATIENCE  # so many of these, then one goes by what arrives
 
@@ -114,25 +116,25 @@ class Pacer:
         now: float,
         arrived: int,
         wanting: bool,
-        under_way: bool = False,
+        under_way: int = 0,
         *,
         alone: str = "",
-        stands: float = 0.0,
+        stands: float | None = None,
         round_trip: float = 0.0,
     ) -> None:
         """``arrived`` bytes of all that was ever sent have arrived by ``now``.
 
-        ``wanting``: there is more to send; ``under_way``: not all that was sent has arrived;
-        ``alone``: it is all for this one of several peers. ``stands``: so many bytes are under
-        way, by :func:`~protocols.standing.standing`, on connections whose shortest round trip is
-        ``round_trip`` seconds; 0 where the system does not tell.
+        ``wanting``: there is more to send; ``under_way`` bytes have been given to the system and
+        have not arrived; ``alone``: it is all for this one of several peers. ``stands``: so many
+        are under way, by :func:`~protocols.standing.standing`, on connections whose shortest round
+        trip is ``round_trip`` seconds; None where the system does not tell.
         """
         if wanting:
             self._looks[alone] += 1
         else:
             self._looks.clear()
         found = self._windows.note(now, arrived, wanting)
-        self._standing.look(stands, wanting)
+        self._standing.look(now, arrived + under_way, stands, round_trip, wanting)
         if self._stood is not None and not wanting:  # the probe's queue is gone, unheard
             self._bolder = 0
             self._unheard += 1
@@ -144,8 +146,9 @@ class Pacer:
             to = {one for one, looks in self._looks.items() if one and looks >= enough}
             self._looks.clear()
             if found >= LEAST:
-                self._weigh(found, to, round_trip)
-        short = self._burst.note(now, arrived, wanting, under_way)
+                self._late = round_trip >= LATE * self._windows.window_s
+                self._weigh(found, to)
+        short = self._burst.note(now, arrived, wanting, under_way > 0)
         if short is not None and self.speed is not None:
             self._consider(short, self.speed)
 
@@ -164,7 +167,7 @@ class Pacer:
                 self._bolder = BOLDEST_AT
                 self._enter(Phase.PROBE, 1)
 
-    def _weigh(self, found: float, to: set[str], round_trip: float) -> None:
+    def _weigh(self, found: float, to: set[str]) -> None:
         """Count a window, unless it may be slow only since the one that it was ``to`` is."""
         usual = self.speed or max(self._seen, default=0.0)
         if found >= HELD * usual:
@@ -179,7 +182,7 @@ class Pacer:
             self._slow_to |= to
         came = found >= CAME * self.rate
         speed = min(self.speed or found, found)
-        self._standing.over(self._windows.window_s, speed, round_trip, came)
+        self._standing.over(self._windows.window_s, speed, came)
         for one in (*self._aside, found):
             self.windows += 1
             self._judge(one)
@@ -198,7 +201,7 @@ class Pacer:
         elif self._phase is Phase.PROBE:
             self._probed(found)
         elif self._phase is Phase.ECHO:
-            self._heard()
+            self._heard(found)
         elif self._phase is Phase.SEARCH and self._grows:
             self._enter(Phase.SEARCH, 1)
         elif self._phase is Phase.SEARCH and (self._full or self._standing.full):
@@ -266,10 +269,12 @@ class Pacer:
             self._bolder = 0
             self._enter(Phase.DRAIN, 1)
 
-    def _heard(self) -> None:
+    def _heard(self, found: float) -> None:
         """The window after a probe is over: all that it sent too fast stands in a queue now."""
         assert self.speed is not None
         assert self._stood is not None
+        if self._late:
+            self._sure = max(self._sure, min(found, self._times * self.speed))
         self._unheard, self._patience = 0, PATIENCE
         grown = (self._standing.seconds or 0.0) - self._stood
         half = self.speed * (1 + self._times) / 2

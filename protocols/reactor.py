@@ -285,9 +285,9 @@ class Reactor:
             now,
             arrived,
             bool(wanting),
-            under_way > 0,
+            under_way,
             alone=alone,
-            stands=standing(list(self._loads.values())),
+            stands=standing(list(self._loads.values())) if any(round_trips) else None,
             round_trip=fmean(round_trips) if round_trips else 0.0,
         )
         self.incoming.note(now, self._taken, coming)

@@ -1,10 +1,12 @@
 """How long bytes stand in queues on their way out, and what that asks of a sender. Sans-IO.
 
-What is under way beyond what fills the round trip stands somewhere: in this system's buffers, or in
-front of the link. Where there is always some, the link is always busy, and what arrives is what it
-carries; where there is much the queue soon overflows, and connections leave each other behind. So
-who keeps it at a few packets sends at just the speed of the link and loses nothing, as Vegas
-(Brakmo and Peterson 1995) and Copa (Arun and Balakrishnan 2018) do for one connection.
+What was sent longer ago than the shortest round trip and has not arrived stands somewhere: in this
+system's buffers, or in front of the link. Where there is always some, the link is always busy, and
+what arrives is what it carries; where there is much the queue soon overflows, and connections leave
+each other behind. So who keeps it at a few packets sends at just the speed of the link and loses
+nothing, as Vegas (Brakmo and Peterson 1995) and Copa (Arun and Balakrishnan 2018) do for one
+connection. They compare what is under way with what the speed makes of a round trip; over long ways
+an error of a few percent in the speed, or a pause before, would look like a queue.
 
 Some of it may be none of ours: acknowledgements wait behind what others send, and some ways are
 longer at times. What stands there however slowly we send is let stand.
@@ -12,8 +14,9 @@ longer at times. What stands there however slowly we send is let stand.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
@@ -42,44 +45,65 @@ def standing(loads: Sequence[int]) -> float:
 
 @dataclass
 class Standing:
-    """What stood in queues throughout the last window, beyond the round trip."""
+    """What stood in queues throughout the last window."""
 
     seconds: float | None = None  # of the link; None: not known
     full: bool = False  # the link was busy all the time
     long: bool = False  # and there is more than there should be
     tells: bool = False  # it is ours for sure, so that what arrived is what the link carries
     trim: float = 1.0  # times the speed: so fast it comes to what it is to be
-    _least: float = inf  # bytes under way in this window
+    _least: float = inf  # bytes in queues in this window
+    _tells: bool = True  # the system did, all through this window
+    _given: deque[tuple[float, int]] = field(default_factory=deque)  # bytes by when, a round trip
     _whole: bool = False  # there was something to send when it began
     _others: float = 0.0  # seconds that are none of ours
 
-    def look(self, under_way: float, wanting: bool) -> None:
-        """Bytes under way now, by :func:`standing`, 0: not known; to be told often in a window."""
+    def look(
+        self, now: float, given: int, under_way: float | None, round_trip: float, wanting: bool
+    ) -> None:
+        """To be told often in a window.
+
+        ``given`` bytes of all that was ever sent were given to the system by now, ``under_way`` are
+        so many of them by :func:`standing`, None: not known, ``round_trip`` are the seconds of the
+        shortest to the peers.
+        """
+        fresh = self._fresh(now, given, round_trip)
         if wanting:
-            self._least = min(self._least, under_way)
+            self._tells = self._tells and under_way is not None
+            self._least = min(self._least, max((under_way or 0.0) - fresh, 0.0))
         else:
-            self._least, self._whole = inf, False
-            self._unknown()
+            self._whole = False
+            self.leave_out()
+
+    def _fresh(self, now: float, given: int, round_trip: float) -> float:
+        """Bytes given to the system within the last round trip: none of them can have arrived."""
+        noted, since = self._given, now - round_trip
+        noted.append((now, given))
+        while len(noted) > 1 and noted[1][0] <= since:
+            noted.popleft()
+        (before, least), (after, most) = noted[0], noted[min(1, len(noted) - 1)]
+        part = (since - before) / (after - before) if before < since < after else 0.0
+        return given - least - part * (most - least)
 
     def leave_out(self) -> None:
         """A window is over that says nothing of the link."""
-        self._least = inf
+        self._least, self._tells = inf, True
         self._unknown()
 
-    def over(self, window_s: float, speed: float, round_trip: float, came: bool) -> None:
+    def over(self, window_s: float, speed: float, came: bool) -> None:
         """A window is over.
 
-        ``speed`` in bytes a second is what the link is thought to carry, ``round_trip`` the
-        seconds of the shortest to the peers; ``came``: all that was sent in it has arrived.
+        ``speed`` in bytes a second is what the link is thought to carry; ``came``: all that was
+        sent in it has arrived.
         """
-        least, self._least = self._least, inf
+        least, known = self._least, self._tells and self._least < inf
+        self._least, self._tells = inf, True
         whole, self._whole = self._whole, True
-        known = 0.0 < least < inf  # else the system does not tell
         if not (known and whole):  # it has to fill first
             self._unknown()
             self.trim = self.trim if known else 1.0
             return
-        before, self.seconds = self.seconds, max(0.0, least / speed - round_trip)
+        before, self.seconds = self.seconds, least / speed
         target = TARGET_S + SOME_BYTES / speed
         over = self.seconds - target
         drained = (1 - self.trim) * window_s  # what it should be shorter by, if it is ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class Wire:
     alone: str = ""  # all is for this one of several peers
     tells: bool = False  # the system tells what is under way
     others: Callable[[float], float] = lambda now: 0.0  # seconds behind what others send
+    away: float = 0.0  # seconds of the shortest round trip, which the system tells
     given: float = 0.0
     _late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=200))
     _random: random.Random = field(default_factory=lambda: random.Random(1))
@@ -51,11 +53,21 @@ class Wire:
             self._late.append((self.now, self.arrived))
             self.queues.append(self.queued / speed)
             if round(self.now / STEP_S) % 5 == 0:
-                until = self.now - self._random.uniform(0, self.jitter) - self.others(self.now)
+                late = self._random.uniform(0, self.jitter) + self.others(self.now)
+                until = self.now - self.away - late
                 seen = [count for when, count in self._late if when <= until]
                 known = int(seen[-1]) if seen else 0
-                stands = self.given - known if self.tells else 0.0
-                self.pacer.note(self.now, known, wanting, alone=self.alone, stands=stands)
+                way = int(self.given) - known
+                stands = way if self.tells else None
+                self.pacer.note(
+                    self.now,
+                    known,
+                    wanting,
+                    way,
+                    alone=self.alone,
+                    stands=stands,
+                    round_trip=self.away,
+                )
         return (self.arrived - before) / could
 
     def body(self, count: float, pause: float = 1.0, source: float = inf) -> float:
@@ -72,8 +84,8 @@ class Wire:
             self.now += STEP_S
             unsent = self.queued > QUEUE_S * self.speed(self.now)
             wanting = unsent or (left > 0 and source == inf)
-            self.pacer.note(self.now, int(self.arrived), wanting, self.queued > 0)
-        self.pacer.note(self.now, int(self.arrived), False, False)
+            self.pacer.note(self.now, int(self.arrived), wanting, math.ceil(self.queued))
+        self.pacer.note(self.now, int(self.arrived), False, 0)
         took = self.now - began
         self.now += pause
         self.tokens = min(self.tokens + pause * self.speed(self.now), self.spare)

@@ -68,6 +68,32 @@ def test_rounds_that_end_with_their_probes_hide_no_faster_link(length: float) ->
     assert found[-1] == pytest.approx(1.2e7, rel=0.1 if few_windows else 0.03)
 
 
+@pytest.mark.parametrize("away", [0.02, 0.08, 0.2, 0.3])
+@pytest.mark.parametrize("faster", [2.5, 4.0])
+def test_a_long_way_that_was_thought_slow_is_found_as_soon(away: float, faster: float) -> None:
+    """What is on its way for a round trip is no queue, though it is more than the speed says."""
+    wire = Wire(lambda now: 2e6 if now < 10 else faster * 2e6, 0.01, tells=True, away=away)
+    wire.play(10.0)
+    assert wire.pacer.speed == pytest.approx(2e6, rel=0.1)
+    while (wire.pacer.speed or 0.0) < 0.9 * faster * 2e6:
+        wire.play(1.0)
+        assert wire.now < 20.0
+    wire.play(2.0)
+    wire.queues.clear()
+    assert wire.play(20.0) > 0.95
+    assert sum(queue > 0.98 * QUEUE_S for queue in wire.queues) < 0.05 * len(wire.queues)
+
+
+@pytest.mark.parametrize("away", [0.02, 0.08, 0.2])
+def test_rounds_over_a_long_way_tell_its_speed(away: float) -> None:
+    """Each begins with a round trip in which nothing arrives."""
+    wire = Wire(lambda now: 6e6, 0.01, tells=True, away=away)
+    for _ in range(12):
+        wire.play(2.5)
+        wire.play(1.0, wanting=False)
+    assert wire.pacer.speed == pytest.approx(6e6, rel=0.1)
+
+
 @pytest.mark.parametrize("quick", [0.3, 0.55, 0.8, 1.05])
 @pytest.mark.parametrize("last", ["", "other"])
 def test_a_slow_peer_in_the_first_windows_slows_nobody_down(quick: float, last: str) -> None:

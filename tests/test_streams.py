@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planning_kit import fresh
 from simulated_swarm import SimulatedSwarm, simulated_swarm
 
-from gossip.dividing import ALL, LEAST, by_owner, divided, parts_of
+from gossip.dividing import ALL, LEAST, by_owner, divided, in_turn, parts_of
 from gossip.mixing import Mix
 from gossip.partition import ALIGN, Link
 from gossip.planning import MAX_PRODUCTS
@@ -71,11 +71,32 @@ def test_parts_cover_what_was_one(sizes: list[int], count: int) -> None:
     assert found[0][0] == 0
     assert found[-1][1] == sum(sizes)
     assert all(a[1] == b[0] for a, b in pairwise(found))
+    largest = max(stop - start for start, stop, _ in pieces)
     for start, stop, owner in pieces:
         own = [(a, b) for a, b, whose in found if whose == owner]
         assert (own[0][0], own[-1][1]) == (start, stop)
-        assert len(own) == max(1, min(count, (stop - start) // LEAST))
+        assert stop - start < largest or len(own) == max(1, min(count, largest // LEAST))
         assert len(own) == 1 or min(b - a for a, b in own) > LEAST - 2 * ALIGN
+        assert max(b - a for a, b in own) < max(largest / max(1, count), 2 * LEAST) + 2 * ALIGN
+
+
+def test_shares_that_differ_are_cut_into_parts_of_one_size() -> None:
+    """All connections have as much of a link, so no owner's slices are over before the others'."""
+    pieces = [(0, 2**19, PeerId("a")), (2**19, 2**21, PeerId("b")), (2**21, 2**22, PeerId("c"))]
+    found = divided(pieces, dict.fromkeys("abc", 8))
+    assert Counter(owner for _, _, owner in found) == {"a": 2, "b": 6, "c": 8}
+    assert {stop - start for start, stop, _ in found} == {2**18}
+
+
+def test_slices_go_to_one_owner_after_the_other_each_member_in_an_order_of_its_own() -> None:
+    owners = [PeerId(owner) for owner in "aaabccd"]
+    orders = {me: [owners[n] for n in in_turn(owners, PeerId(me))] for me in "abcd"}
+    assert {me: "".join(order) for me, order in orders.items()} == {
+        "a": "bcdacaa",
+        "b": "cdabcaa",
+        "c": "dabcaca",
+        "d": "abcdaca",
+    }
 
 
 def planned(members: list[Identity], mix: Mix, away_s: float) -> Counter[PeerId]:
