@@ -58,7 +58,7 @@ def load(
     facts = told(sock) if sending is not None or left > 0 else Told()
     if losses.look(facts):
         prefer_bbr(sock)
-    if losses.far(facts):
+    if losses.far():
         send_evenly(sock)
     return Load(
         max(0, left - facts.beyond),

@@ -32,9 +32,9 @@ class Losses:
     _done: bool = False
     _far: bool = False
 
-    def far(self, told: Told) -> bool:
-        """Whether the way is long; true once."""
-        before, self._far = self._far, self._far or told.round_trip >= FAR_S
+    def far(self) -> bool:
+        """Whether the way is long, by what :meth:`look` was given; true once."""
+        before, self._far = self._far, self._far or self.shortest.get(self.host, 0.0) >= FAR_S
         return self._far and not before
 
     def look(self, told: Told) -> bool:

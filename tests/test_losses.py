@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocols.lane_socket import Told
-from protocols.losses import HOSTS, OFTEN, QUEUE_S, SHORT_S, Losses
+from protocols.losses import FAR_S, HOSTS, OFTEN, QUEUE_S, SHORT_S, Losses
 
 FAR, HERE = 0.08, SHORT_S / 2  # seconds, of round trips
 
@@ -52,3 +52,12 @@ def test_what_is_remembered_of_hosts_is_bounded() -> None:
     for number in range(HOSTS + 2):
         Losses(str(number), shortest).look(Told(FAR, 0, FAR, 0))
     assert len(shortest) <= HOSTS
+
+
+def test_a_way_is_long_once_by_the_shortest_round_trip_to_its_host() -> None:
+    shortest: dict[str, float] = {}
+    near, behind, far = (Losses(host, shortest) for host in ("near", "near", "far"))
+    near.look(Told(HERE, 0, HERE, 0))
+    behind.look(Told(2 * FAR_S, 0, 2 * FAR_S, 0))  # it was opened behind a queue
+    far.look(Told(FAR_S, 0, FAR_S, 0))
+    assert [near.far(), behind.far(), far.far(), far.far()] == [False, False, True, False]
