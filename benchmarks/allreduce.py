@@ -229,7 +229,7 @@ PIECES: dict[str, Callable[[Scale], Runs]] = {
         [GLOO, atoll("fp32", tls=False), atoll("int4", tls=True)], 16, scale
     ),
 }
-# what no key of the targets needs
+# what --quick leaves out, and the keys that come from it
 NOT_QUICK = ("two", "eight", "sixteen", "link100-fp32")
 
 

@@ -2,8 +2,8 @@
 
 A slice of a part and the merged part are one connection's each, so a part for each of the
 connections that :mod:`protocols.streams` asks for. Connections have equal shares of a link, so all
-parts are about as large: else those of small shares would be over first, and then everybody would
-send to the same few owners at once, faster than their links carry.
+parts of far members are about as large: else those of small shares would be over first, and then
+everybody would send to the same few owners at once, faster than their links carry.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ def by_owner(me: PeerId, links: Sequence[Link], trips: Mapping[PeerId, float]) -
 def divided(
     pieces: Iterable[tuple[int, int, PeerId]], counts: Mapping[PeerId, int]
 ) -> list[tuple[int, int, PeerId]]:
-    """Each piece (start, stop, owner) in several, the largest in as many as its owner is to have.
+    """Each piece (start, stop, owner) in as many as its owner is to have, or in fewer.
 
-    None of them is tiny, or much larger than those of others.
+    None of them is tiny, and of a share that is smaller than others there are fewer.
     """
     pieces, found = list(pieces), []
-    largest = max((stop - start for start, stop, _ in pieces), default=1)
+    largest = max((b - a for a, b, owner in pieces if counts.get(owner, 1) > 1), default=1)
     for start, stop, owner in pieces:
-        wanted = ceil(counts.get(owner, 1) * (stop - start) / largest)
+        most = counts.get(owner, 1)
+        wanted = min(most, ceil(most * (stop - start) / largest))
         count = max(1, min(wanted, (stop - start) // LEAST))
         ends = [start + (stop - start) * n // count // ALIGN * ALIGN for n in range(1, count)]
         found += [(a, b, owner) for a, b in zip([start, *ends], [*ends, stop], strict=True)]
@@ -59,14 +60,15 @@ def divided(
 
 
 def in_turn(owners: Sequence[PeerId], me: PeerId) -> list[int]:
-    """In which order ``me`` sends its slices of parts that have these owners.
+    """In which order ``me`` begins its slices of parts that have these owners.
 
-    To one owner after the other, and to the one behind itself first, so that not all send to the
-    same one at a time: what comes from all at once would fill the queue before its link.
+    With each owner in turn, and with the one behind itself first, so that not all send to the same
+    one at a time: what comes from all at once would fill the queue before its link.
     """
-    passed: Counter[PeerId] = Counter()
+    counts, passed = Counter(owners), Counter[PeerId]()
     places = []
     for number, owner in enumerate(owners):
-        places.append((passed[owner], owner <= me, owner, number))
+        place = (passed[owner] + 0.5) / counts[owner]  # of all that go there
+        places.append((place, owner <= me, owner, number))
         passed[owner] += 1
     return [number for *_, number in sorted(places)]

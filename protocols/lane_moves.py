@@ -64,7 +64,7 @@ def load(
         max(0, left - facts.beyond),
         (sending is not None and not sending.starved) or (left > 0 and unsent(sock) > 0),
         coming and receiving is not None and not isinstance(receiving.drain, Frame),
-        facts.round_trip,
+        min(facts.round_trip, losses.shortest.get(losses.host, math.inf)),
     )
 
 

@@ -32,7 +32,9 @@ _SND_MSS, _UNACKED, _SACKED, _RTT, _SND_CWND = 16, 24, 28, 68, 80
 _TOTAL_RETRANS, _NOTSENT_BYTES, _MIN_RTT = 100, 144, 148
 _NEARLY = 2  # segments that a full window may still have room for
 _FREE = 1.25  # times the shortest round trip: with less there is no queue on the way
-_MAX_PACING_RATE, _ANY_RATE = 47, 1_250_000_000  # SO_MAX_PACING_RATE; bytes a second
+_NO_RTT = 2**32 - 1  # nothing has been acknowledged yet
+_MAX_PACING_RATE = 47  # Linux's number of SO_MAX_PACING_RATE, which switches pacing on
+_ANY_RATE = 1_250_000_000  # bytes a second
 _FAR_UNSENT_BYTES = 32 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: throw away what was not sent, and say so
 
@@ -181,7 +183,8 @@ def told(sock: socket.socket) -> Told:
     full = at(_UNACKED) - sacked + _NEARLY >= at(_SND_CWND)
     waits = full and at(_RTT) < _FREE * at(_MIN_RTT)  # with a queue on the way that is the limit
     beyond = at(_SND_MSS) * sacked + (at(_NOTSENT_BYTES) if waits else 0)
-    return Told(at(_MIN_RTT) / 1e6, beyond, at(_RTT) / 1e6, at(_TOTAL_RETRANS))
+    shortest = at(_MIN_RTT) if at(_MIN_RTT) != _NO_RTT else 0
+    return Told(shortest / 1e6, beyond, at(_RTT) / 1e6, at(_TOTAL_RETRANS))
 
 
 def prefer_bbr(sock: socket.socket) -> bool:

@@ -24,10 +24,11 @@ to window:
 
 - what arrives in windows with too long a queue is what the link carries; their median counts;
 - the rate is *trimmed* so that a few packets stand there all the time;
-- a probe is gentler, and drains by itself: in the window after it (the *echo*) what it sent too
-  fast stands in the queue, or the link is faster than was thought. Where there is no more to send
-  by then nothing is known, and the next probe comes soon. After some of these one goes by what
-  arrives, as where the system tells nothing: bodies may always be over by then.
+- a probe is gentler, and drains by itself: in the window after it (the *echo*, over long ways two
+  or more) what it sent too fast stands in the queue, or the link is faster than was thought. Where
+  there is no more to send by then nothing is known, and the next probe comes soon. After some of
+  these one goes by what arrives, as where the system tells nothing: bodies may always be over by
+  then.
 
 Where all bodies are so short that no window is ever full they must not be held for good to what
 the link once carried. So when some of them in a row took as long as pacing made them, the next is
@@ -47,7 +48,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
-from math import inf
+from math import ceil, inf
 from statistics import fmean, median
 
 from protocols.arrivals import KEPT, SEARCHED, SPAN, Burst, Windows, lasting, most
@@ -58,7 +59,7 @@ SOON = 2  # or as soon as that, where the queue says that the link is not busy
 PROBE, GENTLE, BOLDEST = 1.12, 1.05, 2.0  # times the speed
 BOLDEST_AT = 4  # probes in a row that have found more
 PATIENCE, MOST_PATIENCE = 3, 16  # probes whose queue is gone too soon
-LATE = 1 / 4  # of a window
+LATE = 1 / 4  # of a window: over longer round trips a probe's bytes arrive after its window
 ROOM = 1 / 3  # of what a probe sent too fast: with less of it in the queue the link is faster
 GROWS = 1.25  # times the most of all windows before, in the newest one
 MUCH = 1.1  # times the speed: a single window is hardly off by more
@@ -101,8 +102,9 @@ class Pacer:
     _standing: Standing = field(default_factory=Standing)
     _full: deque[float] = field(default_factory=lambda: deque(maxlen=FULL_KEPT))  # with a queue
     _stood: float | None = None  # seconds in queues before a probe, if that will tell
-    _sure: float = 0.0  # what came in that probe
-    _late: bool = False  # so long are round trips that a probe's bytes arrive in its echo
+    _sure: float = 0.0  # what came of that probe,
+    _tried: float = 0.0  # and what was sent
+    _echo: int = 1  # windows; more than one: what a probe sends arrives in them (LATE)
     _unheard: int = 0  # probes in a row whose queue nobody has seen
     _patience: int = PATIENCE  # so many of these, then one goes by what arrives
 
@@ -146,7 +148,8 @@ class Pacer:
             to = {one for one, looks in self._looks.items() if one and looks >= enough}
             self._looks.clear()
             if found >= LEAST:
-                self._late = round_trip >= LATE * self._windows.window_s
+                windows = round_trip / self._windows.window_s
+                self._echo = 1 + ceil(windows) if windows >= LATE else 1
                 self._weigh(found, to)
         short = self._burst.note(now, arrived, wanting, under_way > 0)
         if short is not None and self.speed is not None:
@@ -195,13 +198,15 @@ class Pacer:
         # too fast by little it would be refuted by no window
         if found < self._at_least / RAISED or self.windows >= self._shown + KEPT:
             self._at_least = 0.0
+        if self._phase is Phase.ECHO and self._echo > 1:
+            self._sure = max(self._sure, min(found, self._tried))
         self._left -= 1
         if self._left > 0:
             self._enter(self._phase, self._left)
         elif self._phase is Phase.PROBE:
             self._probed(found)
         elif self._phase is Phase.ECHO:
-            self._heard(found)
+            self._heard()
         elif self._phase is Phase.SEARCH and self._grows:
             self._enter(Phase.SEARCH, 1)
         elif self._phase is Phase.SEARCH and (self._full or self._standing.full):
@@ -255,8 +260,8 @@ class Pacer:
         """The window of a probe is over."""
         assert self.speed is not None
         if self._stood is not None:
-            self._sure = min(found, self.rate)
-            self._enter(Phase.ECHO, 1)
+            self._sure, self._tried = min(found, self.rate), self.rate
+            self._enter(Phase.ECHO, self._echo)
         elif found >= self.speed * (1 + self._times) / 2:
             self._faster = 1  # it was slower before, or this window was a lucky one
             self._bolder += 1
@@ -269,12 +274,10 @@ class Pacer:
             self._bolder = 0
             self._enter(Phase.DRAIN, 1)
 
-    def _heard(self, found: float) -> None:
-        """The window after a probe is over: all that it sent too fast stands in a queue now."""
+    def _heard(self) -> None:
+        """A probe's echo is over: all that it sent too fast stands in a queue now."""
         assert self.speed is not None
         assert self._stood is not None
-        if self._late:
-            self._sure = max(self._sure, min(found, self._times * self.speed))
         self._unheard, self._patience = 0, PATIENCE
         grown = (self._standing.seconds or 0.0) - self._stood
         half = self.speed * (1 + self._times) / 2

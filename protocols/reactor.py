@@ -272,6 +272,7 @@ class Reactor:
             coming = coming or load.receives
             if load.sends:
                 wanting.add(one.host)
+            if load.sends or load.under_way:
                 round_trips.append(load.round_trip)
             if not (load.under_way or load.sends or load.receives):
                 del self._loads[one]

@@ -78,6 +78,9 @@ class Standing:
     def _fresh(self, now: float, given: int, round_trip: float) -> float:
         """Bytes given to the system within the last round trip: none of them can have arrived."""
         noted, since = self._given, now - round_trip
+        if noted and given < noted[-1][1]:  # a connection has ended, and all that was to arrive
+            gone = noted[-1][1] - given
+            noted = self._given = deque((when, count - gone) for when, count in noted)
         noted.append((now, given))
         while len(noted) > 1 and noted[1][0] <= since:
             noted.popleft()

@@ -10,8 +10,17 @@ from contextlib import closing
 import pytest
 
 from protocols.lane_moves import load
-from protocols.lane_socket import Told, prefer_bbr, told, unacknowledged
-from protocols.losses import Losses
+from protocols.lane_socket import (
+    _ANY_RATE,
+    _FAR_UNSENT_BYTES,
+    _MAX_PACING_RATE,
+    Told,
+    prefer_bbr,
+    send_evenly,
+    told,
+    unacknowledged,
+)
+from protocols.losses import SETTLED, Losses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 
@@ -95,6 +104,23 @@ def test_a_connection_is_given_bbr_where_the_system_has_it() -> None:
         else:
             assert (given, after.rstrip(b"\0")) == (True, b"bbr")
     assert not prefer_bbr(one)  # it is closed
+
+
+def test_over_a_long_way_a_connection_sends_evenly_and_keeps_little_unsent() -> None:
+    shortest = {"far": 0.2, "near": 0.002}
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        for host in shortest:
+            with closing(Gapped(socket.AF_INET, socket.SOCK_STREAM)) as one:
+                one.connect(server.getsockname())
+                one.send(b"x")
+                losses = Losses(host, shortest)
+                for _ in range(SETTLED):
+                    load(one, None, None, losses)
+                asked = super(Gapped, one).getsockopt
+                paced = asked(socket.SOL_SOCKET, _MAX_PACING_RATE) == _ANY_RATE
+                unsent = asked(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == _FAR_UNSENT_BYTES
+                assert (paced, unsent) == (host == "far",) * 2
+    send_evenly(one)  # it is closed
 
 
 def test_an_old_system_tells_nothing() -> None:

@@ -204,7 +204,7 @@ def test_connections_that_come_up_to_speed_are_not_taken_for_a_slow_link() -> No
         for _ in range(10):
             now += WINDOW_S / 10
             arrived += speed * WINDOW_S / 10
-            pacer.note(now, int(arrived), True, under_way=True)
+            pacer.note(now, int(arrived), True, under_way=1)
     assert pacer.speed is not None
     assert pacer.speed > 0.9 * link
 

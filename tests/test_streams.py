@@ -88,14 +88,20 @@ def test_shares_that_differ_are_cut_into_parts_of_one_size() -> None:
     assert {stop - start for start, stop, _ in found} == {2**18}
 
 
+def test_near_members_shares_stay_whole_and_make_those_of_far_ones_no_fewer() -> None:
+    pieces = [(0, 2**21, PeerId("near")), (2**21, 3 * 2**20, PeerId("far"))]
+    found = divided(pieces, {PeerId("near"): 1, PeerId("far"): 8})
+    assert Counter(owner for _, _, owner in found) == {"near": 1, "far": 8}
+
+
 def test_slices_go_to_one_owner_after_the_other_each_member_in_an_order_of_its_own() -> None:
     owners = [PeerId(owner) for owner in "aaabccd"]
     orders = {me: [owners[n] for n in in_turn(owners, PeerId(me))] for me in "abcd"}
     assert {me: "".join(order) for me, order in orders.items()} == {
-        "a": "bcdacaa",
-        "b": "cdabcaa",
-        "c": "dabcaca",
-        "d": "abcdaca",
+        "a": "acbdaca",
+        "b": "acdabca",
+        "c": "acdabca",
+        "d": "acabdca",
     }
 
 
