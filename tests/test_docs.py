@@ -294,6 +294,7 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
         f"{study['keys']['bytes_ratio_at_3pct']:,.0f} times fewer",
         f"{far('continent', 'atoll int4 tls')} s over round trips of 80 ms where gloo takes "
         f"{far('continent', 'gloo')} s",
+        f"{far('antipodes', 'atoll int4 tls')} s over 200 ms (gloo {far('antipodes', 'gloo')} s)",
         f"{far('ocean', 'atoll int4 tls')} s over 150 ms with one packet of a thousand lost, where "
         f"gloo takes {far('ocean', 'gloo')} s",
     ):

@@ -29,6 +29,7 @@ from gossip.planned import PLAN_WAIT_S
 from gossip.retaining import keys_of
 from protocols.bodies import BufferFeed
 from protocols.errors import RemoteRefused
+from protocols.identity import PeerId
 from protocols.memory import Link
 from protocols.messages import Plan
 
@@ -48,6 +49,20 @@ def test_all_hold_the_same_bytes_and_they_are_the_mean() -> None:
             whole = CODEC.encoded_size(0, SIZE)  # each sends 3/4 of it as slices, and 1/4 thrice
             await until(lambda: all(p.exchange.bytes_sent > 1.45 * whole for p in here.peers))
             assert all(p.exchange.bytes_sent < 1.55 * whole for p in here.peers)
+
+    run(scene)
+
+
+def test_slices_are_begun_with_each_owner_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        async with world() as here:
+            peer, begun = here.peers[0], list[PeerId]()
+            outbox = peer.exchange.outbox
+            monkeypatch.setattr(outbox, "send", lambda route, *_, **__: begun.append(route.key[2]))
+            owners = [member for member in MEMBERS for _ in range(2)]
+            peer.exchange.work(plan_of(LEADER, MEMBERS, shape=SHAPE, owners=owners))
+            assert begun[:3] == begun[3:]
+            assert set(begun) == {other.me for other in here.peers[1:]}
 
     run(scene)
 
