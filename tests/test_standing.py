@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from protocols.standing import TARGET_S, UNEVEN, standing
+from protocols.standing import TARGET_S, UNEVEN, Standing, standing
 from tests.pacing_kit import QUEUE_S, Wire
 
 
@@ -107,6 +107,29 @@ def test_a_slow_peer_in_the_first_windows_slows_nobody_down(quick: float, last: 
     assert wire.pacer.rate > 6e6
     wire.play(2.0)
     assert wire.pacer.speed == pytest.approx(1e7, rel=0.1)
+
+
+def test_a_connection_that_ends_leaves_no_queue_behind() -> None:
+    """What it was given and never arrived counts as given no more, neither now nor then."""
+    stands, trip, speed = Standing(), 0.5, 2e6
+    for tick in range(18):
+        now = 0.05 * tick
+        given = speed * now
+        under_way = min(given, speed * trip)
+        lost = 600_000 * (2 <= tick < 7)  # under way on a connection that is cut then
+        stands.look(now, int(given) + lost, under_way + lost, trip, True)
+        if tick in (6, 12, 17):
+            stands.over(0.3, speed, came=True)
+    assert stands.seconds == pytest.approx(0.0, abs=0.001)
+
+
+def test_what_was_sent_before_the_last_round_trip_stands_in_a_queue() -> None:
+    stands = Standing()
+    for tick in range(11):  # 50 kB in each, of which 80 kB have not arrived
+        stands.look(0.025 * tick, 50_000 * tick, 80_000 * (tick > 0), 0.025, True)
+        if tick % 5 == 0:
+            stands.over(0.125, 2e6, came=True)
+    assert stands.seconds == pytest.approx((80_000 - 50_000) / 2e6)
 
 
 def test_one_peer_that_reads_slowly_is_no_queue() -> None:
