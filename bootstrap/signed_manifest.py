@@ -45,7 +45,7 @@ class SignedManifest:
 
     @classmethod
     def open(cls, data: bytes, run: bytes, creator: PeerId | None = None) -> SignedManifest:
-        """What a joiner does with a manifest it was sent: hash, signature, then schema.
+        """What a joiner does with a manifest it was sent: signature, hash, then schema.
 
         ``run`` is the id that was asked for, ``creator`` the signer if it is known beforehand.
         Raises :class:`~protocols.errors.RemoteProtocolError`: ``Malformed`` for what is not a

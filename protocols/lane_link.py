@@ -24,7 +24,7 @@ from protocols.transport import Drain, Feed
 
 
 class Transfer:
-    """Something under way on a lane; ``ended`` carries its error, ``moved()`` its bytes so far."""
+    """Something under way on a lane; ``ended`` has its error, ``what.moved`` its bytes so far."""
 
     def __init__(self, what: Receiving | Sending, ended: asyncio.Future[None]) -> None:
         self.what = what

@@ -1,4 +1,7 @@
-"""Every message that travels between peers. This file is the wire specification.
+"""The messages that travel between peers: the wire specification.
+
+Those with relays (kinds 45 to 47) are in :mod:`protocols.relay_wire`, the heads of what lanes carry
+in :mod:`protocols.lane_wire`.
 
 Encoding, bounds and versions: :mod:`protocols.wire`. Messages that are forwarded or stored
 (:class:`PeerRecord`, :class:`Announce`, the manifest) travel inside a signed
@@ -86,7 +89,7 @@ class Announce(Message, kind=3):
     """
 
     peer: Peer
-    role: Name  # "island", "seed" or "observer"; only islands take part in rounds
+    role: Name  # "island", "server", "seed" or "observer"; the first two take part in rounds
     status: Name  # "joining", "active" or "leaving"
     incarnation: int  # grows with every start of the process
     addresses: Annotated[tuple[Address, ...], Max(8)]
