@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 _MAX_LINE = 512  # of a request line and of a header field; ours are below 200
 _MAX_FIELDS = 24
 _THIS_MACHINE = "this machine"  # what connections past TCP are counted by
-_LINGER = 2.0  # seconds; so that a refusal reaches a peer that is still sending
 _REFUSED_REASONS = frozenset(
     {
         "PEER_DID_NOT_RETURN_A_CERTIFICATE",
@@ -253,7 +252,7 @@ class Listener:
             max_field_size=_MAX_LINE,
             max_headers=_MAX_FIELDS,
             auto_decompress=False,
-            lingering_time=_LINGER,
+            lingering_time=self._limits.linger,
             access_log=None,
         )
 
