@@ -129,7 +129,7 @@ class HttpServer:
         peer = self._peer(request)
         verb, _, name = request.rel_url.raw_path.removeprefix("/").partition("/")
         if request.method == "GET" and verb == "hello" and not name:
-            return self._reply(b"", 0.0)
+            return self._reply(request, b"", 0.0)
         if request.method != "POST":
             raise RemoteRefused("unknown", "not a name of ours")
         if request.headers.get("Content-Encoding"):
@@ -154,7 +154,7 @@ class HttpServer:
         self._stats.requests_by_name[name] += 1
         self._stats.sent(peer, name, len(reply))
         self._on_sent(len(reply))
-        return self._reply(reply, time.perf_counter() - started)
+        return self._reply(request, reply, time.perf_counter() - started)
 
     def _peer(self, request: web.BaseRequest) -> PeerId:
         if request.transport is None:
@@ -181,18 +181,47 @@ class HttpServer:
             headers[PEER_HEADER] = self._peer_id
         return headers
 
-    def _reply(self, body: bytes, took: float) -> web.Response:
+    def _reply(self, request: web.BaseRequest, body: bytes, took: float) -> web.Response:
         headers = self._headers() | {TOOK_HEADER: str(int(took * 1e6))}
-        return web.Response(body=body, headers=headers)
+        return self._response(request, 200, body, headers)
 
     def _refuse(self, request: web.BaseRequest, code: str, detail: str) -> web.Response:
         self._stats.refused_requests += 1
         headers = self._headers() | {ERROR_HEADER: _word(code)}
         text = detail.encode(errors="replace")[:MAX_ERROR_BYTES]
-        response = web.Response(status=_STATUS.get(code, 409), body=text, headers=headers)
+        response = self._response(request, _STATUS.get(code, 409), text, headers)
         if not request.content.is_eof():  # the rest of the body is not wanted
             response.force_close()
         return response
+
+    def _response(
+        self, request: web.BaseRequest, status: int, body: bytes, headers: dict[str, str]
+    ) -> web.Response:
+        seconds = max(self._limits.stall, len(body) / self._limits.min_rate)
+        give_up = partial(self._give_up, request.transport)
+        return _Response(seconds, give_up, status=status, body=body, headers=headers)
+
+    def _give_up(self, transport: asyncio.Transport | None) -> None:
+        self._stats.stalled_bodies += 1
+        if transport is not None:
+            transport.abort()
+
+
+class _Response(web.Response):
+    """An answer that the caller has to take within so many seconds: aiohttp would wait for ever."""
+
+    def __init__(self, seconds: float, give_up: Callable[[], None], **parts: Any) -> None:
+        super().__init__(**parts)
+        self._seconds = seconds
+        self._give_up = give_up
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await super().write_eof(data)
+        except TimeoutError as error:
+            self._give_up()
+            raise ConnectionResetError("the caller does not take its answer") from error
 
 
 def _word(code: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from protocols import tls
 from protocols.bodies import read_into
 from protocols.http import HttpTransport
 from protocols.identity import Identity, PeerId
@@ -131,6 +132,30 @@ class Hold:
         finally:
             self.ended.set()
         return b""
+
+
+@asynccontextmanager
+async def raw(
+    target: HttpTransport, identity: Identity | None = C
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to the port: through TLS as ``identity``, or bare."""
+    assert target.listening is not None
+    context = tls.client_context(identity) if identity else None
+    reader, writer = await asyncio.open_connection(
+        *target.listening,
+        ssl=context,
+        server_hostname=tls.server_name(target.peer_id) if context else None,
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def post(path: str, *headers: str, body: bytes = b"", length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 async def request(reader: asyncio.StreamReader) -> bytes:

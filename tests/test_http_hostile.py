@@ -9,8 +9,6 @@ import asyncio
 import gzip
 import os
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from http_kit import (
@@ -21,6 +19,8 @@ from http_kit import (
     answer,
     echo,
     fake,
+    post,
+    raw,
     request,
     throw,
     two,
@@ -37,24 +37,6 @@ from protocols.limits import Limits
 from protocols.tasks import beside
 
 STRICT = Limits(grace=0.1, handshake=1.0, stall=0.5, min_rate=2000.0, per_ip=20)
-
-
-@asynccontextmanager
-async def raw(
-    target: HttpTransport, identity: Identity | None = C
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to the port: through TLS as ``identity``, or bare."""
-    assert target.listening is not None
-    context = tls.client_context(identity) if identity else None
-    reader, writer = await asyncio.open_connection(
-        *target.listening,
-        ssl=context,
-        server_hostname=tls.server_name(target.peer_id) if context else None,
-    )
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
 
 
 async def ask(target: HttpTransport, data: bytes, identity: Identity | None = C) -> bytes:
@@ -77,12 +59,6 @@ class Takes:
     async def call(self, peer: PeerId, body: bytes) -> bytes:
         self.runs += 1
         return body
-
-
-def post(path: str, *headers: str, body: bytes = b"", length: int | None = None) -> bytes:
-    size = len(body) if length is None else length
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {size}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 # --- strangers at the port --------------------------------------------------------------------
