@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from state_kit import ROUND, RUN, Bench, Identities, N, free, run, vectors
 
 from bootstrap.state import (
@@ -16,7 +20,7 @@ from bootstrap.state import (
     chunk_size,
     state_digest,
 )
-from bootstrap.state.copies import COPY_COSTS
+from bootstrap.state.copies import COPY_COSTS, Copy
 from protocols import virtual_time
 from protocols.errors import RemoteRefused, TransportError
 from protocols.identity import Identity
@@ -55,6 +59,18 @@ def test_training_goes_on_while_the_copy_is_served(identities: Identities) -> No
             await ask(bench, round_=ROUND - 1)
 
     run(identities, [2e6], scenario)
+
+
+def test_who_reads_a_chunk_slowly_keeps_no_more_of_the_vectors() -> None:
+    arrays = [np.full(40_000, index, np.float32) for index in range(2)]  # both in the third chunk
+    data, kept = b"".join(map(bytes, arrays)), [weakref.ref(array) for array in arrays]
+    copy = Copy.of([torch.from_numpy(array) for array in arrays])
+    size, feed = copy.chunk, copy.feed(2)
+    del arrays, copy
+    gc.collect()
+    assert [array() for array in kept] == [None, None]
+    assert feed.length == size
+    assert bytes(feed.next() or b"") == data[2 * size : 3 * size]
 
 
 def test_no_outer_step_is_applied_while_the_copy_is_taken(identities: Identities) -> None:

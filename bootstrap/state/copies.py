@@ -50,7 +50,8 @@ class Copy:
         start = index * self.chunk
         if start >= self.length:
             raise Malformed(f"there is no chunk {index}")
-        return BufferFeed(*self.state.pieces(start, min(start + self.chunk, self.length)))
+        pieces = self.state.pieces(start, min(start + self.chunk, self.length))
+        return BufferFeed(b"".join(pieces))  # who reads slowly holds a chunk, not the vectors
 
 
 class Maker:
