@@ -7,7 +7,8 @@ until the selector says that it does not.
 
 Progress is any byte either way. A receiver gives up when nothing comes for ``stall`` seconds, and
 when over ``stall`` seconds of waiting less than ``min_rate`` bytes a second came; time in which we
-ourselves had no room does not count. A sender gives up when nothing goes for ``stall`` seconds.
+ourselves had no room does not count. A sender gives up when nothing goes for ``stall`` seconds, or
+for twice as long less than ``min_rate``; waits under the node's own limit do not count.
 """
 
 from __future__ import annotations
@@ -205,11 +206,11 @@ class Lane:
             self.cut()
             return math.inf
         until = self._progress.deadline(self._receiving, self._sending)
-        if until <= now and self._progress.acknowledged(self._sock):
+        if until <= now and self._progress.acknowledged(self._sock, now, self._sending):
             self._progress.at = now
             until = self._progress.deadline(self._receiving, self._sending)
         if until <= now:
-            error = TransferStalled(f"{self.who}: no progress for {now - self._progress.at:.3g} s")
+            error = TransferStalled(f"{self.who}: stalled for {now - self._progress.at:.3g} s")
             self._received(error)
             self._sent(error)
             until = self._progress.deadline(self._receiving, self._sending)

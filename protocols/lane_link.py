@@ -131,7 +131,7 @@ class Link:
     def start_sending(self, head: bytes, feed: Feed | None, *, stall: float) -> Transfer:
         """Send a few bytes and a feed."""
         ended, done = self._ending()
-        sending = Sending(head, feed, stall=stall, done=done)
+        sending = Sending(head, feed, stall=stall, min_rate=self._min_rate, done=done)
         transfer = Transfer(sending, ended)
         if not self._post(lambda: self.lane.send(sending)):
             transfer.settle(self._closed())

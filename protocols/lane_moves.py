@@ -28,15 +28,23 @@ class Progress:
     def __init__(self) -> None:
         self.at = time.monotonic()
         self._unacknowledged = 0
+        self._slow = False  # at the last look the peer had taken less than it has to
 
     def blocked(self, sock: socket.socket) -> None:
         """The socket takes no more for now, or has all."""
-        self._unacknowledged = unacknowledged(sock)
+        self._unacknowledged, self._slow = unacknowledged(sock), False
 
-    def acknowledged(self, sock: socket.socket) -> bool:
-        """Whether the peer has acknowledged some of what the kernel had still to send."""
+    def acknowledged(self, sock: socket.socket, now: float, sending: Sending | None) -> bool:
+        """Whether the peer has acknowledged some of what the kernel had still to send.
+
+        Of what is being sent less than ``min_rate`` bytes a second since the last look will do
+        once only: the peer may have had no room until just now.
+        """
         before, self._unacknowledged = self._unacknowledged, unacknowledged(sock)
-        return self._unacknowledged < before
+        gone, was_slow = before - self._unacknowledged, self._slow
+        least = sending.min_rate * (now - self.at) if sending is not None else 0.0
+        self._slow = self._unacknowledged > 0 and gone < least
+        return gone > 0 and not (self._slow and was_slow)
 
     def deadline(self, receiving: Receiving | None, sending: Sending | None) -> float:
         """When what is under way has stood still for too long."""
@@ -125,7 +133,9 @@ class Receiving:
 class Sending:
     """A few bytes, and behind them a feed."""
 
-    def __init__(self, head: bytes, feed: Feed | None, *, stall: float, done: Done) -> None:
+    def __init__(
+        self, head: bytes, feed: Feed | None, *, stall: float, min_rate: float, done: Done
+    ) -> None:
         self.view = memoryview(head)
         self.feed = feed
         self.length = self.left = feed.length if feed is not None else 0  # bytes of the feed
@@ -133,6 +143,7 @@ class Sending:
         self.piece = memoryview(b"")  # handed to the socket, which has not taken it yet
         self.granted = 0  # bytes that may be sent before it is somebody else's turn
         self.stall = stall
+        self.min_rate = min_rate
         self.done = done
         self.starved = False  # the feed has nothing
         self.held = 0.0  # seconds it had nothing, all in all

@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 
 import pytest
 from http_kit import A, B, C, Hold, throw, two, undisturbed, wait_for
@@ -270,6 +271,20 @@ async def test_who_does_not_take_what_he_pulled_is_cut() -> None:
             writer.pause_reading()
             await asyncio.wait_for(closed.wait(), 10)
         await wait_for(lambda: a.stats.stalled_bodies == 1)
+        assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
+
+
+async def test_who_takes_what_he_pulled_byte_by_byte_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = count(1 << 20, -1)
+    monkeypatch.setattr("protocols.lane_moves.unacknowledged", lambda sock: next(left))
+    async with two(STRICT) as (a, b):
+        Takes(a)
+        async with lane(a) as (_, writer):
+            writer.write(Request(PULL, "pull", b"", 1 << 40).encode())
+            writer.pause_reading()
+            await wait_for(lambda: a.stats.stalled_bodies == 1)
         assert await b.call(A.peer_id, "echo", b"x", timeout=5) == b"x"
 
 
