@@ -40,7 +40,7 @@ from protocols.errors import (
     Why,
 )
 from protocols.identity import PeerId
-from protocols.messages import Announce, Known, KnownRequest
+from protocols.messages import MAX_ANNOUNCE_BYTES, Announce, Known, KnownRequest
 
 LIFETIME_S = 60.0
 CALL_TIMEOUT_S = 5.0
@@ -48,7 +48,6 @@ TRIES = 3  # of an announcement whose connection breaks
 AT_ONCE = 2  # announcements on their way to one peer: what comes then waits, and only the newest
 ASK_EVERY = 5  # heartbeats between two questions for who else is there
 MAX_KNOWN = 256
-MAX_ENVELOPE_BYTES = 4096
 AGAIN_S = 60.0  # until it is told once more that a place brings too many identities
 
 
@@ -61,6 +60,8 @@ def open_announce(envelope: bytes, run: bytes, now: float) -> Opened[Announce]:
 
 @lru_cache(maxsize=1024)
 def _opened(envelope: bytes, run: bytes) -> Opened[Announce]:
+    if len(envelope) > MAX_ANNOUNCE_BYTES:  # what is kept is passed on, which has this bound
+        raise Malformed(f"an announcement of {len(envelope)} bytes exceeds {MAX_ANNOUNCE_BYTES}")
     opened = open_envelope(envelope, Announce, purpose="announce", run=run, now=None)
     if opened.message.peer != opened.signer:
         raise Malformed("an announcement of somebody else")
@@ -108,9 +109,10 @@ class Presence:
     def __post_init__(self) -> None:
         self._rumours = Rumours(self.wiring.identity.peer_id)
         self.status = with_places(self.status, self.places())
-        self.wiring.transport.on_call("announce", self._on_announce)
-        self.wiring.transport.on_call("gossip", self._on_gossip)
-        self.wiring.transport.on_call("known", self._on_known)
+        transport = self.wiring.transport
+        transport.on_call("announce", self._on_announce, max_body=MAX_ANNOUNCE_BYTES)
+        transport.on_call("gossip", self._on_gossip)
+        transport.on_call("known", self._on_known)
 
     # --- speaking ------------------------------------------------------------------------------
 
@@ -298,7 +300,7 @@ class Presence:
 
         Without those whose :func:`_name` is among ``but``.
         """
-        room, found = Known.MAX_BYTES - MAX_ENVELOPE_BYTES, [self.envelope()]
+        room, found = Known.MAX_BYTES - MAX_ANNOUNCE_BYTES, [self.envelope()]
         for island in self.membership.islands.values():
             fresh = self.wiring.now() - island.said < LIFETIME_S / 2
             if not island.envelope or not fresh or _name(island.envelope) in but:

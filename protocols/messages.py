@@ -22,6 +22,7 @@ from protocols.identity import PeerId
 from protocols.wire import Max, Message, Struct
 
 PROTOCOL_VERSION = 4  # another one for any change below (tests/test_protocol_version.py)
+MAX_ANNOUNCE_BYTES = 5 * 1024  # of an announcement in its envelope, with all fragments
 MAX_HANDOVERS_AT_ONCE = 256
 MAX_PARTS = 1024  # parts one round is cut into
 MAX_PAST = 600  # rounds that a newcomer's charts are given of the time before it
@@ -33,6 +34,7 @@ Signature = Annotated[bytes, Max(64)]
 Peer = Annotated[PeerId, Max(64)]
 Address = Annotated[str, Max(128)]
 Name = Annotated[str, Max(64)]
+AnnounceEnvelope = Annotated[bytes, Max(MAX_ANNOUNCE_BYTES)]
 Peers = Annotated[tuple[Peer, ...], Max(MAX_PEERS)]
 
 EMPTY_DIGEST = b""  # a part that nobody could complete
@@ -149,13 +151,13 @@ class Welcome(Message, kind=5, max_bytes=1024 * 1024):
     time: float
     observed: Address  # the caller's address as seen from here
     record: Annotated[bytes, Max(4096)]
-    announces: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(256)]  # envelopes
+    announces: Annotated[tuple[AnnounceEnvelope, ...], Max(256)]
 
 
 class Known(Message, kind=6, max_bytes=1024 * 1024):
     """Envelopes of the announcements a peer holds, its own among them; also asked for later."""
 
-    announces: Annotated[tuple[Annotated[bytes, Max(4096)], ...], Max(256)]
+    announces: Annotated[tuple[AnnounceEnvelope, ...], Max(256)]
 
 
 class KnownRequest(Message, kind=7):

@@ -184,7 +184,7 @@ def test_an_announcement_seen_from_a_fragment() -> None:
 
 
 def test_the_largest_announcement_can_be_passed_on() -> None:
-    """Known holds envelopes of up to 4096 bytes: with all fragments and many addresses too."""
+    """With all fragments and eight IPv6 addresses it has a fifth of its bound to spare."""
 
     async def main() -> None:
         async with simulated_swarm(1, size=5_000, fragments=MAX_FRAGMENTS) as swarm:

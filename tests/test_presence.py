@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 from exchange_kit import until
@@ -12,14 +13,16 @@ from toy_replica import RUN
 
 from gossip import membership
 from gossip.membership import Patience
-from gossip.presence import AT_ONCE, Presence
+from gossip.presence import AT_ONCE, Presence, open_announce
 from node.assembly import until_doubled
 from protocols import virtual_time
+from protocols.bounds import MAX_FRAGMENTS
 from protocols.envelope import seal
-from protocols.errors import OperatorError
+from protocols.errors import Malformed, OperatorError, RemoteRefused
 from protocols.identity import Identity, PeerId
 from protocols.memory import Link
-from protocols.messages import Announce
+from protocols.messages import MAX_ANNOUNCE_BYTES, Announce, Envelope, Known
+from protocols.wire import MAX_INT, Max, Struct
 
 
 def test_who_is_slow_to_listen_hears_the_newest_and_not_all_before_it() -> None:
@@ -118,5 +121,60 @@ def test_nothing_is_kept_of_those_who_come_only_to_leave(monkeypatch: pytest.Mon
             assert len(presence._seen) == 8
             await asyncio.sleep(patience.forget_s + 2.0)
             assert not presence._seen
+
+    virtual_time.run(main())
+
+
+def fullest(hint: Any, size: int = 0) -> Any:
+    """The longest value that a field of a message may have."""
+    if get_origin(hint) is Annotated:
+        inner, *marks = get_args(hint)
+        return fullest(inner, next((m.size for m in marks if isinstance(m, Max)), size))
+    if get_origin(hint) is tuple:
+        return tuple(fullest(get_args(hint)[0]) for _ in range(size))
+    if hint in (bool, int, float):
+        return {bool: True, int: MAX_INT, float: 0.1}[hint]
+    if hint is bytes:
+        return bytes(size)
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        hints = get_type_hints(hint, include_extras=True)
+        return hint(*[fullest(hints[name]) for name in hint.codecs()])
+    return "x" * size  # a text, or what is one by another name
+
+
+def test_no_announcement_is_too_long_to_be_passed_on() -> None:
+    envelope = replace(
+        fullest(Envelope), purpose="announce", recipient="", body=fullest(Announce).encode()
+    )
+    size = len(envelope.encode())
+    assert 4096 < size <= MAX_ANNOUNCE_BYTES
+    assert Known((envelope.encode(),)).encode()
+
+
+def test_the_longest_announcement_of_another_is_told_to_who_asks() -> None:
+    """It was kept and could not be passed on: every greeting failed from then on."""
+
+    async def main() -> None:
+        async with simulated_swarm(2, size=5_000, fragments=MAX_FRAGMENTS) as swarm:
+            one, other = swarm.members.values()
+            presence, stranger = one.swarm.presence, Identity.from_seed(bytes([99]) * 32)
+            announce = replace(
+                fullest(Announce), peer=stranger.peer_id, role="observer", status="active",
+                addresses=tuple(f"{'h' * 122}:6553{port}" for port in range(8)),
+            )  # fmt: skip
+            longest = seal(
+                stranger, announce, purpose="announce", run=RUN,
+                expires=presence.wall() + 60.0, sequence=MAX_INT,
+            )  # fmt: skip
+            assert len(longest) > 4096
+            transport = other.swarm.wiring.transport
+            await transport.call(one.peer, "announce", longest, timeout=5.0)
+            assert longest in Known.decode(presence.known().encode()).announces
+            too_long = bytes(MAX_ANNOUNCE_BYTES + 1)
+            with pytest.raises(RemoteRefused) as refused:
+                await transport.call(one.peer, "announce", too_long, timeout=5.0)
+            assert refused.value.code == "too_large"
+            with pytest.raises(Malformed, match="exceeds"):
+                open_announce(longest + bytes(1024), RUN, presence.wall())
 
     virtual_time.run(main())
