@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocols.errors import Malformed, OperatorError
-from protocols.limits import IPV6_PREFIX
 
 if TYPE_CHECKING:
     from protocols.identity import PeerId
 
+IPV6_PREFIX = 56  # bits: what one household or office is usually given
 MAX_HOST = 120  # so that HOST:PORT fits an Address on the wire
 MAX_FILE_BYTES = 1024 * 1024  # of an @file
 RELAY = "relay/"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-IPV6_PREFIX = 56  # bits: what one household or office is usually given
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
