@@ -72,16 +72,6 @@ def usually(usual: float, weight: float, share: float) -> float:
     return usual + min(1.0, share) * (min(weight, MOST_COUNTED * usual) - usual)
 
 
-def local_steps(inner_steps: int, speed: float, fastest: float) -> int:
-    """H_w = ⌊H · v_w / v_max⌋, at least 1: all are done at about the same time.
-
-    Speeds are inner steps a second. Raises :class:`ValueError` unless 0 < speed, fastest.
-    """
-    if not (0 < speed < math.inf and 0 < fastest < math.inf):
-        raise ValueError(f"no steps follow from speeds of {speed} and {fastest}")
-    return max(1, int(inner_steps * min(1.0, speed / fastest)))
-
-
 def rates(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
     """Weights tokens² / steps: who saw more tokens, and in larger batches, counts for more.
 

@@ -1,4 +1,4 @@
-"""Rules without rounds: delayed Nesterov, steps by speed, bounds of staleness, late work."""
+"""Rules without rounds: delayed Nesterov, bounds of staleness, late work."""
 
 from __future__ import annotations
 
@@ -51,16 +51,6 @@ def test_each_arrival_counts_at_once() -> None:
 def test_what_is_alone_in_its_round_counts_by_its_weight_over_what_is_usual() -> None:
     assert taken(8.0, 2.0, 8.0) == pytest.approx([0.125, 0.125 / 4, 0.125 * 8 / 6.5])
     assert taken(8.0, 1e30, 8.0)[1:] == pytest.approx([0.25, 0.125 * 8 / 10])  # twice at most
-
-
-@given(st.integers(1, 500), st.floats(0.01, 100), st.floats(0.01, 100))
-def test_the_slow_take_fewer_steps_and_nobody_needs_longer_than_the_fastest(
-    inner_steps: int, speed: float, fastest: float
-) -> None:
-    found = asynchronous.local_steps(inner_steps, speed, fastest)
-    assert 1 <= found <= inner_steps
-    if found > 1:
-        assert found / speed <= inner_steps / fastest * 1.001
 
 
 def test_weights_favour_tokens_and_large_batches() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from node.pace import Pace, Usual, inner_steps
+from node.pace import SAME_SPEED, Pace, Usual, inner_steps
 from node.trainer.channel import StepDone
 
 
@@ -21,6 +23,16 @@ from node.trainer.channel import StepDone
 )
 def test_slow_islands_take_fewer_steps(mine: float, others: list[float], wanted: int) -> None:
     assert inner_steps(40, mine, others) == wanted
+
+
+@given(st.integers(1, 500), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_nobody_needs_longer_than_the_fastest(target: int, mine: float, fastest: float) -> None:
+    found = inner_steps(target, mine, [fastest, fastest])
+    assert 1 <= found <= target
+    if found > 1:  # but for those who are nearly as fast
+        assert found / mine <= target / fastest / SAME_SPEED * 1.001
+    if 1 < found < target:
+        assert found / mine <= target / fastest * 1.001
 
 
 def test_what_a_duration_seldom_exceeds() -> None:

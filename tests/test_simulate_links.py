@@ -77,3 +77,11 @@ def test_a_scenario_says_what_a_manifest_would() -> None:
     assert manifest_of(Scenario(mode="server"), 5).rounds.staleness == 0
     assert manifest_of(Scenario(mode="server", bound=2), 5).rounds.staleness == 2
     assert manifest_of(Scenario(rule="trimmed"), 5).merge.rule == "trimmed"
+
+
+@pytest.mark.parametrize(("slower", "steps"), [(1.05, 40), (4.0, 10), (40.0, 5)])
+def test_a_round_is_reckoned_with_the_steps_that_nodes_take(slower: float, steps: int) -> None:
+    """Who is nearly as fast takes all, and one that is far ahead alone counts for no more."""
+    asks = SMALL | {"islands": 3, "inner_steps": 40, "stragglers": 2, "straggler_factor": slower}
+    nodes = World(Scenario.model_validate(asks)).nodes.values()
+    assert sorted(node.chosen_steps for node in nodes) == [steps, steps, 40]

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from bootstrap.validation import check
-from diloco import asynchronous, federated, knobs
+from diloco import federated, knobs
+from node.pace import inner_steps
 from node.simulate.decisions import Decisions
 from node.simulate.learner import Learner, initial, validation_loss
 from node.simulate.scenario import Scenario, diverged
@@ -65,8 +66,8 @@ class Node:
         steps = self.world.scenario.inner_steps
         if not self.world.scenario.dynamic_steps:
             return steps
-        fastest = min(other.step_s for other in self.world.nodes.values())
-        return asynchronous.local_steps(steps, 1 / self.step_s, 1 / fastest)
+        others = [1 / other.step_s for other in self.world.nodes.values() if other is not self]
+        return inner_steps(steps, 1 / self.step_s, others)
 
     async def rest(self) -> None:
         """Let the time of an inner step pass, and count it."""
