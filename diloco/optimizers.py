@@ -230,7 +230,10 @@ def _onebit(vectors: Vectors, merged: Tensor, params: Tensor, rates: Rates) -> N
 
 @torch.no_grad()
 def _freeze(vectors: Vectors, params: Tensor, rates: Rates) -> None:
-    """After the last round of Adam: its moments become those of the rounds of signs."""
+    """After the last round of Adam: its moments become those of the rounds of signs.
+
+    Both are corrected for their start at zero, which no later step does any more.
+    """
     if rates.count == rates.warmup:
         right = 1 / (1 - _power(rates.momentum, rates.count))
         vectors["m"].mul_(right)
