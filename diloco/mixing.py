@@ -12,14 +12,17 @@ form here. Fluctuations between islands die out if (its convergence condition, n
 
     α √(n / (2 (n − 1))) < γ < √(n / (2 (n − 1))) √(2 + α²)
 
-Also here: push-sum for links that lose or go one way (Kempe et al. 2003; Stochastic Gradient Push,
-1811.10792), and how many exchanges keep islands together (Kong et al., 2102.04828).
+Also here: how many exchanges keep islands together (Kong et al., 2102.04828), and push-sum for links
+that lose or go one way (Kempe et al. 2003; Stochastic Gradient Push, Assran et al. 2019,
+1811.10792). There x and w move together, and z = x / w is an island's estimate of the mean. Islands
+keep z and w, so that what travels is z and as large as parameters are. Whatever is given away is
+subtracted as it arrives, so the sums of x and of w over islands *and letters* never change; what is
+lost on its way takes its weight along.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -63,37 +66,30 @@ def noloco(
     slow.add_(momentum)
 
 
-@dataclass(slots=True)
-class PushSum:
-    """Push-sum: x and w move together, and x / w is this island's estimate of the mean.
+@torch.no_grad()
+def give_shares(estimate: Tensor, weight: float, sent: Tensor, receivers: int) -> float:
+    """Push-sum's first half: of n + 1 equal shares of x and w one stays, n go to receivers.
 
-    What is sent is subtracted here, so the sums of x and of w over islands *and links* never
-    change; whatever is lost takes its weight along.
+        w ← w / (n + 1);  x ← x − n w ẑ;  z ← x / w = z + n (z − ẑ)
+
+    in place on ``estimate`` z, float32 [n] or a slice of it. ``sent`` is ẑ, which is z as others
+    decode it: what its coding lost stays here. Returns w, which each share carries and which is
+    left.
     """
+    estimate.add_(estimate - sent, alpha=receivers)
+    return weight / (receivers + 1)
 
-    x: Tensor  # float32 [n]
-    w: float = 1.0
 
-    def share(self, receivers: int) -> tuple[Tensor, float]:
-        """What each of so many receivers gets; the own share is kept."""
-        if receivers < 0:
-            raise ValueError(f"{receivers} receivers")
-        part = 1.0 / (receivers + 1)
-        sent = self.x * part, self.w * part
-        self.x = self.x * part  # not x − n·sent: equal shares are equal bits
-        self.w *= part
-        return sent
+@torch.no_grad()
+def take_share(estimate: Tensor, weight: float, sent: Tensor, share: float) -> float:
+    """Push-sum's second half: x ← x + w_j ẑ_j; w ← w + w_j, ``share`` being w_j.
 
-    def take(self, x: Tensor, w: float) -> None:
-        """Add what arrived, or what came back since it could not be delivered."""
-        if not 0 <= w < math.inf:
-            raise ValueError(f"a push-sum weight of {w}")
-        self.x = self.x + x
-        self.w += w
-
-    def estimate(self) -> Tensor:
-        """x / w, float32 [n]."""
-        return self.x / self.w
+    That is z ← (w z + w_j ẑ_j) / (w + w_j) in place on ``estimate``, float32 [n] or a slice of it.
+    A share that could not be delivered is taken back in the same way. Returns the new w.
+    """
+    whole = weight + share
+    estimate.lerp_(sent, share / whole)
+    return whole
 
 
 def steady_disagreement(alpha: float, beta: float) -> float:

@@ -8,9 +8,10 @@ run's outer optimizer (:mod:`diloco.optimizers`) makes the difference between th
 - ``noloco`` (2506.10911, equation 2 with β = γ, where the partners' slow parameters cancel:
   :func:`diloco.mixing.noloco`) is heavy ball with η = β and μ = α: v ← α v + D, φ ← φ − β v;
 - ``average`` is φ ← fast, plain SGD with η = 1;
-- ``push-sum`` (1811.10792) likewise, where fast is x / w, and x and w are moved by shares. What
-  inner steps made counts with the island's weight w, which is 1 in the mean; in the paper it
-  counts 1, which would throw an island far off that nobody has sent to for long.
+- ``push-sum`` (1811.10792, :func:`diloco.mixing.give_shares` and :func:`diloco.mixing.take_share`)
+  likewise, where fast is z = x / w. What inner steps made counts with the island's weight w, which
+  is 1 in the mean; in the paper it counts 1, which would throw an island far off that nobody has
+  sent to for long.
 
 What coarse codecs lose does not move the mean of all, and the two letters of an exchange may have
 different ones: an island adds half of the difference of the two vectors *as they travelled*,
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diloco import optimizers
+from diloco import mixing, optimizers
 from protocols.codecs import CHUNK, Chunk, Encoded, RangeCodec
 
 HALF = 0.5  # of the way to the other's letter, on both sides: else the mean of all would move
@@ -64,12 +65,13 @@ class Blend:
         chosen.encode(0, self.fast, letter.data)
         if not self.shares:
             return letter, 1.0
-        self.weight /= receivers + 1
-        for chunk in self._chunks(letter):  # x − n·sent: what rounding lost stays here
+        left = self.weight
+        for chunk in self._chunks(letter):
             fast = self.fast[chunk.start : chunk.stop]
             sent = torch.empty_like(fast)
             letter.decode_chunk(chunk, sent)
-            fast.add_(fast - sent, alpha=receivers)
+            left = mixing.give_shares(fast, self.weight, sent, receivers)
+        self.weight = left
         return letter, self.weight
 
     def take_back(self, letter: Encoded, weight: float) -> None:
@@ -83,8 +85,7 @@ class Blend:
         Returns the RMS difference to the first. Without an own letter the way begins at ``fast``.
         A weight below 1, a newcomer's, makes the way shorter; of shares it is the weight itself.
         """
-        square = 0.0
-        whole = self.weight + sum(weight for _, weight, _ in letters)
+        square, whole = 0.0, self.weight
         mine = torch.empty(min(CHUNK, len(self.base)))
         theirs = torch.empty_like(mine)
         # codecs cut a vector at the same elements, and each puts its bytes elsewhere
@@ -93,9 +94,7 @@ class Blend:
         for at, cut in enumerate(self.codec.chunks(0, len(self.base))):
             fast = self.fast[cut.start : cut.stop]
             own_here, other = mine[: len(fast)], theirs[: len(fast)]
-            before = fast.clone()
-            if self.shares:
-                fast.mul_(self.weight / whole)
+            before, whole = fast.clone(), self.weight
             for index, (body, weight, own) in enumerate(letters):
                 body.decode_chunk(cuts[index][at], other)
                 if own is None or self.shares:
@@ -106,7 +105,7 @@ class Blend:
                     difference = other - own_here
                     square += torch.dot(difference, difference).item()
                 if self.shares:
-                    fast.add_(other, alpha=weight / whole)
+                    whole = mixing.take_share(fast, whole, other, weight)
                 else:
                     fast.add_(other.sub_(own_here), alpha=HALF * min(1.0, weight))
         if self.shares:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diloco.mixing import ALPHA, BETA, PushSum, noloco
+from diloco.mixing import ALPHA, BETA, noloco
 from diloco.optimizers import Rates, named
 from node.blending import Blend
 from protocols.codecs import RangeCodec
@@ -42,16 +42,27 @@ def test_heavy_ball_over_exchanges_is_noloco():
 
 
 def test_shares_are_push_sum():
-    one, other = blend(1, shares=True), blend(2, shares=True)
-    a, b = PushSum(one.fast.clone()), PushSum(other.fast.clone())
+    """As Kempe et al. write it: x and w, of which each receiver gets a third."""
+    a, b = blend(1, shares=True), blend(2, shares=True)
+    x, w, y, v = a.fast.clone(), 1.0, b.fast.clone(), 1.0
     for _ in range(3):
-        data, weight = one.encode(2, "fp32")
-        other.mix([(data, weight, None)])
-        x, w = a.share(2)
-        b.take(x, w)
-    for mine, reference in ((one, a), (other, b)):
-        assert mine.weight == pytest.approx(reference.w)
-        assert torch.allclose(mine.fast, reference.estimate(), atol=1e-4)
+        data, weight = a.encode(2, "fp32")
+        b.mix([(data, weight, None)])
+        x, w = x / 3, w / 3
+        y, v = y + x, v + w
+    assert (a.weight, b.weight) == (pytest.approx(w), pytest.approx(v))
+    assert torch.allclose(a.fast, x / w, atol=1e-4)
+    assert torch.allclose(b.fast, y / v, atol=1e-4)
+
+
+def test_several_shares_at_once_are_one_after_the_other():
+    a, b, c, d = (blend(seed, shares=True) for seed in (1, 2, 3, 3))
+    letters = [(*one.encode(n, "int8"), None) for one, n in ((a, 1), (b, 3))]
+    c.mix(letters)
+    for letter in letters:
+        d.mix([letter])
+    assert c.weight == d.weight == pytest.approx(1.75)
+    assert torch.allclose(c.fast, d.fast, atol=1e-6)
 
 
 @pytest.mark.parametrize(
