@@ -88,14 +88,8 @@ def node_id(peer: PeerId) -> bytes:
     return hashlib.sha1(base58.b58decode(peer), usedforsecurity=False).digest()
 
 
-def pack_value(data: bytes) -> bytes:
-    """An envelope as hivemind stores it."""
-    packed: bytes = msgpack.packb(data, use_bin_type=True)
-    return packed
-
-
 def unpack_value(value: bytes) -> bytes:
-    """The envelope inside a stored value; raises :class:`Malformed`."""
+    """The envelope inside a value as hivemind stores it; raises :class:`Malformed`."""
     if len(value) > MAX_VALUE_BYTES + 8:
         raise Malformed("an oversized DHT value")
     data: bytes = _expect(value, bytes)

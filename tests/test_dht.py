@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgpack
 import pytest
 from identity_kit import identity
 
@@ -305,9 +306,9 @@ def _key_id(key: str) -> Any:
 
 
 def _packed(data: bytes) -> bytes:
-    from bootstrap.records import pack_value
-
-    return pack_value(data)
+    """As hivemind stores it."""
+    packed: bytes = msgpack.packb(data, use_bin_type=True)
+    return packed
 
 
 async def test_from_a_seeds_address_to_the_list_of_islands_over_http() -> None:

@@ -154,6 +154,20 @@ def test_more_exchanges_where_islands_disagree_by_more_than_they_move() -> None:
         mixing.extra_exchanges(float("nan"), 1.0)
 
 
+def steady_disagreement(alpha: float, beta: float) -> float:
+    """Where random pairs keep islands whose inner steps have nothing in common.
+
+    The mean square distance of θ to the mean over that of what H inner steps moved an island,
+    before the pairs meet, in a large swarm. With δ the islands' independent progress, φ and m as
+    distances to their means, and a partner drawn anew, second moments per element follow
+
+        m' = α m + β ((φ_j − φ_i) / 2 + (δ_i + δ_j) / 2)        φ' = φ + m'
+
+    and come to rest at E φ² = E δ² · β (1 + α) / (2 (1 − α²) − β). Plain averaging is α = 0, β = 1.
+    """
+    return 1 + beta * (1 + alpha) / (2 * (1 - alpha * alpha) - beta)
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(mixing.ALPHA, mixing.BETA), (0.0, 1.0)])
 def test_where_pairs_keep_islands_that_have_nothing_in_common(alpha: float, beta: float) -> None:
     count, chance = 64, random.Random(2)
@@ -167,16 +181,14 @@ def test_where_pairs_keep_islands_that_have_nothing_in_common(alpha: float, beta
         for a, b in pairs(count, chance):
             mixing.noloco(slow[a], momenta[a], fast[a], fast[b], alpha=alpha, beta=beta)
             mixing.noloco(slow[b], momenta[b], fast[b], fast[a], alpha=alpha, beta=beta)
-    expected = mixing.steady_disagreement(alpha, beta)
+    expected = steady_disagreement(alpha, beta)
     assert sum(found) / len(found) == pytest.approx(expected, rel=0.05)
 
 
 def test_the_default_bound_lets_swarms_alone_that_are_well() -> None:
-    healthy = [mixing.steady_disagreement(*one) for one in ((mixing.ALPHA, mixing.BETA), (0, 1))]
+    healthy = [steady_disagreement(*one) for one in ((mixing.ALPHA, mixing.BETA), (0, 1))]
     assert max(healthy) == pytest.approx(2.3125)
     assert Gossip().bound > 1.25 * max(healthy)  # sketches err by 9 % of a square
-    with pytest.raises(ValueError, match="drift apart"):
-        mixing.steady_disagreement(0.5, 1.5)
 
 
 def test_outer_nesterov_without_momentum_and_lr_one_is_averaging() -> None:
