@@ -9,7 +9,7 @@ counts are equal bytes. In a round of 256 members that is 12 bytes a part instea
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -47,12 +47,6 @@ def pack_counts(elements: Sequence[int]) -> bytes:
         else:
             runs.append(Run(index, index + 1, count))
     return b"".join(_RUN.pack(run.first, run.stop - run.first, run.elements) for run in runs)
-
-
-def counts_of(included: Iterable[Included]) -> bytes:
-    """The same from those who are in the part."""
-    elements = dict(included)
-    return pack_counts([elements.get(index, 0) for index in range(max(elements, default=-1) + 1)])
 
 
 @lru_cache(maxsize=512)

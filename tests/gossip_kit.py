@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from blake3 import blake3
@@ -22,7 +22,7 @@ from gossip.certificate import (
 )
 from gossip.standing import first_announcement
 from gossip.validity import Place, Shape
-from protocols.counts import pack_counts
+from protocols.counts import Included, pack_counts
 from protocols.identity import Identity, PeerId
 from protocols.messages import (
     Announce,
@@ -111,6 +111,12 @@ def result_of(
         b"",
     )
     return sign_result(owner, RUN, dataclasses.replace(unsigned, **changes))
+
+
+def counts_of(included: Iterable[Included]) -> bytes:
+    """A part's counts from those who are in it."""
+    elements = dict(included)
+    return pack_counts([elements.get(index, 0) for index in range(max(elements, default=-1) + 1)])
 
 
 def results_of(plan: Plan, identities: Sequence[Identity]) -> list[PartResult]:

@@ -13,6 +13,7 @@ from gossip_kit import (
     SHAPE,
     adopt,
     agreement_of,
+    counts_of,
     decided,
     leader,
     plan_of,
@@ -31,7 +32,7 @@ from gossip.certificate import (
 )
 from gossip.proposer import Proposer
 from gossip.validity import MAX_ROSTER, MAX_TOKENS, key_of
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.errors import BadSignature, Malformed, RemoteProtocolError, Stale
 from protocols.identity import Identity, PeerId
 from protocols.messages import (

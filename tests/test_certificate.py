@@ -10,6 +10,7 @@ from gossip_kit import (
     PLACE,
     RUN,
     certificate_of,
+    counts_of,
     decided,
     leader,
     plan_of,
@@ -33,7 +34,7 @@ from gossip.certificate import (
     sign_vote,
     work_after,
 )
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.errors import BadSignature, Stale
 from protocols.identity import Identity
 from protocols.messages import Certificate, Signed

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from gossip_kit import counts_of
 from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
@@ -20,7 +21,7 @@ from node.trainer.channel import ChannelClosedError, Saved, Snapshot, Staged, St
 from node.trainer.shared import SharedVectors
 from node.trainer_files import Taken
 from protocols.codecs import RangeCodec
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.tasks import Offload
 

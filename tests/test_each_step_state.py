@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gossip_kit import counts_of
 from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Inner, Manifest
@@ -18,7 +19,7 @@ from node.replica import OuterReplica
 from node.sparse_state import SparseReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
 

@@ -19,14 +19,14 @@ from exchange_kit import (
     until,
     world,
 )
-from gossip_kit import RUN
+from gossip_kit import RUN, counts_of
 
 from gossip.bodies import as_bytes, trailer_of
 from gossip.certificate import basis_of, sign_result
 from gossip.planned import PLAN_WAIT_S
 from gossip.validity import key_of
 from protocols.bodies import BufferFeed
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.errors import RemoteRefused
 from protocols.identity import PeerId
 from protocols.messages import Part, PartResult

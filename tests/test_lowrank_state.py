@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from gossip_kit import counts_of
 from test_lowrank import Islands, entries
 from test_replica_fragments import ME, OTHER, inline, normal
 
@@ -25,7 +26,7 @@ from node.saving import floats_saved
 from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.errors import OperatorError
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gossip_kit import PLACE, SHAPE, leader, plan_of, result_of, results_of
+from gossip_kit import PLACE, SHAPE, counts_of, leader, plan_of, result_of, results_of
 from planning_kit import Identities, remains
 
 from gossip.certificate import outcome_of
 from gossip.opening import usable
 from gossip.planning import renewed_plan, repeated_plan
 from gossip.validity import Known, check_plan, key_of
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.errors import LocalProtocolError
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gossip_kit import counts_of
 from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest, Model
@@ -13,7 +14,7 @@ from bootstrap.manifest_rounds import Rounds
 from node.replica import OuterReplica
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
 

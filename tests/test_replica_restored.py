@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gossip_kit import counts_of
 from replica_kit import ME, OTHER, normal
 
 from bootstrap.manifest import Manifest
@@ -16,7 +17,7 @@ from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import RangeCodec
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
 

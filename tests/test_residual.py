@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gossip_kit import counts_of
 
 from bootstrap.manifest import Manifest
 from bootstrap.manifest_rounds import Rounds
@@ -18,7 +19,7 @@ from node.replica import ChainStanding, OuterReplica
 from node.residual import Residual
 from node.trainer.shared import SharedVectors
 from protocols.codecs import CHUNK, RangeCodec
-from protocols.counts import Included, counts_of
+from protocols.counts import Included
 from protocols.identity import Identity, PeerId
 from protocols.messages import Certificate, Contributor, Outcome, PartResult
 from protocols.virtual_time import inline
