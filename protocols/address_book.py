@@ -71,12 +71,6 @@ class AddressBook:
         self._known: dict[PeerId, _Known] = {}  # least recently used first
         self._resolving: Together[PeerId, None] = Together()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._known
-
     def peers(self) -> list[PeerId]:
         """All peers with at least one address."""
         return [peer for peer, known in self._known.items() if known.entries]
@@ -138,10 +132,6 @@ class AddressBook:
         entry = known.entry(address) if known else None
         if entry is not None:
             entry.bad = self._now()
-
-    def forget(self, peer: PeerId) -> None:
-        """Drop everything known of a peer."""
-        self._known.pop(peer, None)
 
     async def resolve(self, peer: PeerId) -> bool:
         """Ask the resolver for addresses of ``peer``, once for all who ask at the same time.

@@ -32,13 +32,16 @@ def address(transport: HttpTransport) -> str:
 
 
 @asynccontextmanager
-async def two(limits: Limits = QUICK) -> AsyncIterator[tuple[HttpTransport, HttpTransport]]:
-    """A listens, B dials only."""
+async def two(
+    limits: Limits = QUICK, *, known: bool = True
+) -> AsyncIterator[tuple[HttpTransport, HttpTransport]]:
+    """A listens, B dials only; ``known``: and knows where A is."""
     async with (
         HttpTransport(A, listen="127.0.0.1:0", limits=limits) as a,
         HttpTransport(B, limits=limits) as b,
     ):
-        b.book.add(a.peer_id, address(a))
+        if known:
+            b.book.add(a.peer_id, address(a))
         a.on_call("echo", echo)
         yield a, b
 

@@ -63,12 +63,6 @@ async def past_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     writer.write(await record(reader))
 
 
-def by_way_of(where: str, caller: HttpTransport) -> None:
-    """``caller`` knows A at this address alone."""
-    caller.book.forget(A.peer_id)
-    caller.book.add(A.peer_id, where)
-
-
 async def test_a_call_cannot_be_made_a_lane_whose_key_is_known() -> None:
     """The first bytes of a call are no secret: they must not count as the key of frames."""
     key = b"POST /call/echo HTTP/1.1\r\nHost: "
@@ -81,10 +75,10 @@ async def test_a_call_cannot_be_made_a_lane_whose_key_is_known() -> None:
             target[1].write(Sealer(key).seal(memoryview(push("push", 9, b"a forgery"))))
             await asyncio.wait([answers])
 
-    async with two(STRICT) as (a, b):
+    async with two(STRICT, known=False) as (a, b):
         takes = Takes(a)
         async with between(a, meddle) as where:
-            by_way_of(where, b)
+            b.book.add(A.peer_id, where)
             with pytest.raises(TransportError):
                 await b.call(A.peer_id, "echo", b"x", timeout=5)
         assert takes.runs == 0
@@ -103,8 +97,8 @@ async def test_a_lane_cannot_be_made_a_call_whose_answer_is_the_key() -> None:
         caller[1].write(Sealer(key).seal(memoryview(forgery)))
         await caller[0].read()
 
-    async with two(STRICT) as (a, b), between(a, meddle) as where:
-        by_way_of(where, b)
+    async with two(STRICT, known=False) as (a, b), between(a, meddle) as where:
+        b.book.add(A.peer_id, where)
         with pytest.raises(Unreachable, match="broke"):
             await b.push(A.peer_id, "push", b"", BufferFeed(bytes(9)), timeout=5)
 
@@ -123,10 +117,10 @@ async def test_a_frame_that_was_taken_out_is_missed_by_whoever_reads_several_at_
 
     body = bytes(range(256)) * 16
     pieces = [body[at : at + 1024] for at in range(0, len(body), 1024)]
-    async with two(STRICT) as (a, b):
+    async with two(STRICT, known=False) as (a, b):
         takes = Takes(a)
         async with between(a, meddle) as where:
-            by_way_of(where, b)
+            b.book.add(A.peer_id, where)
             with pytest.raises(Unreachable, match="broke"):
                 await b.push(A.peer_id, "large", b"", BufferFeed(*pieces), timeout=5)
         assert takes.received <= 1024

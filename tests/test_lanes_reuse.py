@@ -203,8 +203,8 @@ async def test_another_peer_at_the_address_is_a_mismatch() -> None:
 
 @pytest.mark.usefixtures("quick_resolver")
 async def test_reasons_are_told_apart() -> None:
+    limits = Limits(grace=0.1, connect=0.5)
     async with (
-        HttpTransport(B, limits=Limits(grace=0.1, connect=0.5)) as b,
         fake(silent, None) as mute,
         fake(ssh, None) as ssh_server,
         fake(closes, None) as closing,
@@ -216,8 +216,8 @@ async def test_reasons_are_told_apart() -> None:
             (ssh_server, Why.NOT_ATOLL),
             (closing, Why.RESET),
         ]:
-            b.book.forget(A.peer_id)
-            b.book.add(A.peer_id, where)
-            with pytest.raises(Unreachable) as error:
-                await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
+            async with HttpTransport(B, limits=limits) as b:
+                b.book.add(A.peer_id, where)
+                with pytest.raises(Unreachable) as error:
+                    await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
             assert error.value.why is why, (where, error.value)
