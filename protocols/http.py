@@ -202,12 +202,6 @@ class HttpTransport:
         host = host_of(self.observed(peer))
         return source_of(host) if host else ""
 
-    def drop(self, peer: PeerId) -> int:
-        """Cut every link with ``peer``, either way; returns how many there were."""
-        dialled = self._client.drop(peer) if self._client else 0
-        dialled += self._lanes.drop(peer) if self._lanes else 0
-        return dialled + self._server.drop(peer)
-
     # --- answering ----------------------------------------------------------------------------
 
     def on_call(self, name: str, handler: CallHandler, *, max_body: int = MAX_CALL_BYTES) -> None:

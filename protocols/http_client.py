@@ -106,7 +106,6 @@ class HttpClient:
         self._limits = limits
         self._on_sent = on_sent
         self._proven: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
-        self._dropped: dict[PeerId, int] = {}
         self._dial_numbers = itertools.count()
         self._connector = PeerConnector(book, context, limits, relays)
         self._session = aiohttp.ClientSession(
@@ -132,7 +131,6 @@ class HttpClient:
         deadline = clock() + timeout
         for last in (False, True):
             sent = _Body(body, partial(self._count, peer, name))
-            dropped = self._dropped.get(peer, 0)
             try:
                 async with (
                     asyncio.timeout_at(deadline),
@@ -148,7 +146,6 @@ class HttpClient:
                     error.why is Why.RESET
                     and sent.transport is not None
                     and sent.transport in self._proven
-                    and dropped == self._dropped.get(peer, 0)
                     and not self._session.closed
                 )
                 if last or not stale:
@@ -181,16 +178,6 @@ class HttpClient:
         if expected is not None and peer != expected:
             raise IdentityMismatch(address, expected, peer)
         return peer
-
-    def drop(self, peer: PeerId) -> int:
-        """Cut every connection to ``peer``; the number of them."""
-        self._dropped[peer] = self._dropped.pop(peer, 0) + 1
-        if len(self._dropped) > 4096:
-            del self._dropped[next(iter(self._dropped))]
-        links = self._connector.links(peer)
-        for link in links:
-            link.abort()
-        return len(links)
 
     async def aclose(self) -> None:
         """Cut everything."""

@@ -53,13 +53,11 @@ class PeerConnector(aiohttp.BaseConnector):
         self._context = context
         self._limits = limits
         self._relays = relays
-        self._links: dict[PeerId, weakref.WeakSet[asyncio.Transport]] = {}
+        self._links: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
-    def links(self, peer: PeerId | None = None) -> list[asyncio.Transport]:
-        """The open connections, of one peer or of all."""
-        peers = list(self._links) if peer is None else [peer]
-        sets = [self._links[p] for p in peers if p in self._links]
-        return [link for links in sets for link in links if not link.is_closing()]
+    def links(self) -> list[asyncio.Transport]:
+        """The open connections to peers."""
+        return [link for link in self._links if not link.is_closing()]
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
@@ -72,9 +70,7 @@ class PeerConnector(aiohttp.BaseConnector):
         peer = tls.peer_of_name(host)
         protocol, _ = await reach(self._book, peer, lambda address: self._open(address, peer))
         assert protocol.transport is not None
-        if peer not in self._links:  # peers whose links have all gone are not kept
-            self._links = {p: links for p, links in self._links.items() if links}
-        self._links.setdefault(peer, weakref.WeakSet()).add(protocol.transport)
+        self._links.add(protocol.transport)
         return protocol
 
     async def _open(

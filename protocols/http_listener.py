@@ -110,13 +110,6 @@ class Listener:
                 return hostport(*address[:2])
         return ""
 
-    def drop(self, peer: PeerId) -> int:
-        """Cut every connection of ``peer``; the number of them."""
-        found = [link for link, owner in self.links.items() if owner == peer]
-        for link in found:
-            link.abort()
-        return len(found)
-
     def drop_all(self) -> None:
         """Cut every connection."""
         for link in list(self.links):

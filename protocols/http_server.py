@@ -103,10 +103,6 @@ class HttpServer:
         """``HOST:PORT`` from which ``peer`` is connected, as seen here; empty: it is not."""
         return self._listener.observed(peer)
 
-    def drop(self, peer: PeerId) -> int:
-        """Cut every connection of ``peer``, lanes too; the number of them."""
-        return self._listener.drop(peer) + self._lanes.drop(peer)
-
     # --- requests -----------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -129,23 +129,12 @@ class LaneClient:
                     peer, reply.length, body.took, clock() - asked, linked=not link.local
                 )
 
-    def drop(self, peer: PeerId) -> int:
-        """Cut every lane to ``peer``; the number of them."""
-        links = self._links(peer)
-        for link in links:
-            link.abort()
-        return len(links)
-
     def close(self) -> None:
         """Cut everything and open nothing more."""
         self._closed = True
-        for peer in list(self._places):
-            self.drop(peer)
-
-    def _links(self, peer: PeerId) -> list[Link]:
-        place = self._places.get(peer)
-        links = [*place.idle, *place.busy] if place else []
-        return [link for link in links if link.alive]
+        for place in list(self._places.values()):
+            for link in (*place.idle, *place.busy):
+                link.abort()
 
     # --- lanes --------------------------------------------------------------------------------
 

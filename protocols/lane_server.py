@@ -56,15 +56,7 @@ class LaneServer:
         self._context = context
         self._stats = stats
         self._limits = limits
-        self._links: dict[Link, PeerId] = {}
         self.serving: set[asyncio.Task[None]] = set()  # those in which a handler runs
-
-    def drop(self, peer: PeerId) -> int:
-        """Cut every lane of ``peer``; the number of them."""
-        found = [link for link, owner in self._links.items() if owner == peer]
-        for link in found:
-            link.abort()
-        return len(found)
 
     async def serve(self, sock: socket.socket, source: str) -> None:
         """One lane to its end. Raises ``OSError`` or Malformed if the stranger is not a peer."""
@@ -77,11 +69,9 @@ class LaneServer:
                 except TransportError as error:
                     raise ConnectionResetError("left in the handshake") from error
             self._stats.connections += 1
-            self._links[link] = peer
             while await self._exchange(link, peer):
                 pass
         finally:
-            self._links.pop(link, None)
             link.abort()
 
     async def _exchange(self, link: Link, peer: PeerId) -> bool:

@@ -96,18 +96,6 @@ class RelayServer:
         self.rate = rate
         self._bucket = Bucket(min(rate, self._most) or None)
 
-    @property
-    def waiting(self) -> list[PeerId]:
-        """The hidden nodes that can be called through this one."""
-        self._forget_gone()
-        return list(self._hidden)
-
-    @property
-    def carried(self) -> int:
-        """Connections that are carried now, or about to be."""
-        self._forget_late()
-        return len(self._circuits)
-
     # --- those who wait -----------------------------------------------------------------------
 
     async def wait(self, peer: PeerId, body: bytes) -> bytes:

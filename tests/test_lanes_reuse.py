@@ -130,10 +130,10 @@ async def test_idle_lanes_end() -> None:
     async with two(limits) as (a, b):
         a.on_push("take", take, max_length=10)
         await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
-        assert b._lanes is not None
-        assert b._lanes.drop(A.peer_id) == 1
-        await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5)
-        await wait_for(lambda: b.drop(A.peer_id) == 0)
+        lanes = b._lanes
+        assert lanes is not None
+        assert len(lanes._places[A.peer_id].idle) == 1
+        await wait_for(lambda: not lanes._places)
         assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
     assert "atoll-lanes" not in [thread.name for thread in threading.enumerate()]
 
@@ -152,15 +152,15 @@ async def test_a_restarted_peer_is_found_again() -> None:
             assert await b.push(A.peer_id, "take", b"", BufferFeed(bytes(9)), timeout=5) == b"9"
 
 
-@pytest.mark.parametrize("dropper", ["sender", "receiver"])
-async def test_dropping_a_peer_cuts_its_lanes(dropper: str) -> None:
+@pytest.mark.parametrize("leaver", ["sender", "receiver"])
+async def test_an_end_that_leaves_cuts_its_lanes(leaver: str) -> None:
     async with two() as (a, b):
         hold = Hold()
         a.on_push("hold", hold.push, max_length=10**9)
         feed = BufferFeed(bytes(50_000_000))
         push = asyncio.ensure_future(b.push(A.peer_id, "hold", b"", feed, timeout=20))
         await asyncio.wait_for(hold.begun.wait(), 5)
-        assert (b.drop(A.peer_id) if dropper == "sender" else a.drop(B.peer_id)) == 1
+        await (b if leaver == "sender" else a).aclose()
         with pytest.raises(Unreachable):
             await asyncio.wait_for(push, 5)
         await asyncio.wait_for(hold.ended.wait(), 5)

@@ -16,7 +16,7 @@ from protocols.addresses import PeerAddress, parse_address, relay_address
 from protocols.http import HttpTransport
 from protocols.identity import Identity
 
-D = Identity.from_seed(bytes([4]) * 32)
+D, E = (Identity.from_seed(bytes([n]) * 32) for n in (4, 5))
 
 
 class Swarm:
@@ -103,15 +103,16 @@ async def test_when_the_relay_goes_away_another_is_found(swarm: Swarm) -> None:
     assert await swarm.outbound.enter([first]) == first
     assert await swarm.called() == b"hello"
     swarm.outbound.candidates = lambda: [first, second]
-    await swarm.first.aclose()
-    await wait_for(lambda: any(isinstance(event, Notice) for event in swarm.events))
-    [problem] = [event for event in swarm.events if isinstance(event, Problem)]
-    assert problem.code == "E302"
-    assert problem.what == f"the relay {first} is gone"
-    assert not problem.fatal
-    assert swarm.outbound.relay == second
-    swarm.caller.drop(swarm.hidden.peer_id)
-    assert await swarm.called() == b"hello"  # at the new address
+    async with HttpTransport(E, listen="127.0.0.1:0", limits=QUICK) as other:
+        swarm.caller = other  # which has no connection yet
+        await swarm.first.aclose()
+        await wait_for(lambda: any(isinstance(event, Notice) for event in swarm.events))
+        [problem] = [event for event in swarm.events if isinstance(event, Problem)]
+        assert problem.code == "E302"
+        assert problem.what == f"the relay {first} is gone"
+        assert not problem.fatal
+        assert swarm.outbound.relay == second
+        assert await swarm.called() == b"hello"  # at the new address
 
 
 async def test_a_relay_that_does_not_know_it_is_greeted(swarm: Swarm) -> None:

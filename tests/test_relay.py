@@ -33,7 +33,7 @@ from protocols.relay_wire import (
 )
 from protocols.transport import Incoming
 
-D = Identity.from_seed(bytes([4]) * 32)
+D, E = (Identity.from_seed(bytes([n]) * 32) for n in (4, 5))
 MEGABYTE = bytes(range(256)) * 4096
 
 
@@ -131,7 +131,7 @@ async def test_who_can_be_dialled_is_dialled_back(tls: bool) -> None:
         await everything(here.open, here.hidden.peer_id)
         await everything(here.relay, here.hidden.peer_id)
         assert here.relay.stats.out_by_name["relay"] == 0
-        assert here.relay.relay.carried == 0
+        assert not here.relay.relay._circuits
 
 
 @pytest.mark.parametrize("tls", [True, False])
@@ -139,9 +139,9 @@ async def test_between_two_that_are_hidden_the_relay_carries(tls: bool) -> None:
     async with place(tls=tls) as here:
         await everything(here.closed, here.hidden.peer_id)
         assert here.relay.stats.out_by_name["relay"] > 2 * len(MEGABYTE)
-        assert here.relay.relay.carried > 0
-        here.closed.drop(here.hidden.peer_id)
-        await wait_for(lambda: here.relay.relay.carried == 0)
+        assert here.relay.relay._circuits
+        await here.closed.aclose()
+        await wait_for(lambda: not here.relay.relay._circuits)
 
 
 async def test_what_is_carried_is_read_by_the_two_ends_alone(
@@ -256,18 +256,21 @@ async def test_what_is_carried_gets_half_of_an_upload_limit_at_the_most() -> Non
 async def test_a_relay_that_dies_is_noticed_and_calls_fail_with_the_reason() -> None:
     async with place() as here:
         await here.open.call(here.hidden.peer_id, "echo", b"", timeout=5)
-        here.open.drop(here.hidden.peer_id)
         await here.relay.aclose()
         async with asyncio.timeout(5):
             await here.attending
-        with pytest.raises(Unreachable):
-            await here.open.call(here.hidden.peer_id, "echo", b"", timeout=5)
+        async with HttpTransport(E, listen="127.0.0.1:0", limits=QUICK) as late:
+            late.book.add(here.hidden.peer_id, here.where)
+            with pytest.raises(Unreachable):
+                await late.call(here.hidden.peer_id, "echo", b"", timeout=5)
+        # who was dialled back has a connection of its own
+        assert await here.open.call(here.hidden.peer_id, "echo", b"x", timeout=5) == b"x"
 
 
 async def test_a_hidden_node_that_dies_is_absent_at_once() -> None:
     async with place() as here:
         await here.hidden.aclose()
-        await wait_for(lambda: not here.relay.relay.waiting)
+        await wait_for(lambda: not here.relay.relay._hidden)
         for caller in (here.open, here.closed, here.relay):
             with pytest.raises(Unreachable, match="does not wait here") as caught:
                 await caller.call(here.hidden.peer_id, "echo", b"", timeout=5)
@@ -330,9 +333,9 @@ async def begin(relay: RelayServer, peer: PeerId) -> None:
 async def test_a_node_that_does_not_ask_again_is_gone() -> None:
     relay, clock = server()
     await begin(relay, B.peer_id)
-    assert relay.waiting == [B.peer_id]
+    clock[0] = 7
+    await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
     clock[0] = 9
-    assert relay.waiting == []
     with pytest.raises(RemoteRefused, match="absent"):
         await relay.dial(C.peer_id, RelayDial(B.peer_id, b"", ()).encode())
 
@@ -346,7 +349,10 @@ async def test_one_place_does_not_take_all_of_a_relay(monkeypatch: pytest.Monkey
     with pytest.raises(RemoteRefused, match="from one"):
         await begin(relay, C.peer_id)
     await begin(relay, D.peer_id)
-    assert relay.waiting == [B.peer_id, D.peer_id]
+    for waits in (B, D):
+        await relay.dial(A.peer_id, RelayDial(waits.peer_id, b"", ()).encode())
+    with pytest.raises(RemoteRefused, match="absent"):
+        await relay.dial(A.peer_id, RelayDial(C.peer_id, b"", ()).encode())
 
 
 async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +388,7 @@ async def test_places_calls_and_circuits_are_bounded(monkeypatch: pytest.MonkeyP
     clock[0] = 4
     await begin(relay, D.peer_id)
     clock[0] = 11  # nobody came for them
-    assert relay.carried == 0
+    await relay.dial(C.peer_id, RelayDial(D.peer_id, b"", ()).encode())
 
 
 async def test_a_silent_circuit_ends() -> None:
