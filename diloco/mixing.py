@@ -12,8 +12,8 @@ form here. Fluctuations between islands die out if (its convergence condition, n
 
     α √(n / (2 (n − 1))) < γ < √(n / (2 (n − 1))) √(2 + α²)
 
-Also here: how many exchanges keep islands together (Kong et al., 2102.04828), and push-sum for links
-that lose or go one way (Kempe et al. 2003; Stochastic Gradient Push, Assran et al. 2019,
+Also here: how many exchanges keep islands together (Kong et al., 2102.04828), and push-sum for
+links that lose or go one way (Kempe et al. 2003; Stochastic Gradient Push, Assran et al. 2019,
 1811.10792). There x and w move together, and z = x / w is an island's estimate of the mean. Islands
 keep z and w, so that what travels is z and as large as parameters are. Whatever is given away is
 subtracted as it arrives, so the sums of x and of w over islands *and letters* never change; what is
