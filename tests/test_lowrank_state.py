@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from gossip_kit import counts_of
+from pydantic import ValidationError
 from test_lowrank import Islands, entries
 from test_replica_fragments import ME, OTHER, inline, normal
 

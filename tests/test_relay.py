@@ -20,7 +20,7 @@ from protocols.http import HttpTransport
 from protocols.http_stats import TransportStats
 from protocols.identity import Identity, PeerId
 from protocols.limits import Limits
-from protocols.relay_server import MAX_CIRCUITS_OF_ONE, RelayServer
+from protocols.relay_server import BRIEF_S, MAX_CIRCUITS_OF_ONE, RelayServer
 from protocols.relay_splice import splice
 from protocols.relay_wire import (
     MAX_CALLS,
@@ -255,12 +255,13 @@ async def test_what_is_carried_gets_half_of_an_upload_limit_at_the_most() -> Non
 
 async def test_a_relay_that_dies_is_noticed_and_calls_fail_with_the_reason() -> None:
     async with place() as here:
+        where = here.where
         await here.open.call(here.hidden.peer_id, "echo", b"", timeout=5)
         await here.relay.aclose()
         async with asyncio.timeout(5):
             await here.attending
         async with HttpTransport(E, listen="127.0.0.1:0", limits=QUICK) as late:
-            late.book.add(here.hidden.peer_id, here.where)
+            late.book.add(here.hidden.peer_id, where)
             with pytest.raises(Unreachable):
                 await late.call(here.hidden.peer_id, "echo", b"", timeout=5)
         # who was dialled back has a connection of its own
@@ -269,8 +270,12 @@ async def test_a_relay_that_dies_is_noticed_and_calls_fail_with_the_reason() -> 
 
 async def test_a_hidden_node_that_dies_is_absent_at_once() -> None:
     async with place() as here:
+        hidden = here.relay.relay._hidden
+        await wait_for(lambda: hidden[B.peer_id].left is None)  # it has asked who calls
+        began = asyncio.get_running_loop().time()
         await here.hidden.aclose()
-        await wait_for(lambda: not here.relay.relay._hidden)
+        await wait_for(lambda: not hidden)
+        assert asyncio.get_running_loop().time() - began < BRIEF_S / 2
         for caller in (here.open, here.closed, here.relay):
             with pytest.raises(Unreachable, match="does not wait here") as caught:
                 await caller.call(here.hidden.peer_id, "echo", b"", timeout=5)
