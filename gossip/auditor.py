@@ -62,6 +62,7 @@ class _Weighed:
     grams: Mapping[tuple[int, int], Gram]
     shown: Mapping[tuple[int, int], Shown]  # of my own parts
     convicting: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # evidence I have
+    liars: set[PeerId] = field(default_factory=set)  # convicted by what they did in this round
 
 
 @dataclass
@@ -75,7 +76,6 @@ class Auditor:
     _rounds: OrderedDict[int, _Weighed] = field(default_factory=OrderedDict)
     _suspended: dict[PeerId, int] = field(default_factory=dict)  # up to which round
     _unanswered: Counter[PeerId] = field(default_factory=Counter)  # questions in a row
-    _liars: set[PeerId] = field(default_factory=set)
 
     def ended(self, certificate: Certificate, exchange: Exchange) -> None:
         """A round is over that this member took part in: look at something of it."""
@@ -116,7 +116,7 @@ class Auditor:
         case = self._case(found, accusation.start, accusation.stop, accusation.chunk)
         if case is None:
             raise Malformed("an accusation about what nobody has weighed")
-        if case.result.owner in self._liars:
+        if case.result.owner in found.liars:
             return
         try:
             why = await self._judged(found, case, sender)
@@ -124,7 +124,7 @@ class Auditor:
             raise Malformed(f"an accusation without evidence: {error}") from error
         if not why:
             raise Malformed("an accusation that is not true")
-        self._convict(case.result.owner, why)
+        self._convict(found, case.result.owner, why)
 
     def _of(self, sender: PeerId, round_: int) -> _Weighed:
         found = self._rounds.get(round_)
@@ -180,7 +180,7 @@ class Auditor:
             return
         del self._unanswered[owner]
         if why:
-            self._convict(owner, why)
+            self._convict(found, owner, why)
             self._accuse(found, case)
 
     async def _judged_in_time(self, found: _Weighed, case: Case, owner: PeerId) -> str:
@@ -223,9 +223,10 @@ class Auditor:
 
     # --- who has lied ----------------------------------------------------------------------------
 
-    def _convict(self, owner: PeerId, why: str) -> None:
-        if owner not in self._liars:
-            self._liars.add(owner)
+    def _convict(self, found: _Weighed, owner: PeerId, why: str) -> None:
+        """Once a round: who was expelled is forgotten some day, and may come back and lie again."""
+        if owner not in found.liars:
+            found.liars.add(owner)
             self.bench.caught(owner, why)
 
     def _accuse(self, found: _Weighed, case: Case) -> None:

@@ -112,6 +112,28 @@ def test_who_makes_products_up_is_expelled(monkeypatch: pytest.MonkeyPatch) -> N
     virtual_time.run(main())
 
 
+def test_who_lies_again_after_it_was_forgotten_is_expelled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whom nobody has heard of for long is forgotten, and may come back under the same key."""
+
+    async def main() -> None:
+        with lying(monkeypatch, "_sum_of_all", negative) as liars:
+            # large enough for each to own a part
+            async with simulated_swarm(5, size=200_000, mix=MIX, think=(0.4, 0.45)) as swarm:
+                liar, *others = swarm.living()
+                liars.add(liar.peer)
+                for _ in range(2):
+                    await until(lambda: liar.peer in others[0].replica.roster, 30.0)
+                    await until(lambda: all(expelled(m) == {liar.peer} for m in others), 120.0)
+                    await until(lambda: liar.peer not in others[0].replica.roster, 30.0)
+                    for member in others:
+                        del member.swarm.membership.islands[liar.peer]
+                        member.rejected.clear()
+
+    virtual_time.run(main())
+
+
 def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, mute = Auditor.show, set[PeerId]()
 
