@@ -76,6 +76,7 @@ class Auditor:
     _rounds: OrderedDict[int, _Weighed] = field(default_factory=OrderedDict)
     _suspended: dict[PeerId, int] = field(default_factory=dict)  # up to which round
     _unanswered: Counter[PeerId] = field(default_factory=Counter)  # questions in a row
+    _accusers: set[PeerId] = field(default_factory=set)  # whose accusations are being judged
 
     def ended(self, certificate: Certificate, exchange: Exchange) -> None:
         """A round is over that this member took part in: look at something of it."""
@@ -110,7 +111,8 @@ class Auditor:
     async def accused(self, sender: PeerId, accusation: Accusation) -> None:
         """Somebody says that an owner has lied: see for myself.
 
-        Raises Malformed where it has not, or cannot be shown to have.
+        Of each member one at a time. Raises Malformed where it has not, or cannot be shown to have,
+        and RemoteRefused ``busy``.
         """
         found = self._of(sender, accusation.round)
         case = self._case(found, accusation.start, accusation.stop, accusation.chunk)
@@ -118,10 +120,15 @@ class Auditor:
             raise Malformed("an accusation about what nobody has weighed")
         if case.result.owner in found.liars:
             return
+        if sender in self._accusers:  # evidence has its room before a byte of it has come
+            raise RemoteRefused("busy", "an accusation of its own is being judged")
+        self._accusers.add(sender)
         try:
             why = await self._judged(found, case, sender)
         except RemoteRefused as error:
             raise Malformed(f"an accusation without evidence: {error}") from error
+        finally:
+            self._accusers.discard(sender)
         if not why:
             raise Malformed("an accusation that is not true")
         self._convict(found, case.result.owner, why)

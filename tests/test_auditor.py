@@ -215,6 +215,31 @@ def test_a_false_accusation_speaks_against_who_makes_it(shown: bool) -> None:
     virtual_time.run(main())
 
 
+def test_accusations_of_one_member_are_judged_one_at_a_time() -> None:
+    """The evidence of each has room here before any of it has come."""
+
+    async def main() -> None:
+        async with simulated_swarm(4, mix=MIX, think=(0.4, 0.45)) as swarm:
+            await until(lambda: rounds(swarm.living()) >= 3, 10.0)
+            other, *accusers = swarm.living()
+
+            async def accuse(accuser: Member) -> str:
+                outcome = other.replica.certificates[-1].outcome
+                part = next(part for part in outcome.parts if part.owner != accuser.peer)
+                said = Accusation(0, outcome.round, part.start, part.stop, 0)
+                transport = accuser.swarm.wiring.transport
+                with pytest.raises(RemoteRefused) as refused:
+                    await transport.call(other.peer, "accuse", said.encode(), timeout=10.0)
+                return refused.value.code
+
+            first, second = accusers[:2]
+            found = await asyncio.gather(*(accuse(one) for one in (first, first, first, second)))
+            assert found == ["protocol", "busy", "busy", "protocol"]
+            assert await accuse(first) == "protocol", "it is judged once the one before is"
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8", "int4", "int2", "int1", "top12"])
 def test_nobody_who_is_honest_is_suspected(codec: str) -> None:
     async def main() -> None:
