@@ -81,6 +81,10 @@ class Auditor:
     def ended(self, certificate: Certificate, exchange: Exchange) -> None:
         """A round is over that this member took part in: look at something of it."""
         plan, round_ = exchange.plan, certificate.outcome.round
+        # whoever was out of office for a round is suspended still
+        self._suspended = {p: until for p, until in self._suspended.items() if round_ < until}
+        for peer in self._unanswered.keys() - set(certificate.outcome.next_roster):
+            del self._unanswered[peer]
         if self.mix.weigh is None or plan is None or not plan.grams:
             return
         grams = {(gram.start, gram.stop): gram for gram in plan.grams}

@@ -19,7 +19,7 @@ from gossip.judging import WeighedMerge
 from gossip.mixing import Mix
 from protocols import virtual_time
 from protocols.errors import RemoteRefused
-from protocols.identity import PeerId
+from protocols.identity import Identity, PeerId
 from protocols.messages import Accusation, EvidenceRequest
 from protocols.transport import Feed
 
@@ -166,6 +166,21 @@ def test_who_shows_nothing_merges_nothing_for_a_while(monkeypatch: pytest.Monkey
             before = rounds(others)
             await until(lambda: rounds(others) > before + SUSPENDED, 60.0)
             assert not any(m.swarm.chains[0].auditor.suspended(rounds(others)) for m in others)
+
+    virtual_time.run(main())
+
+
+def test_nothing_is_kept_of_who_left_office_or_was_suspended_long_ago() -> None:
+    gone, back = Identity.from_seed(b"g" * 32).peer_id, Identity.from_seed(b"b" * 32).peer_id
+
+    async def main() -> None:
+        async with simulated_swarm(3, mix=MIX, think=(0.4, 0.45)) as swarm:
+            auditor = swarm.living()[0].swarm.chains[0].auditor
+            auditor._unanswered[gone] = 1
+            auditor._suspended |= {gone: 1, back: 1000}
+            await until(lambda: rounds(swarm.living()) >= 4, 10.0)
+            assert gone not in auditor._unanswered
+            assert auditor._suspended.keys() == {back}, "leaving office does not make up for it"
 
     virtual_time.run(main())
 
