@@ -205,7 +205,7 @@ class Wandering:
                 self._put_off(to)
         if self._phase != "meeting" or self.habits.one_way or to != self._partner:
             return self.tick(now)
-        if to not in self._held and len(self._lost) <= TURNS:
+        if not self._held.get(to) and len(self._lost) <= TURNS:
             chosen = self._choose(now)
             if chosen is not None:
                 return self._turn_to(chosen)

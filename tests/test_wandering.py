@@ -195,6 +195,19 @@ def test_who_loses_its_partner_turns_to_another():
     assert core.needed == {(3, 0)}
 
 
+def test_who_loses_its_partner_whose_letter_was_dropped_turns_to_another():
+    """It has nothing of it to go on with, as if no letter had come."""
+    core = member(5)
+    (first,) = core.begin(3, 1, 0.0)
+    assert isinstance(first, Post)
+    came = letter(first.to)
+    assert core.on_letter(came, 0.05) == []  # this island's own is on its way still
+    core.on_dropped(came)
+    (second,) = core.on_failed(first.to, 0.1)
+    assert isinstance(second, Post)
+    assert second.to != first.to
+
+
 def test_an_opening_that_came_after_all_is_met_by_its_answer():
     """Its transfer stood still for too long: the other has it, and has moved."""
     core = member(2)
