@@ -43,7 +43,7 @@ class Trial:
             for peer, since in untried.items()
             if peer in outcome.next_roster and peer not in shown
         }
-        for peer in untried.keys() - self._since.keys() - shown:
+        for peer in sorted(untried.keys() - self._since.keys() - shown):
             self._failed.pop(peer, None)
             self._failed[peer] = None
         while len(self._failed) > MAX_FAILED:

@@ -139,3 +139,15 @@ def test_those_who_have_shown_something_are_a_majority() -> None:
     assert seats == {*ids[:4], ids[5], *ids[7:11]}
     trial.note(certificate(last + 1, range(7), [0, 1, 2, 3, 5], [0]))
     assert ids[4] not in trial.seated(set(ids[:4]), [ids[4], *many], last + 2), "it comes last"
+
+
+def test_who_of_a_round_is_forgotten_first_is_the_same_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However each process happens to order its sets."""
+    monkeypatch.setattr("gossip.trial.MAX_FAILED", 5)
+    trial, founders = Trial(), range(4)
+    trial.note(certificate(0, founders, range(16), founders))
+    trial.note(certificate(1, range(16), founders, founders))
+    lost = sorted(one.peer_id for one in ONES[4:16])
+    assert trial._failed.keys() == set(lost[-5:])
