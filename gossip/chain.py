@@ -26,7 +26,7 @@ from gossip.following import Following, is_further
 from gossip.forgetting import Forgetting
 from gossip.holding import Holding
 from gossip.hooks import Hooks, Replica
-from gossip.instructions import Accuse, CatchUp, Commit, Instruction, Send, Spread, Work
+from gossip.instructions import Accuse, Broadcast, CatchUp, Commit, Instruction, Send, Work
 from gossip.ladder import Chosen
 from gossip.ledger import Ledger
 from gossip.lineage import Lineage, prove
@@ -272,7 +272,7 @@ class Chain(Reports, OwnStatus):
             match instruction:
                 case Send(to, message):
                     self.sending.tell(of, (to,), message)
-                case Spread(peers, message):
+                case Broadcast(peers, message):
                     note = passed(self.wiring.identity, self.wiring.run, message)
                     if isinstance(message, Plan) and of is self.round:
                         self.signed_plan = note

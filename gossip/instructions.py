@@ -18,7 +18,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Broadcast:
     """Tell these something that they can pass on: in a large roster they are told by way of some
     of them (:mod:`gossip.spreading`)."""
 
@@ -55,4 +55,4 @@ class Accuse:
     error: Contradiction
 
 
-Instruction = Send | Spread | Work | Commit | CatchUp | Accuse
+Instruction = Send | Broadcast | Work | Commit | CatchUp | Accuse

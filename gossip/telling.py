@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gossip.agreement import Agreement
 from gossip.company import Company
-from gossip.instructions import Instruction, Send, Spread
+from gossip.instructions import Broadcast, Instruction, Send
 from gossip.spreading import SMALL
 from protocols.identity import PeerId
 from protocols.messages import Plan, Suspect, Vote, Votes
@@ -52,7 +52,7 @@ class Telling:
     def all(self, message: Plan | Votes) -> list[Instruction]:
         """Tell everybody in office."""
         others = tuple(peer for peer in self.agreement.office if peer != self.agreement.me)
-        return [Spread(others, message)] if others else []
+        return [Broadcast(others, message)] if others else []
 
     def replanned(self) -> None:
         """There is a new plan, and who leads by it may have heard nothing."""

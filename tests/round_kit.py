@@ -13,7 +13,7 @@ from gossip_kit import announce_of
 
 from gossip import round as rounds
 from gossip.certificate import basis_of, check_certificate, genesis, outcome_hash, sign_result
-from gossip.instructions import CatchUp, Commit, Send, Spread, Work
+from gossip.instructions import Broadcast, CatchUp, Commit, Send, Work
 from gossip.membership import Membership, Patience
 from gossip.missed import Missed
 from gossip.round import Round
@@ -273,7 +273,7 @@ class World:
             match instruction:
                 case Send(to, message):
                     self.deliver(peer, to, lambda t, m=message: self.control(peer, t, current, m))
-                case Spread(peers, told):
+                case Broadcast(peers, told):
                     for to in peers:
                         self.deliver(peer, to, lambda t, m=told: self.control(peer, t, current, m))
                 case Work(plan):

@@ -12,7 +12,7 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 from diloco import robust
 from gossip.chain import Chain
 from gossip.exchange import Exchange
-from gossip.instructions import Instruction, Spread
+from gossip.instructions import Broadcast, Instruction
 from gossip.mixing import Mix
 from gossip.round import Round
 from gossip.weighing import pack, sign_gram, unpack
@@ -166,7 +166,7 @@ def test_a_leader_that_makes_scales_up_is_passed_over(monkeypatch: pytest.Monkey
             dataclasses.replace(c, scale=float(c.peer == self.me)) for c in plan.contributors
         )
         lie = dataclasses.replace(plan, contributors=contributors)
-        return [Spread(tuple(peer for peer in plan.roster if peer != self.me), lie)]
+        return [Broadcast(tuple(peer for peer in plan.roster if peer != self.me), lie)]
 
     monkeypatch.setattr(Round, "_propose", favour_itself)
 
