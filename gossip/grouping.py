@@ -26,7 +26,7 @@ from typing import Literal
 
 from gossip.dividing import divided
 from gossip.mixing import Mix
-from gossip.partition import Link, cut, shares
+from gossip.partition import Link, cut, link_shares
 from protocols.errors import Malformed
 from protocols.identity import PeerId
 from protocols.messages import Group, Part, Plan
@@ -210,7 +210,7 @@ def _weights(
         units += [[link.peer] for link in links if link.peer not in grouped]
         joined = [_fastest([by_peer[peer] for peer in unit]) for unit in units]
     weights = {}
-    for unit, share in zip(units, shares(joined), strict=True):
+    for unit, share in zip(units, link_shares(joined), strict=True):
         speeds = [min(by_peer[peer].upload, by_peer[peer].download) for peer in unit]
         for peer, speed in zip(unit, speeds, strict=True):
             weights[peer] = share * speed / sum(speeds)

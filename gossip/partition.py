@@ -32,7 +32,7 @@ class Link:
     contributes: bool = True
 
 
-def shares(links: Sequence[Link]) -> list[float]:
+def link_shares(links: Sequence[Link]) -> list[float]:
     """The share of the vector each member merges; non-negative, summing to 1."""
     if len(links) == 1:
         return [1.0]
@@ -72,11 +72,11 @@ def cut(
 ) -> list[tuple[int, int, PeerId]]:
     """Cut ``[0, size)`` into parts: (start, stop, owner), contiguous, aligned, none tiny.
 
-    ``weights`` are the members' :func:`shares`, unless they follow from more than their links.
+    ``weights`` are the members' :func:`link_shares`, unless they follow from more than their links.
     Boundaries lie on multiples of :data:`ALIGN`, except the last. Owners whose share would be
     below :data:`MIN_PART` merge nothing, unless that left nobody.
     """
-    weights = shares(links) if weights is None else weights
+    weights = link_shares(links) if weights is None else weights
     if size < MIN_PART * 2:
         best = max(range(len(links)), key=lambda i: (weights[i], links[i].peer))
         return [(0, size, links[best].peer)]

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from scipy.optimize import linprog
 
-from gossip.partition import ALIGN, MIN_PART, Link, cut, shares
+from gossip.partition import ALIGN, MIN_PART, Link, cut, link_shares
 from protocols.identity import PeerId
 
 
@@ -59,7 +59,7 @@ def solved(members: list[Link]) -> float:
 
 
 def test_equal_links_merge_equally() -> None:
-    assert shares(links(0.25, 0.25, 0.25, 0.25)) == pytest.approx([0.25] * 4)
+    assert link_shares(links(0.25, 0.25, 0.25, 0.25)) == pytest.approx([0.25] * 4)
     parts = cut(60 * MIN_PART, links(0.25, 0.25, 0.25, 0.25))
     assert [stop - start for start, stop, _ in parts] == [15 * MIN_PART] * 4
 
@@ -72,7 +72,7 @@ def test_no_shares_are_faster(seed: int) -> None:
     up = [10 ** rng.uniform(-2, 2) for _ in range(count)]
     down = [10 ** rng.uniform(-2, 2) for _ in range(count)]
     members = links(*up, down=down, silent=silent)
-    found = shares(members)
+    found = link_shares(members)
     assert min(found) >= 0.0
     assert sum(found) == pytest.approx(1.0)
     assert slowest(members, found) == pytest.approx(solved(members), rel=1e-6)
@@ -100,38 +100,38 @@ def test_parts_cover_the_vector_once(count: int) -> None:
 def test_parts_are_as_large_as_their_shares() -> None:
     members = links(5.0, 6.0, 7.0, 8.0)
     size = 10_000_000
-    for share, (start, stop, _) in zip(shares(members), cut(size, members), strict=True):
+    for share, (start, stop, _) in zip(link_shares(members), cut(size, members), strict=True):
         assert stop - start == pytest.approx(share * size, abs=ALIGN)
 
 
 def test_who_cannot_send_merges_nothing() -> None:
     members = links(0.0, 5.0, 5.0, down=[5.0, 5.0, 5.0])
-    assert shares(members)[0] == 0.0
+    assert link_shares(members)[0] == 0.0
     assert members[0].peer not in {owner for _, _, owner in cut(1_000_000, members)}
 
 
 def test_who_only_merges_takes_work_off_the_others() -> None:
     three = links(1.0, 1.0, 1.0)
     helped = links(1.0, 1.0, 1.0, 10.0, silent=(3,))
-    found = shares(helped)
+    found = link_shares(helped)
     assert found[3] > max(found[:3])
-    assert slowest(helped, found) < slowest(three, shares(three))
+    assert slowest(helped, found) < slowest(three, link_shares(three))
 
 
 def test_one_slow_member_is_spared() -> None:
     members = links(1.0, 1.0, 1.0, 0.4)
-    found = shares(members)
+    found = link_shares(members)
     assert found[3] < min(found[:3]) / 2
     even = slowest(members, [0.25] * 4)
     assert slowest(members, found) < even
 
 
 def test_hopeless_links_share_evenly() -> None:
-    assert shares(links(0.0, 0.0)) == [0.5, 0.5]
+    assert link_shares(links(0.0, 0.0)) == [0.5, 0.5]
 
 
 def test_alone() -> None:
-    assert shares(links(0.0)) == [1.0]
+    assert link_shares(links(0.0)) == [1.0]
     assert cut(12_345, links(1.0)) == [(0, 12_345, PeerId("p000"))]
 
 
