@@ -117,7 +117,7 @@ class Chain(Reports, OwnStatus):
             place=lambda: (self.replica.place, self.replica.roster),
             settled=self._settled,
             busy=self._advancing.locked,
-            held=self._held,
+            held=self._bytes_of,
             advance=lambda certificate, parts: self._advance(certificate, parts, None),
             prove=self._prove,
             rejected=self.hooks.rejected,
@@ -381,7 +381,7 @@ class Chain(Reports, OwnStatus):
         )
         self.signed_plan = None  # one of a fork's other side would have the same number
 
-    async def _held(self, result: PartResult) -> torch.Tensor | None:
+    async def _bytes_of(self, result: PartResult) -> torch.Tensor | None:
         return await self.exchange.inbox.part(result)
 
     # --- news of others --------------------------------------------------------------------------
