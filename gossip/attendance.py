@@ -155,7 +155,7 @@ class Attendance:
                 if peer in awaited and eta:
                     asks[peer] = eta
             elif announce.behind_s > 0 and announce.round <= self.place.round:
-                asks[peer] = eta + self.membership.left(peer, announce.behind_s, now)
+                asks[peer] = eta + self.membership.remaining_s(peer, announce.behind_s, now)
             elif peer in awaited and announce.round < self.place.round:
                 asks[peer] = NO_MORE  # it stands where it knew the others to be
         return asks, here

@@ -228,9 +228,9 @@ class Membership:
 
     def eta(self, peer: PeerId, now: float) -> float:
         """Seconds until a peer is ready, by its last announcement and the time since."""
-        return self.left(peer, self.islands[peer].seen_from(self.fragment).eta, now)
+        return self.remaining_s(peer, self.islands[peer].seen_from(self.fragment).eta, now)
 
-    def left(self, peer: PeerId, seconds: float, now: float) -> float:
+    def remaining_s(self, peer: PeerId, seconds: float, now: float) -> float:
         """What is left by now of ``seconds`` that a peer has announced last."""
         return max(0.0, seconds - (now - self.islands[peer].said))
 
