@@ -127,9 +127,8 @@ class Chain(Reports, OwnStatus):
             ),
             link=lambda: self.presence.status.download,
         )
-        patience_s, rejected = self.rules.patience_s, self.hooks.rejected
         self.sending = Sending(
-            self.wiring, self.presence, self.membership, patience_s, self._answered, rejected
+            self.wiring, self.presence, self.membership, self._answered, self.hooks.rejected
         )
         self.auditor = Auditor(self.wiring, self.rules.mix, self.ledger.part, self)
         self._open_round()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gossip.chain import Chain
+from gossip.rules import PATIENCE_S
 from protocols.asking import ask
 from protocols.errors import RemoteProtocolError, RemoteRefused, TransportError
 from protocols.identity import PeerId
@@ -64,7 +65,7 @@ class Handing:
     ) -> None:
         of = chain.round
         request, transport = PlanRequest(chain.fragment, of.place.round), chain.wiring.transport
-        patience = chain.membership.answer_s(sender, chain.rules.patience_s)
+        patience = chain.membership.answer_s(sender, PATIENCE_S)
         try:
             await asyncio.sleep(of.doubt_s)  # it may be on its way, and only slower
             if of is not chain.round or known():

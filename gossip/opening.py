@@ -15,7 +15,7 @@ from gossip.estimating import bounded, prolonged
 from gossip.holding import NO_MORE, Holding
 from gossip.ladder import Ladder
 from gossip.planning import fresh_plan, owners_among, renewed_plan, repeated_plan, roll_call
-from gossip.rules import NO_BOUND, Rules
+from gossip.rules import NO_BOUND, PATIENCE_S, Rules
 from gossip.rumours import PAUSE_S
 from gossip.spreading import SMALL
 from gossip.trips import MOST_S
@@ -177,8 +177,7 @@ class Opening:
                 self.identity, self.place, plan, remains, gone, live, next_roster
             )
             return prolonged(renewed, self.spent_s(now))
-        rules, roster = self.rules, self.agreement.roster
-        measured = self._trips_s(roster, rules.patience_s)
+        measured = self._trips_s(self.agreement.roster, PATIENCE_S)
         ready, _ = self.company.ready_and_late(now)
         ready = [announce for announce in ready if announce.peer in remains.roster]
         if self._roll_is_due(now, ready):
@@ -219,8 +218,8 @@ class Opening:
         """Somebody's plan, with no longer waits than I find reasonable myself."""
         heard = map(self.company.membership.announcement, plan.roster)
         members = [self.company.myself(), *(announce for announce in heard if announce is not None)]
-        least = self._trips_s(plan.roster, self.rules.patience_s)
-        most = self._trips_s(plan.roster, max(self.rules.patience_s, MOST_S))
+        least = self._trips_s(plan.roster, PATIENCE_S)
+        most = self._trips_s(plan.roster, MOST_S)
         rules = self.rules.at(self.place.round)
         return bounded(plan, members, rules, (least, most), self.spent_s(now))
 

@@ -15,7 +15,7 @@ from gossip.estimating import choose_codec, links_of, measured, timing_of
 from gossip.grouping import UNGROUPED, lay_out, may_group, renewed_groups
 from gossip.ladder import Ladder
 from gossip.mixing import MAX_NORM
-from gossip.rules import Rules
+from gossip.rules import PATIENCE_S, Rules
 from gossip.validity import (
     MAX_EXPECTED_S,
     MAX_PATIENCE_S,
@@ -52,7 +52,7 @@ def fresh_plan(
     next_roster: Iterable[PeerId],
     round_s: float = 0.0,
     past: Ladder | None = None,
-    patience_s: float | None = None,
+    patience_s: float = PATIENCE_S,
     unreliable: Set[PeerId] = frozenset(),
     trips: Mapping[PeerId, float] | None = None,
 ) -> Plan:
@@ -60,7 +60,7 @@ def fresh_plan(
 
     The codec follows from the measured links, the usual length of a round ``round_s`` (0: not
     known yet) and what is known of the rounds before (:mod:`gossip.ladder`). ``patience_s`` is what
-    the measured round trips ask for, None before there are any (:mod:`gossip.trips`). Who is
+    the measured round trips ask for, where there are any (:mod:`gossip.trips`). Who is
     ``unreliable`` merges nothing, if there are others. ``trips``: seconds of the shortest round
     trip to each of the others, as far as known.
 
@@ -95,7 +95,7 @@ def fresh_plan(
         links,
         rules,
         codec,
-        patience_s or rules.patience_s,
+        patience_s,
         measured(members),
     )
     return _plan(

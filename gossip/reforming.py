@@ -14,6 +14,8 @@ from gossip.rules import Rules
 from gossip.turns import Turns
 from protocols.identity import PeerId
 
+ALONE_AFTER_S = 30.0  # below quorum for so long: go on with whoever is there
+
 
 @dataclass
 class Reforming:
@@ -39,7 +41,7 @@ class Reforming:
         enough = len(alive) >= self.rules.quorum * staying
         if not enough and len(self.company.here(now)) >= self.rules.quorum * staying:
             alive, enough = self.company.here(now), True  # most have restarted: all together
-        if lost_for < (patience if enough else self.rules.alone_after_s):
+        if lost_for < (patience if enough else ALONE_AFTER_S):
             return None
         if agreement.plan is None and not self.opening.wanted(now):
             return None  # nobody has anything to contribute yet

@@ -37,7 +37,7 @@ from gossip.opening import Opening
 from gossip.proposer import Proposer
 from gossip.prospects import Prospects
 from gossip.reforming import Reforming
-from gossip.rules import Rules
+from gossip.rules import PATIENCE_S, Rules
 from gossip.succession import Succession
 from gossip.telling import Telling
 from gossip.trial import Trial
@@ -98,7 +98,7 @@ class Round:
     _usual_patience: float = 0.0  # by the round trips when the round began
 
     def __post_init__(self) -> None:
-        self._usual_patience = self.membership.stillness_s(self.roster, self.rules.patience_s)
+        self._usual_patience = self.membership.stillness_s(self.roster, PATIENCE_S)
         self.agreement = Agreement(
             self.identity, self.place, self.rules.shape, self.roster,
             lambda: self.leaving() or self.succession.withheld,

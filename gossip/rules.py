@@ -18,6 +18,7 @@ from gossip.validity import Shape
 # gets more to merge by claiming a fast link, nor the others to wait long by claiming a slow one.
 FRIENDS, STRANGERS = (1e4, 1e4), (32.0, 1.0)
 NO_BOUND = -1  # of staleness
+PATIENCE_S = 1.0  # for a transfer that stands still, before round trips are measured
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,7 @@ class Rules:
     quorum: float = 0.5
     grace_fraction: float = 0.1
     min_grace_s: float = 0.25
-    patience_s: float = 1.0  # for a transfer that stands still, before round trips are measured
-    least_patience_s: float = 0.0  # likewise, whatever was measured
-    alone_after_s: float = 30.0  # below quorum for so long: go on with whoever is there
+    least_patience_s: float = 0.0  # for a transfer that stands still, whatever was measured
     mix: Mix = MEAN  # how contributions become one
     sharing: int = 1  # rounds (of different fragments) that may share the links at a time
     exposed: float = 0.05  # share of a round that may be spent waiting for bytes,

@@ -9,6 +9,7 @@ from gossip.bodies import Wiring
 from gossip.membership import Membership
 from gossip.presence import Presence
 from gossip.round import Round
+from gossip.rules import PATIENCE_S
 from protocols.errors import (
     RemoteProtocolError,
     TransferStalled,
@@ -35,7 +36,7 @@ TRIES = 3  # of a control message
 
 @dataclass
 class Sending:
-    """What one chain sends. ``patience_s`` is for an answer as long as none has been measured.
+    """What one chain sends.
 
     ``answered`` gets the replies that are messages, and may raise RemoteProtocolError.
     """
@@ -43,7 +44,6 @@ class Sending:
     wiring: Wiring
     presence: Presence
     membership: Membership
-    patience_s: float
     answered: Callable[[Round, PeerId, Promise | Certificate], None]
     rejected: Callable[[PeerId, RemoteProtocolError], None]
 
@@ -62,7 +62,7 @@ class Sending:
     async def _send(self, of: Round, to: PeerId, message: Control) -> bool:
         """Whether it was taken."""
         body = message.encode()
-        patience = self.membership.answer_s(to, self.patience_s)
+        patience = self.membership.answer_s(to, PATIENCE_S)
         upload = self.presence.status.upload
         if upload > 0:  # a long plan is on its way for a while
             patience += len(body) / upload

@@ -18,6 +18,7 @@ from simulated_swarm import Member, SimulatedSwarm, lengths, simulated_swarm
 from toy_replica import RUN
 
 from gossip.certificate import leader_order, outcome_hash
+from gossip.rules import PATIENCE_S
 from protocols import virtual_time
 from protocols.errors import TransferStalled
 from protocols.identity import PeerId
@@ -234,12 +235,11 @@ def test_who_loses_the_others_one_by_one_blames_one_of_them_at_most(
             number = max(lengths(members)) + 1
             order = leader_order(RUN, 0, number, [member.peer for member in members])
             faulty = swarm.members[order[0] if leads else order[-1]]
-            patience = members[0].swarm.chains[0].round.rules.patience_s
-            failed = fail_one_by_one(faulty, number, apart * patience)
+            failed = fail_one_by_one(faulty, number, apart * PATIENCE_S)
             await until(lambda: min(lengths(members)) > number, 60.0)
             assert failed
             took = asyncio.get_running_loop().time() - failed[0]
-            assert took < (count + WITHIN) * patience
+            assert took < (count + WITHIN) * PATIENCE_S
             outcome = faulty.replica.certificates[number].outcome
             counted = {
                 outcome.contributors[one.contributor].peer

@@ -13,7 +13,7 @@ from gossip.agreement import Agreement
 from gossip.certificate import certify, outcome_of
 from gossip.ladder import Ladder
 from gossip.planning import fresh_plan, next_roster_of, owners_among
-from gossip.rules import FRIENDS, STRANGERS, Rules
+from gossip.rules import FRIENDS, PATIENCE_S, STRANGERS, Rules
 from gossip.validity import (
     MAX_PATIENCE_S,
     MAX_ROSTER,
@@ -66,7 +66,7 @@ def test_whatever_is_announced_the_plan_stays_within_bounds(identities: Identiti
 
 def test_slow_links_get_patience_but_not_for_ever(identities: Identities) -> None:
     members = identities(2)
-    for speed, patience in ((1e9, RULES.patience_s), (1.0, MAX_PATIENCE_S)):
+    for speed, patience in ((1e9, PATIENCE_S), (1.0, MAX_PATIENCE_S)):
         announces = [announce_of(p, upload=speed, download=speed) for p in roster_of(members)]
         assert fresh(members, announces).patience_s == patience
 
