@@ -93,11 +93,6 @@ class AnyChain(Protocol):
         ...
 
     @property
-    def round_s(self) -> float:
-        """Usual seconds of a round; 0: not known yet."""
-        ...
-
-    @property
     def chosen(self) -> Chosen | None:
         """How the newest round, or letter, came to its codec; None where there is one alone."""
         ...

@@ -108,7 +108,6 @@ class Roamer(OfFragment):
     letters: Letters = field(init=False)
     postman: Postman = field(init=False)
     times: LetterTimes = field(init=False)
-    round_s: float = 0.0  # usual seconds of a round
     _own: Own | None = None  # of the exchange under way
     _bodies: dict[Key, Encoded] = field(default_factory=dict)  # that answers may come to
     _codecs: dict[int, str] = field(default_factory=dict)  # of own letters of the round
@@ -358,7 +357,6 @@ class Roamer(OfFragment):
         self._extra = self.more(spread.square / self.acquaintance.elements, progress)
         ended = self.now()
         self._rounds += 1
-        self.round_s += (0.3 if self.round_s else 1.0) * (ended - self._began - self.round_s)
         self.note(ready=False)
         self.applied(
             Rounded(
