@@ -47,7 +47,6 @@ class Lineage:
     def __init__(self, run: bytes, founders: Sequence[PeerId], fragment: int = 0) -> None:
         self.run, self.founders, self.fragment = run, tuple(founders), fragment
         self.roster = self.founders  # in office after the last handover
-        self.reformed: list[int] = []  # rounds that handed over without the old majority
         self._encoded: list[bytes] = []
         self._bytes = 0
         self._round = -1
@@ -137,8 +136,6 @@ class Lineage:
         self._encoded.append(encoded)
         self._round, self._work = handover.round, handover.work
         self.roster = handover.next_roster
-        if handover.epoch > 0:
-            self.reformed.append(handover.round)
 
 
 async def prove(

@@ -65,7 +65,6 @@ def test_fifty_changes_of_the_roster_lead_to_now(monkeypatch: pytest.MonkeyPatch
     found = proven(shows, chain.claim)
     assert len(found) == 50
     assert set(found.roster) == set(roster_of(chain.roster))
-    assert found.reformed == []
     assert shows.calls > 5  # in pages
     # some hundred bytes each, whatever was merged
     assert len(found.encode()) < 50 * 1200
@@ -161,13 +160,12 @@ def test_another_certificate_than_announced_is_refused() -> None:
         proven(shows, (0, head, work))
 
 
-def test_survivors_without_a_majority_are_followed_and_named() -> None:
+def test_survivors_without_a_majority_are_followed() -> None:
     chain = Chain()
     chain.add([CREATOR, *OTHERS[:3]])
     chain.add(OTHERS[:1], deciders=OTHERS[:1], ballot=(1, 0))
     chain.add()
     found = proven(Shows(chain.certificates[-1], chain.lineage()), chain.claim)
-    assert found.reformed == [1]
     assert found.roster == roster_of(OTHERS[:1])
 
 
