@@ -87,13 +87,8 @@ def triangle(products: torch.Tensor) -> torch.Tensor:
     return products[rows, columns]
 
 
-def pack(products: torch.Tensor) -> bytes:
-    """Float64 [K, K] as its lower triangle."""
-    return packed(triangle(products))
-
-
 def unpack(data: bytes, count: int) -> torch.Tensor:
-    """The symmetric float64 [K, K] that was packed; Malformed if it is not K of K."""
+    """The symmetric float64 [K, K] of a packed :func:`triangle`; Malformed if it is not K of K."""
     if len(data) != 8 * (count * (count + 1) // 2):
         raise Malformed("inner products of another number of slices")
     result = torch.zeros(count, count, dtype=torch.float64)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from diloco import merge, robust
 from gossip.agreed import Remains
 from gossip.certificate import basis_of, outcome_of
+from gossip.commitments import packed
 from gossip.mixing import MEAN, Mix
 from gossip.planning import fresh_plan, renewed_plan, repeated_plan
 from gossip.rules import Rules
@@ -23,8 +24,8 @@ from gossip.weighing import (
     check_scales,
     draft_basis,
     final_plan,
-    pack,
     sign_gram,
+    triangle,
     unpack,
     weighed,
 )
@@ -80,7 +81,7 @@ def gram_of(
 ) -> Gram:
     part = draft.parts[number]
     piece = inputs[list(present), part.start : part.stop]
-    unsigned = said(draft, part, present, pack(piece @ piece.T))
+    unsigned = said(draft, part, present, packed(triangle(piece @ piece.T)))
     return sign_gram(BY_PEER[part.owner], RUN, unsigned)
 
 
@@ -110,7 +111,7 @@ def test_products_survive_the_wire(count: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, 7, generator=random, dtype=torch.float64)
     products = rows @ rows.T
-    back = unpack(pack(products), count)
+    back = unpack(packed(triangle(products)), count)
     assert torch.equal(back.tril(), products.tril())
     assert torch.equal(back, back.T)
 
@@ -211,7 +212,7 @@ def numbers(gram: Gram, **changes: float) -> bytes:
     for place, value in changes.items():
         row, column = int(place[1]), int(place[2])
         products[row, column] = products[column, row] = value
-    return pack(products)
+    return packed(triangle(products))
 
 
 def test_products_that_cannot_be() -> None:
@@ -285,7 +286,7 @@ def test_an_owner_that_lies_does_not_lift_anybody_above_the_rule(lie: float) -> 
     claimed = lie * bounds[:, None] * bounds[None, :]
     claimed.diagonal().copy_(bounds * bounds)
     claimed[4] = claimed[:, 4] = 0
-    grams[0] = resigned(grams[0], products=pack(claimed))
+    grams[0] = resigned(grams[0], products=packed(triangle(claimed)))
     got = [c.scale / 5 for c in gathered(draft, grams).contributors]
     assert sum(got) == pytest.approx(1.0)
     assert all(0 <= share < 0.8 for share in got)
@@ -353,7 +354,7 @@ def test_the_largest_plan_fits_its_message() -> None:
     draft = dataclasses.replace(
         draft, contributors=tuple(dataclasses.replace(c, norm=9.0) for c in draft.contributors)
     )
-    products = pack(torch.eye(count, dtype=torch.float64))
+    products = packed(triangle(torch.eye(count, dtype=torch.float64)))
     unsigned = [said(draft, part, range(count), products) for part in draft.parts]
     grams = [dataclasses.replace(gram, signature=bytes(64)) for gram in unsigned]
     grams[0].encode()

@@ -11,11 +11,12 @@ from simulated_swarm import Member, SimulatedSwarm, simulated_swarm
 
 from diloco import robust
 from gossip.chain import Chain
+from gossip.commitments import packed
 from gossip.exchange import Exchange
 from gossip.instructions import Broadcast, Instruction
 from gossip.mixing import Mix
 from gossip.round import Round
-from gossip.weighing import pack, sign_gram, unpack
+from gossip.weighing import sign_gram, triangle, unpack
 from protocols import virtual_time
 from protocols.identity import PeerId
 from protocols.memory import Link
@@ -134,7 +135,7 @@ def test_a_liar_s_products_are_refused_and_its_part_goes_to_another(
         if self.me in liar:
             products = unpack(gram.products, len(gram.present))
             products.diagonal().mul_(1e9)
-            claim = dataclasses.replace(gram, products=pack(products), signature=b"")
+            claim = dataclasses.replace(gram, products=packed(triangle(products)), signature=b"")
             gram = sign_gram(self.wiring.identity, self.wiring.run, claim)
         weighed(self, gram)
 
