@@ -29,7 +29,7 @@ class Buffers:
         self._lock = threading.Lock()
         self._free: list[mmap.mmap] = []  # longest unused first
         self._returned: deque[mmap.mmap] = deque()  # by finalizers, which may run anywhere
-        self._mapped = 0  # bytes, in use or free
+        self._mapped = 0  # bytes taken from the system, in use or free
         self._most = 0  # bytes that were in use at once
 
     def take(self, size: int) -> torch.Tensor:
@@ -40,11 +40,6 @@ class Buffers:
         view = (ctypes.c_uint8 * size).from_buffer(block)
         weakref.finalize(view, self._returned.append, block).atexit = False
         return torch.frombuffer(view, dtype=torch.uint8)
-
-    @property
-    def mapped(self) -> int:
-        """Bytes taken from the system."""
-        return self._mapped
 
     def _block(self, size: int) -> mmap.mmap:
         with self._lock:

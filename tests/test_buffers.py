@@ -26,7 +26,7 @@ def test_what_is_let_go_is_used_again() -> None:
     again = pool.take(SIZE - SMALL // 2)
     assert address(again) == where
     assert address(pool.take(SIZE)) != where
-    assert pool.mapped == 8 * SMALL
+    assert pool._mapped == 8 * SMALL
 
 
 def test_not_while_a_view_of_it_is_left() -> None:
@@ -50,19 +50,19 @@ def test_blocks_that_do_not_fit_make_room_for_those_that_do() -> None:
     kept = [pool.take(SIZE) for _ in range(4)]
     del kept
     large = pool.take(3 * SIZE)
-    assert pool.mapped <= 16 * SMALL
+    assert pool._mapped <= 16 * SMALL
     del large
     for number in range(1, 30):  # parts change their sizes from round to round
         taken = [pool.take(SIZE + number * SMALL // 3), pool.take(SIZE)]
         assert len(taken[0]) > len(taken[1])
         del taken
-    assert pool.mapped <= 17 * SMALL
+    assert pool._mapped <= 17 * SMALL
 
 
 def test_what_is_small_is_not_kept() -> None:
     pool = Buffers()
     assert len(pool.take(100)) == 100
-    assert pool.mapped == 0
+    assert pool._mapped == 0
 
 
 def test_parts_of_a_vector_come_to_lie_in_one_piece() -> None:

@@ -187,6 +187,6 @@ def test_sums_go_back_to_the_pool_once_the_part_is_merged(monkeypatch: pytest.Mo
         owner.bring(2)
         owner.turn()
         assert owner.merge.done
-        mapped.append(pool.mapped)
+        mapped.append(pool._mapped)
     assert 16 * CHUNK * 4 <= mapped[0] <= 20 * CHUNK * 4
     assert mapped[-1] == mapped[0]
