@@ -203,12 +203,11 @@ class Membership:
             if island.failing_since is not None:
                 island.failing_since = min(island.failing_since + seconds, now)
 
-    def forget_old(self, now: float) -> list[PeerId]:
-        """Drop peers not heard of for a long time; returns who."""
+    def forget_old(self, now: float) -> None:
+        """Drop peers not heard of for a long time."""
         gone = [p for p, i in self.islands.items() if now - i.heard > self.patience.forget_s]
         for peer in gone:
             del self.islands[peer]
-        return gone
 
     def liveness(self, peer: PeerId, now: float) -> Liveness:
         """Liveness of any peer; one never heard of is dead, this node itself is alive."""
