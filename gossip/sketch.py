@@ -38,14 +38,13 @@ _TOP_BIT = -(2**31)
 
 
 @torch.inference_mode()
-def sketch(vector: torch.Tensor, run: bytes, draw: int = 0, start: int = 0) -> bytes:
+def sketch(vector: torch.Tensor, run: bytes, *, start: int = 0) -> bytes:
     """The projection of fp32 [N] with the signs of a run: fp32 [SIZE], little endian.
 
-    ``vector`` holds elements [start, start + N) of the model. ``draw`` names one of many
-    independent sets of signs. One pass over the vector. Equal vectors have equal sketches on one
-    machine; between machines the last bits of a sum may differ.
+    ``vector`` holds elements [start, start + N) of the model. One pass over the vector. Equal
+    vectors have equal sketches on one machine; between machines the last bits of a sum may differ.
     """
-    signs = blake3(b"atoll sketch\x00" + run + draw.to_bytes(8, "big"))
+    signs = blake3(b"atoll sketch\x00" + run + bytes(8))  # zeros: all nodes have to hash the same
     shifts = torch.arange(_BITS, dtype=torch.int32)[:, None]
     flips = torch.empty(_BITS, _WORDS, dtype=torch.int32)
     total = torch.zeros(SIZE, dtype=torch.float64)

@@ -253,7 +253,7 @@ class Islands:
             delta = self.learn(number, done)
             state.sent = state.base + delta
             place = state.place
-            roamer.note(sketch=sketch(state.sent, RUN, 0), sketch_round=place.round)
+            roamer.note(sketch=sketch(state.sent, RUN), sketch_round=place.round)
             moved.clear()
             roamer.update(ready=True, eta=0.0, norm=delta.norm().item())
             await moved.wait()

@@ -15,14 +15,19 @@ from protocols.codecs.kernels import SWITCH, add_signed, kernel
 RUN = b"r" * 32
 
 
+def run_of(number: int) -> bytes:
+    """The id of one of many runs, each with signs of its own."""
+    return number.to_bytes(32, "big")
+
+
 def vectors(count: int, size: int, seed: int, spread: float) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     centre = torch.randn(size, generator=generator)
     return centre + spread * torch.randn(count, size, generator=generator)
 
 
-def sketched(rows: torch.Tensor, round_: int = 0) -> torch.Tensor:
-    found = [read(sketch(row, RUN, round_)) for row in rows]
+def sketched(rows: torch.Tensor, run: bytes = RUN) -> torch.Tensor:
+    found = [read(sketch(row, run)) for row in rows]
     assert all(values is not None for values in found)
     return torch.stack([values for values in found if values is not None])
 
@@ -33,7 +38,7 @@ def test_pairwise_distances_are_within_fifteen_percent() -> None:
         rows = vectors(6, 100_003, seed, spread=0.05)
         exact = torch.cdist(rows.double(), rows.double())
         pairs = torch.triu_indices(6, 6, offset=1)
-        errors.append((distances(sketched(rows, round_=seed)) / exact - 1)[pairs[0], pairs[1]])
+        errors.append((distances(sketched(rows, run_of(seed))) / exact - 1)[pairs[0], pairs[1]])
     relative = torch.cat(errors)  # 300 pairs, those of one seed depend on each other
     assert relative.abs().max() < 0.18
     assert (relative.abs() < 0.15).double().mean() >= 0.99
@@ -86,7 +91,7 @@ def trained() -> torch.Tensor:
 def test_ninety_nine_of_a_hundred_estimates_are_within_fifteen_percent(
     what: str, trained: torch.Tensor
 ) -> None:
-    """Stated with 95 % confidence, over the signs of 1000 rounds, which are independent draws.
+    """Stated with 95 % confidence, over the signs of 1000 runs, which are independent draws.
 
     A sketch is linear (checked below), so that of the difference is the difference of two.
     """
@@ -96,22 +101,24 @@ def test_ninety_nine_of_a_hundred_estimates_are_within_fifteen_percent(
         "random": vectors(1, trained.shape[1], 7, 0.0)[0],
     }[what]
     exact = float(difference.double().norm())
-    estimates = torch.stack([sketched(difference[None], r)[0].double().norm() for r in range(1000)])
+    runs = map(run_of, range(1000))
+    estimates = torch.stack([sketched(difference[None], run)[0].double().norm() for run in runs])
     error = (estimates / exact - 1).abs()
     assert miss_bound(int((error > 0.15).sum()), len(error)) < 0.01
     assert 0.03 < float((estimates / exact).std()) < 0.055  # equal buckets: 0.0446
 
 
 def test_a_sketch_is_linear(trained: torch.Tensor) -> None:
-    first, second = sketched(trained[:2], 5)
-    both = sketched((trained[0] - trained[1])[None], 5)[0]
+    first, second = sketched(trained[:2])
+    both = sketched((trained[0] - trained[1])[None])[0]
     torch.testing.assert_close(first - second, both, rtol=1e-4, atol=1e-4)
 
 
 def test_squared_norms_are_unbiased() -> None:
     row = vectors(1, 3000, 0, 0.0)
     exact = float(row.double().square().sum())
-    estimates = [float(sketched(row, round_=r).double().square().sum()) for r in range(1000)]
+    runs = map(run_of, range(1000))
+    estimates = [float(sketched(row, run).double().square().sum()) for run in runs]
     mean = sum(estimates) / len(estimates)
     assert mean == pytest.approx(exact, rel=4 * (2 / SIZE) ** 0.5 / 1000**0.5)
 
@@ -166,12 +173,11 @@ def test_structure_does_not_fool_the_signs() -> None:
     assert estimate == pytest.approx(float(rows[1].norm()), rel=0.2)
 
 
-def test_equal_vectors_have_equal_sketches_and_rounds_differ() -> None:
+def test_equal_vectors_have_equal_sketches_and_runs_differ() -> None:
     row = vectors(1, 12_345, 3, 0.1)[0]
-    assert sketch(row, RUN, 5) == sketch(row.clone(), RUN, 5)
-    assert sketch(row, RUN, 5) != sketch(row, RUN, 6)
-    assert sketch(row, RUN, 5) != sketch(row, b"s" * 32, 5)
-    assert len(sketch(row, RUN, 5)) == 4 * SIZE
+    assert sketch(row, RUN) == sketch(row.clone(), RUN)
+    assert sketch(row, RUN) != sketch(row, b"s" * 32)
+    assert len(sketch(row, RUN)) == 4 * SIZE
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 1003, b"\xff" * 1004])
