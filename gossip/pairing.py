@@ -4,8 +4,6 @@ Everybody sorts the members it knows by a hash of run, round and name, and neigh
 order are partners. Where two have the same list both come to the same pair without a word; where
 their lists differ, one of them waits for somebody who meets another, and loses that exchange and
 nothing else (:mod:`gossip.wandering`).
-
->>> partner(members, me, round_=7, seed=b"run")
 """
 
 from __future__ import annotations
