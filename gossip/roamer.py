@@ -181,9 +181,14 @@ class Roamer(OfFragment):
         return not self.core.resting
 
     @property
+    def _meetings(self) -> int:
+        """Exchanges of a round, or those who get a share in it."""
+        return self.neighbours + self._extra
+
+    @property
     def exchanges(self) -> int:
         """One after the other in a round; shares leave at the same time."""
-        return 1 if self.habits.one_way else self.neighbours + self._extra
+        return 1 if self.habits.one_way else self._meetings
 
     @property
     def chosen(self) -> Chosen | None:
@@ -263,8 +268,7 @@ class Roamer(OfFragment):
         self._ours = True
         await self.replica.start()
         self._began, self._exchanged, self._codecs = self.now(), [], {}
-        exchanges = self.neighbours + self._extra
-        await self._carry(self.core.begin(self.replica.place.round, exchanges, self._began))
+        await self._carry(self.core.begin(self.replica.place.round, self._meetings, self._began))
         self.presence.tell()  # the round may have another number now
 
     def _carry_soon(self, instructions: list[Instruction]) -> None:
@@ -367,7 +371,7 @@ class Roamer(OfFragment):
                 tuple(self._exchanged),
                 spread,
                 after,
-                self.neighbours + self._extra,
+                self._meetings,
                 progress,
             )
         )
