@@ -113,7 +113,7 @@ def leader_order(run: bytes, fragment: int, round_: int, roster: Iterable[PeerId
 def sign_result(identity: Identity, run: bytes, unsigned: PartResult) -> PartResult:
     """The owner's signature under what it merged."""
     signature = identity.sign(_result_bytes(run, unsigned))
-    return _with_signature(unsigned, signature)
+    return replace(unsigned, signature=signature)
 
 
 def check_result(run: bytes, result: PartResult) -> None:
@@ -244,19 +244,4 @@ def work_after(
 
 
 def _result_bytes(run: bytes, result: PartResult) -> bytes:
-    return _RESULT + run + _with_signature(result, b"").encode()
-
-
-def _with_signature(result: PartResult, signature: bytes) -> PartResult:
-    return PartResult(
-        result.fragment,
-        result.round,
-        result.start,
-        result.stop,
-        result.owner,
-        result.codec,
-        result.digest,
-        result.counts,
-        result.basis,
-        signature,
-    )
+    return _RESULT + run + replace(result, signature=b"").encode()
