@@ -46,7 +46,7 @@ from node.setting_values import (
 DEFAULT_API_PORT = 4391
 ENVIRONMENT_PREFIX = "ATOLL_"
 MAX_PEERS_GIVEN = 256
-SECRETS = ("invitation", "api_key")  # never shown
+SECRETS = ("invitation", "api_key", "rdzv_id")  # never shown
 
 
 class NodeConfig(IslandSettings):

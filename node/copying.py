@@ -11,7 +11,7 @@ from pathlib import Path
 
 from node.checkpoint import CheckpointStore, bytes_in
 from node.checkpoint_copy import CheckpointCopy
-from node.errors import operator_error
+from node.errors import operator_error, without_credentials
 from node.monitor.event_log import EventLog
 from node.monitor.events import Notice, Problem
 from node.monitor.wording import duration
@@ -47,7 +47,7 @@ class Copying:
         """
         if (running := self._running) is None or running.done():
             return
-        url = self._copy.url
+        url = without_credentials(self._copy.url)
         text = (
             f"waits until the newest checkpoint is copied to {url} (Ctrl-C again ends it at once)"
         )

@@ -96,7 +96,13 @@ class Node:
         self.history = History(self.home.history)
         events.subscribe(self.history)
         self.api = ApiServer(
-            make_app(self.state, events, self.history, key=self.config.api_key),
+            make_app(
+                self.state,
+                events,
+                self.history,
+                key=self.config.api_key,
+                host=host_port(self.config.api)[0],
+            ),
             self.config.api,
             may_move=self.config.is_default("api"),
         )

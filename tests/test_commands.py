@@ -154,6 +154,7 @@ def test_config_show_names_sources_and_hides_secrets(command, tmp_path, monkeypa
     run_file = tmp_path / "run.toml"
     run_file.write_text("seed = 3\n")
     shown = ("config", "show", "--threads", "2", "--invitation", "hunter2", "--run", run_file)
+    shown += ("--rdzv-id", "hunter22")
     status, out, _ = command(*shown)
     assert status == 0
     assert "threads = 2  # --threads" in out

@@ -17,7 +17,7 @@ from saving_kit import inline, keeper_at
 from node.checkpoint import CheckpointStore, Facts, verify
 from node.checkpoint_copy import CheckpointCopy
 from node.copying import STILL_S, Copying
-from node.monitor.events import Problem
+from node.monitor.events import Notice, Problem
 
 
 async def test_a_second_place_that_hangs_holds_up_no_checkpoint(
@@ -68,7 +68,7 @@ async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
     goes_on, events = threading.Event(), list[Any]()
 
     class Slow:
-        url = "s3://bucket"
+        url = "s3://user:secret@bucket"
 
         def put(self, checkpoint: Path, moved: Callable[[], None]) -> None:
             for _ in range(10):
@@ -90,6 +90,9 @@ async def test_who_leaves_waits_for_a_copy_as_long_as_it_moves(
     finally:
         goes_on.set()
     said = [(one.code, one.what) for one in events if isinstance(one, Problem)]
+    waits = [one.text for one in events if isinstance(one, Notice)]
+    assert any("copied to s3://bucket (" in text for text in waits)
+    assert not any("secret" in text for text in waits)
     assert said == (
         [] if moves else [("E407", "the newest checkpoint is not copied to s3://bucket")]
     )

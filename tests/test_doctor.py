@@ -167,6 +167,7 @@ def nvidia(tmp_path, monkeypatch):
         ("570.86.10", "13.0", "auto", "fail", "torch 2.13.0 for CUDA 13.0"),
         ("470.82.01", "12.8", "cuda", "fail", "driver 470.82.01"),
         ("580.95.05", "", "auto", "warn", "built without CUDA"),
+        ("[N/A]", "12.8", "auto", "ok", "driver [N/A]"),
         ("470.82.01", "12.8", "cpu", "ok", "not used"),
     ],
 )

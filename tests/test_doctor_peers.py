@@ -168,6 +168,7 @@ async def test_a_public_address_tried_from_inside(seed):
     found = await nat.hairpin(gone)
     assert (found.status, found.name) == ("warn", "hairpin")
     assert "--peers" in found.fix
+    assert (await nat.hairpin("no address")).status == "warn"  # what a peer has made up
 
 
 async def test_behind_a_translator_the_mapping_is_a_finding(tmp_path, seed, monkeypatch):

@@ -25,7 +25,7 @@ from node.script.attached import Attached
 from node.script.attached import Script as Parent
 from node.script.joining import _lasting, _manifest, join
 from node.script.parameters import named_parameters
-from node.script.session import Joined
+from node.script.session import Joined, ended
 from node.trainer.channel import (
     Channel,
     ChannelClosedError,
@@ -48,6 +48,13 @@ from node.trainer.layout import Layout
 from node.trainer.shared import SharedVectors
 from protocols.bounds import ENDLESS_ROUNDS
 from protocols.errors import OperatorError
+
+
+def test_however_long_an_error_is_the_script_is_told() -> None:
+    error = OperatorError("E403", "w" * 20_000, "ü" * 20_000, "f")
+    told = Ended.decode(ended(error).encode())
+    assert (told.code, told.what, told.fix) == ("E403", "w" * 8192, "f")
+    assert told.why == "ü" * 4096
 
 
 def test_joining_takes_the_parameters_of_the_swarm() -> None:

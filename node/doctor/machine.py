@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -57,7 +58,8 @@ def gpu(device: str) -> Finding:
             "https://download.pytorch.org/whl/cu128",
         )
     oldest = OLDEST_DRIVER.get(int(cuda.partition(".")[0]))
-    if oldest and tuple(map(int, driver.split("."))) < oldest:
+    numbers = tuple(map(int, re.findall(r"\d+", driver)))  # none in what some drivers answer
+    if oldest and numbers and numbers < oldest:
         return fail(
             "gpu",
             f"{told}; torch {version} for CUDA {cuda}",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from node.doctor.finding import Finding, ok, warn
 from protocols.addresses import host_of
+from protocols.errors import OperatorError
 from protocols.relay_client import connected
 from protocols.seen import seen_from
 
@@ -102,6 +103,8 @@ async def hairpin(outside: str) -> Finding:
     try:
         async with asyncio.timeout(HAIRPIN_S):
             (await connected(outside)).close()
+    except OperatorError as error:  # what peers have told is no address
+        return warn("hairpin", f"{outside} cannot be dialled", error.why, error.fix)
     except OSError as error:  # TimeoutError among them
         return warn(
             "hairpin",

@@ -176,7 +176,7 @@ async def _reach(
     if back is Reach.YES:
         if translation.translated and transport.listening is not None:
             port = transport.listening[1]
-            outside = config.public_addr or f"{translation.outer}:{port}"
+            outside = config.public_addr or hostport(translation.outer, port)
             findings.append(await nat.hairpin(outside))
         return [ok("reach", "a peer dialled back: direct"), ok("nat", translation.text), *findings]
     if back is Reach.UNKNOWN or (back is Reach.ELSEWHERE and config.public_addr):

@@ -17,6 +17,7 @@ from types import TracebackType
 from torch import Tensor
 
 from node.errors import operator_error
+from node.hosts.wire import fitting
 from node.interrupts import held_back
 from node.script.progress import ScriptProgress, counted, elsewhere
 from node.trainer.channel import Begin, ChannelClosedError, Ended, Leaving, Ready, StepDone, Stop
@@ -40,8 +41,8 @@ HEARING_S = 0.2  # after so long Ctrl-C is heard, also where a round's outcome i
 
 
 def ended(error: OperatorError) -> Ended:
-    """What a script's ranks are told when the node has failed."""
-    return Ended(error.code, error.what, error.why, error.fix)
+    """What a script's ranks are told when the node has failed, however long its texts are."""
+    return Ended(error.code, fitting(error.what), fitting(error.why), fitting(error.fix))
 
 
 class Joined:
