@@ -272,7 +272,7 @@ class Reactor:
             coming = coming or load.receives
             if load.sends:
                 wanting.add(one.host)
-            if load.sends or load.under_way:
+            if load.sends:
                 round_trips.append(load.round_trip)
             if not (load.under_way or load.sends or load.receives):
                 del self._loads[one]
@@ -288,7 +288,7 @@ class Reactor:
             bool(wanting),
             under_way,
             alone=alone,
-            stands=standing(list(self._loads.values())) if any(round_trips) else None,
+            stands=standing(list(self._loads.values())) or None,
             round_trip=fmean(round_trips) if round_trips else 0.0,
         )
         self.incoming.note(now, self._taken, coming)
