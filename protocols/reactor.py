@@ -272,7 +272,6 @@ class Reactor:
             coming = coming or load.receives
             if load.sends:
                 wanting.add(one.host)
-            if load.sends:
                 round_trips.append(load.round_trip)
             if not (load.under_way or load.sends or load.receives):
                 del self._loads[one]
