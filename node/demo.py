@@ -301,7 +301,8 @@ def step_seconds() -> float:
     import torch
 
     from bootstrap.manifest import Manifest
-    from node.trainer.model import build, next_token_loss
+    from node.trainer.cross_entropy import mean_loss
+    from node.trainer.model import build
     from node.trainer.optim import make_optimizer
 
     manifest = Manifest()
@@ -313,7 +314,7 @@ def step_seconds() -> float:
     times = []
     for _ in range(CALIBRATION_STEPS):
         began = time.perf_counter()
-        torch.autograd.backward(next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]))
+        torch.autograd.backward(mean_loss(model(tokens[:, :-1]), tokens[:, 1:]))
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter() - began)

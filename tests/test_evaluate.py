@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bootstrap.manifest import Model
-from node.trainer.engine import summed_loss
+from node.trainer.cross_entropy import mean_loss, summed_loss
 from node.trainer.evaluate import evaluate, shard_tokens
-from node.trainer.model import build, next_token_loss
+from node.trainer.model import build
 
 TINY = Model(d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, d_ff=24, max_seq_len=16)
 
@@ -40,7 +40,7 @@ def test_a_shard_is_cut_into_windows():
 def test_it_is_the_mean_over_all_tokens():
     model, tokens = build(TINY, 0), shard(37)
     loss = loss_of(model, tokens)
-    assert loss == pytest.approx(next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).item())
+    assert loss == pytest.approx(mean_loss(model(tokens[:, :-1]), tokens[:, 1:]).item())
     for at_once in (1, 5, 64):
         assert loss_of(model, tokens, at_once) == pytest.approx(loss, abs=1e-6)
 

@@ -10,13 +10,13 @@ import torch
 from blake3 import blake3
 
 from bootstrap.manifest import Model
+from node.trainer.cross_entropy import mean_loss
 from node.trainer.layout import Layout
 from node.trainer.model import (
     Decoder,
     RMSNorm,
     build,
     initial_value,
-    next_token_loss,
     rope_tables,
     rotate,
 )
@@ -44,7 +44,7 @@ def test_logits_shape_and_initial_loss_is_little_above_a_uniform_guess():
     logits = model(x[:, :-1])
     assert logits.shape == (4, 64, 256)
     # unit-variance logits that know nothing cost half a nat
-    assert abs(next_token_loss(logits, x[:, 1:]).item() - math.log(256) - 0.5) < 0.15
+    assert abs(mean_loss(logits, x[:, 1:]).item() - math.log(256) - 0.5) < 0.15
 
 
 def test_a_later_token_changes_no_earlier_logits():
@@ -104,7 +104,7 @@ def test_ties(tied: bool):
 def test_every_parameter_has_a_gradient():
     model = build(TINY.model_copy(update={"tied_embeddings": False}), seed=0)
     x = tokens(4, 13)
-    next_token_loss(model(x[:, :-1]), x[:, 1:]).backward()
+    mean_loss(model(x[:, :-1]), x[:, 1:]).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.norm() > 0, name
@@ -181,7 +181,7 @@ def test_it_learns_to_repeat():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     x = tokens(2, 5).repeat(1, 3)[:, :13]
     for _ in range(60):
-        loss = next_token_loss(model(x[:, :-1]), x[:, 1:])
+        loss = mean_loss(model(x[:, :-1]), x[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -191,11 +191,11 @@ def test_it_learns_to_repeat():
 def test_bfloat16_by_autocast_and_by_weights_stays_close():
     model = build(Model(), seed=0)
     x = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(0))
-    exact = next_token_loss(model(x[:, :-1]), x[:, 1:])
+    exact = mean_loss(model(x[:, :-1]), x[:, 1:])
     with torch.autocast("cpu", torch.bfloat16):
-        cast = next_token_loss(model(x[:, :-1]), x[:, 1:])
+        cast = mean_loss(model(x[:, :-1]), x[:, 1:])
     cast.backward()
-    low = next_token_loss(model.to(torch.bfloat16)(x[:, :-1]), x[:, 1:])
+    low = mean_loss(model.to(torch.bfloat16)(x[:, :-1]), x[:, 1:])
     assert cast.dtype == low.dtype == torch.float32
     assert abs(cast.item() - exact.item()) < 0.02
     assert abs(low.item() - exact.item()) < 0.02

@@ -11,11 +11,11 @@ from bootstrap.manifest import Manifest
 from node.presets import PRESETS, preset
 from node.schedule import learning_rate
 from node.trainer.corpus import collect
+from node.trainer.cross_entropy import mean_loss, summed_loss
 from node.trainer.data import TrainingData, open_tokens
-from node.trainer.engine import summed_loss
 from node.trainer.evaluate import evaluate, shard_tokens
 from node.trainer.layout import Layout
-from node.trainer.model import build, next_token_loss
+from node.trainer.model import build
 from node.trainer.optim import clip_gradients, make_optimizer, set_learning_rate
 
 SIZES = {
@@ -82,7 +82,7 @@ def test_tiny_learns(tmp_path: Path):
     corpus = collect(data, tmp_path / "cache")
     shard = corpus.make_shard(16, data.seq_len)
     tokens = open_tokens(corpus.training_file(shard, data.seq_len))
-    training = TrainingData.over(tokens, data.seq_len, data.batch_size, data.seed)
+    training = TrainingData.of(manifest, tokens)
     model, windows = build(manifest.model, manifest.seed), shard_tokens(shard, data.seq_len)
     optimizer = make_optimizer(model, inner)
 
@@ -93,7 +93,7 @@ def test_tiny_learns(tmp_path: Path):
     for step in range(80):
         inputs, targets = training.batch(0, 0, 1, step)
         optimizer.zero_grad()
-        next_token_loss(model(inputs), targets).backward()
+        mean_loss(model(inputs), targets).backward()
         assert clip_gradients(model.parameters(), inner.clip_norm).isfinite()
         set_learning_rate(optimizer, learning_rate(inner, step))
         optimizer.step()

@@ -12,7 +12,8 @@ from trainer_kit import tiny_manifest
 
 from node.trainer import resume
 from node.trainer.layout import Layout
-from node.trainer.model import build, next_token_loss
+from node.trainer.cross_entropy import mean_loss
+from node.trainer.model import build
 from node.trainer.optim import make_optimizer
 from node.trainer.optimizer_state import kinds, optimizer_steps
 from node.trainer.parallel import Ranks
@@ -42,7 +43,7 @@ class One:
 
     def step(self, number: int) -> float:
         tokens = torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(number))
-        loss = next_token_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
+        loss = mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -64,8 +64,9 @@ def miss_bound(misses: int, draws: int, confidence: float = 0.95) -> float:
 def trained() -> torch.Tensor:
     """Parameters [3, N] of three islands that took 30 inner steps from one start on real text."""
     from bootstrap.manifest import Manifest
+    from node.trainer.cross_entropy import mean_loss
     from node.trainer.layout import Layout
-    from node.trainer.model import build, next_token_loss
+    from node.trainer.model import build
     from node.trainer.optim import make_optimizer
 
     manifest = Manifest()
@@ -80,7 +81,7 @@ def trained() -> torch.Tensor:
         for _ in range(30):
             starts = torch.randint(len(tokens) - 65, (8,), generator=generator)
             batch = torch.stack([tokens[start : start + 65] for start in starts])
-            torch.autograd.backward(next_token_loss(model(batch[:, :-1]), batch[:, 1:]))
+            torch.autograd.backward(mean_loss(model(batch[:, :-1]), batch[:, 1:]))
             optimizer.step()
             optimizer.zero_grad()
         layout.flatten_into(model, row)

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from bootstrap.manifest import Manifest
-from node.trainer.model import build, next_token_loss
+from node.trainer.cross_entropy import mean_loss
+from node.trainer.model import build
 from node.trainer.optim import clip_gradients, make_optimizer
 
 MANIFEST = Manifest.model_validate(
@@ -50,7 +51,7 @@ def batches(text: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def gradients(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
     """Forward, backward, clipping: all of a step but the optimizer's part. The loss."""
-    loss = next_token_loss(model(inputs), targets)
+    loss = mean_loss(model(inputs), targets)
     loss.backward()
     clip_gradients(model.parameters(), MANIFEST.inner.clip_norm)
     return float(loss.detach())

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -22,6 +21,7 @@ from bootstrap.manifest import Manifest
 from node.data.cached_file import cache_folder
 from node.trainer.computing import Computing, check_compiler, eagerly
 from node.trainer.context import positions
+from node.trainer.cross_entropy import summed_loss
 from node.trainer.data import IGNORED
 from node.trainer.evaluate import EVALUATION_BATCH, evaluate
 from node.trainer.foreign import cut_stage
@@ -268,15 +268,3 @@ def _experts(model: Decoder) -> list[nn.Module]:
 def _grad(tensor: Tensor) -> Tensor:
     assert tensor.grad is not None
     return tensor.grad
-
-
-def summed_loss(logits: Tensor, targets: Tensor, *, by_sequence: bool = False) -> Tensor:
-    """Cross-entropy in nats, in fp32, of ``logits`` [B, T, V] and ``targets`` [B, T].
-
-    Summed over all targets that count, or over those of each sequence, [B].
-    """
-    flat = logits.flatten(0, 1).float(), targets.flatten()
-    if by_sequence:
-        losses = F.cross_entropy(*flat, reduction="none", ignore_index=IGNORED)
-        return local(losses).view(targets.shape).sum(dim=1)
-    return local(F.cross_entropy(*flat, reduction="sum", ignore_index=IGNORED))

@@ -196,11 +196,6 @@ class Decoder(nn.Module):
         return x if self.lm_head is None else self.lm_head(x)
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, in fp32; ``logits`` [B, T, V], ``targets`` [B, T]."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
 def initial_value(config: Model, name: str, shape: torch.Size, seed: int) -> Tensor:
     """The seeded initial fp32 value of one parameter, the same bits on every machine.
 
