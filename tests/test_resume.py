@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import nn
 from trainer_kit import tiny_manifest
 
 from node.trainer import resume
-from node.trainer.layout import Layout
 from node.trainer.cross_entropy import mean_loss
+from node.trainer.layout import Layout
 from node.trainer.model import build
 from node.trainer.optim import make_optimizer
 from node.trainer.optimizer_state import kinds, optimizer_steps
@@ -130,7 +131,7 @@ def test_a_full_disk_is_told_with_its_number(
     assert failure.errno == 28
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "standing", "another model"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "standing", "places", "another model"])
 def test_damage_is_told(tmp_path: Path, damage: str):
     one = One(steps=1)
     save(tmp_path, one.weights, one.optimizer, STANDING).finish()
@@ -144,10 +145,47 @@ def test_damage_is_told(tmp_path: Path, damage: str):
     else:
         from safetensors.torch import save_file
 
-        save_file({"parameter/x": torch.zeros(3)}, file)
+        # "places" says where parts belong, but not of this one
+        metadata = {"DCP_SHARDING_INFO": "{}"} if damage == "places" else None
+        save_file({"parameter/x": torch.zeros(3)}, file, metadata)
     with pytest.raises(OperatorError, match="cannot resume") as caught:
         load(tmp_path, one.weights, one.optimizer)
     assert caught.value.code == "E404"
+
+
+@pytest.mark.parametrize("one_disk", [True, False])
+def test_a_file_that_is_damaged_once_it_was_looked_at_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_disk: bool
+) -> None:
+    """By torch with a BaseException of its own; the moments read by then are dropped."""
+    one = One(steps=1)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    read = resume.HuggingFaceStorageReader.read_data
+
+    def cut(*given: Any) -> Any:
+        (file,) = (tmp_path / FOLDER).glob("*.safetensors")
+        file.write_bytes(file.read_bytes()[:-100])
+        return read(*given)
+
+    monkeypatch.setattr(resume.HuggingFaceStorageReader, "read_data", cut)
+    with pytest.raises(OperatorError, match="cannot resume") as caught:
+        load(tmp_path, one.weights, one.optimizer, one_disk=one_disk)
+    assert caught.value.code == "E404"
+    assert "SafetensorError" in caught.value.why
+    assert not one.optimizer.state
+
+
+def test_an_interrupt_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    one = One(steps=1)
+    save(tmp_path, one.weights, one.optimizer, STANDING).finish()
+    monkeypatch.setattr(resume.HuggingFaceStorageReader, "read_data", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(tmp_path, one.weights, one.optimizer)
 
 
 def test_moments_that_were_there_have_to_be_there(tmp_path: Path):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from torch import Tensor
@@ -27,7 +29,8 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_now
@@ -120,9 +123,7 @@ class Writing:
         try:
             self._future.result()
         except CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values()]
-            found = next((cause for cause in causes if isinstance(cause, OSError)), None)
-            return found or OSError(f"{type(causes[0]).__name__}: {causes[0]}")
+            return _cause(error)
         try:
             if self._state is not None:
                 self._state.write_text(self._standing.model_dump_json(indent=1), encoding="utf-8")
@@ -237,14 +238,12 @@ def load(
             raw = (folder / STATE).read_bytes()
             found = _contents(folder)
             _check(Standing.model_validate_json(raw), found, weights)
-        except (OSError, ValueError, SafetensorError) as error:  # pydantic's are ValueErrors
+        except (OSError, ValueError) as error:  # pydantic's are ValueErrors
             problem = str(error) or type(error).__name__
     told = json.dumps([problem, raw.decode(errors="replace"), list(found)])
     problem, text, keys = json.loads(weights.ranks.broadcast(told.encode()))
     if problem:
-        raise OperatorError(
-            "E404", f"cannot resume from {directory}", problem, "start without --resume"
-        )
+        raise _unreadable(directory, problem)
     standing = Standing.model_validate_json(text)
     now = kinds(optimizer, weights)
     there = {
@@ -264,15 +263,15 @@ def load(
             beside = parameter in counted
             optimizer.state[parameter] = new_moments(parameter, kept, steps, beside=beside)
         tensors |= {f"{m}/{name}": optimizer.state[parts[0]][m] for m in kept}
+    if one_disk:
+        problem = _read(tensors, folder, weights.ranks.background())
+    else:
+        problem = _read_whole(folder, weights, optimizer, there, moments_only=earlier)
+    if problem:
+        optimizer.state.clear()  # some of it may have been read
+        raise _unreadable(directory, problem)
     if not one_disk:
-        _read_whole(folder, weights, optimizer, there, moments_only=earlier)
         return standing, left_out
-    load_sharded(
-        tensors,
-        storage_reader=HuggingFaceStorageReader(str(folder)),
-        process_group=weights.ranks.background(),
-        no_dist=weights.ranks.size == 1,
-    )
     for parts in weights.parts.values():  # those that are tied, and two tensors here
         for twin in parts[1:]:
             local(twin).copy_(local(parts[0]))  # as they are already, where they were not read
@@ -288,23 +287,81 @@ def _read_whole(
     there: Mapping[str, list[str]],
     *,
     moments_only: bool,
-) -> None:
-    """Read tensor by tensor on rank 0 into the parts of all; every rank must call it."""
+) -> str:
+    """Read tensor by tensor on rank 0 into the parts of all; every rank must call it.
+
+    What went wrong there is returned on all of them.
+    """
     for name, shape in weights.shapes.items():
         picks: dict[str, Pick] = {} if moments_only else {PARAMETER + name: itself}
         picks |= {f"{m}/{name}": moment_of(optimizer, m) for m in there.get(name, ())}
-        whole = dict.fromkeys(picks, torch.empty(0))
+        whole, problem = dict.fromkeys(picks, torch.empty(0)), ""
         if weights.ranks.leads:
             whole = {key: torch.empty(shape, dtype=torch.float32, device="cpu") for key in picks}
-            reader = HuggingFaceStorageReader(str(folder))
-            load_sharded(whole, storage_reader=reader, no_dist=True)
+            problem = _read(whole, folder, None)
+        if not weights.ranks.all_true(not problem):
+            return weights.ranks.broadcast(problem.encode(errors="replace")).decode()
         for key, pick in picks.items():
             weights.set(name, whole[key] if weights.ranks.leads else None, pick)
+    return ""
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Tells what is wrong with files by OSErrors, which ranks can send each other.
+
+    Not all of safetensors' own can be pickled, and then the others would wait.
+    """
+
+    def read_metadata(self) -> Metadata:
+        """What the files' headers say."""
+        with _as_os_errors():
+            return super().read_metadata()
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Read what is planned."""
+        with _as_os_errors():
+            return super().read_data(plan, planner)
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, LookupError, TypeError) as error:  # also of places in a header
+        raise OSError(f"{type(error).__name__}: {error}") from None
+
+
+def _read(tensors: dict[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> str:
+    """Read tensors from the files of a folder, in place; what went wrong, or nothing.
+
+    All ranks of ``group`` must call it, and are told the same; without one it is this rank's own.
+    """
+    reader = _Reader(str(folder))
+    try:
+        load_sharded(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
+    except CheckpointException as error:  # a BaseException
+        for cause, _ in error.failures.values():
+            if not isinstance(cause, Exception):  # an interrupt, which torch has caught as well
+                raise cause from None
+        return str(_cause(error))
+    return ""
+
+
+def _cause(error: CheckpointException) -> OSError:
+    """What went wrong on some rank, the disk's own words first."""
+    causes = [cause for cause, _ in error.failures.values()]
+    found = next((cause for cause in causes if isinstance(cause, OSError)), None)
+    return found or OSError(f"{type(causes[0]).__name__}: {causes[0]}")
+
+
+def _unreadable(directory: Path, why: str) -> OperatorError:
+    """E404: this checkpoint cannot be gone on from."""
+    return OperatorError("E404", f"cannot resume from {directory}", why, "start without --resume")
 
 
 def _contents(folder: Path) -> dict[str, torch.Size]:
     """Names and shapes of the tensors in all files of a folder; pieces must make a whole."""
-    metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
+    metadata = _Reader(str(folder)).read_metadata()
     found = {}
     for name, stored in metadata.state_dict_metadata.items():
         assert isinstance(stored, TensorStorageMetadata)

@@ -1,0 +1,105 @@
+"""A checkpoint that one of two ranks cannot read is refused on both, and nobody waits."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from node.trainer import resume
+from node.trainer.layout import Layout
+from node.trainer.parallel import Ranks
+from node.trainer.resume import FOLDER, Share, Standing, load, save
+from node.trainer.weights import Weights
+from protocols.errors import OperatorError
+
+RANKS, WAIT_S = 2, 120.0
+LAYOUT = Layout.of_shapes([("w", torch.Size([4, 3]))])
+STANDING = Standing(
+    fragments=(Share(round=3),), round_step=2, step=5, tokens=99, position=7, rewarm_from=None,
+    optimizer_steps=1,
+)  # fmt: skip
+
+
+def _refused(place: Path, ranks: Ranks, one_disk: bool) -> list[Any]:
+    """What a rank is told of a checkpoint that loses its end while it is read."""
+    weight, gradient = (
+        distribute_tensor(whole, ranks.mesh, [Shard(0)], src_data_rank=None)
+        for whole in (torch.arange(12.0).view(4, 3), torch.ones(4, 3))
+    )
+    parameter = nn.Parameter(weight)
+    parameter.grad = gradient
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.step()
+    weights = Weights.of({"w": parameter}, LAYOUT, ranks)
+    assert save(place, weights, optimizer, STANDING, one_disk=one_disk).finish() is None
+    assert ranks.all_true(True)  # the other has written too
+    assert load(place, weights, optimizer, one_disk=one_disk)[0].step == STANDING.step
+    reader, read = resume.HuggingFaceStorageReader, resume.HuggingFaceStorageReader.read_data
+
+    def cut(*given: Any) -> Any:
+        file = max((place / FOLDER).glob("*.safetensors"))  # each rank reads what it has written
+        file.write_bytes(file.read_bytes()[:-4])
+        return read(*given)
+
+    if ranks.rank == (RANKS - 1 if one_disk else 0):
+        reader.read_data = cut  # type: ignore[method-assign]
+    try:
+        load(place, weights, optimizer, one_disk=one_disk)
+    except OperatorError as error:
+        return [error.code, error.what, error.why, len(optimizer.state)]
+    finally:
+        reader.read_data = read  # type: ignore[method-assign]
+    return []
+
+
+def _rank(rank: int, directory: Path) -> None:
+    status = 1
+    try:
+        store = f"file://{directory}/store"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+        ranks = Ranks(rank, RANKS, torch.device("cpu"), init_device_mesh("cpu", (RANKS,)))
+        for one_disk in (True, False):
+            told = _refused(directory / str(one_disk), ranks, one_disk)
+            (directory / f"told-{one_disk}-{rank}").write_text(json.dumps(told))
+        status = 0
+    except BaseException:  # noqa: BLE001 - the process ends here, and leaves a word
+        (directory / f"error-{rank}").write_text(traceback.format_exc())
+    os._exit(status)
+
+
+def test_both_ranks_are_told_of_what_one_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for one_disk in (True, False):
+        (tmp_path / str(one_disk)).mkdir()
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_rank, args=(rank, tmp_path)) for rank in range(RANKS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WAIT_S)
+    for process in processes:
+        process.kill()
+    assert not [file.read_text() for file in sorted(tmp_path.glob("error-*"))]
+    assert [process.exitcode for process in processes] == [0, 0]
+    for one_disk in (True, False):
+        first, second = (
+            json.loads((tmp_path / f"told-{one_disk}-{rank}").read_text()) for rank in range(RANKS)
+        )
+        assert first == second
+        code, what, why, moments = first
+        assert (code, moments) == ("E404", 0)
+        assert what == f"cannot resume from {tmp_path / str(one_disk)}"
+        assert "SafetensorError" in why
