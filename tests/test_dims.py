@@ -171,6 +171,26 @@ def test_auto_goes_with_the_other_flags() -> None:
 
 
 @pytest.mark.parametrize(
+    ("heads", "ranks", "expected"),
+    [(8, 8, ("ddp=2,cp=4", "ulysses")), (1, 4, ("ddp=2,cp=2", "ring"))],
+)
+def test_auto_asks_a_model_of_transformers_for_its_key_heads(
+    heads: int, ranks: int, expected: tuple[str, str]
+) -> None:
+    """They are in its own configuration, and not in the manifest's fields of our model."""
+    pytest.importorskip("transformers")
+    from hf_kit import MIXTRAL
+
+    from node.trainer.hf import model_of
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": heads}
+    model, data = model_of(MIXTRAL | sizes), Data(seq_len=64, batch_size=2)
+    settings = IslandSettings(layout="auto", nproc=ranks)
+    dims, _ = settings.dims(ranks, 1, 8 * GIB, 10**6, model, data)  # it has no plan for tp
+    assert (str(dims), dims.attention) == expected
+
+
+@pytest.mark.parametrize(
     ("flag", "given"),
     [
         ("offload", {"offload": True}),

@@ -11,6 +11,7 @@ share the experts) is no axis beside these: it divides ``dp_shard``.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -214,10 +215,7 @@ def choose(
     tried: list[str] = []
     for data_ranks in (n for n in range(ranks, 0, -1) if ranks % n == 0):
         rest = ranks // data_ranks
-        for axis in ("tp", "cp") if rest > 1 else ("tp",):
-            inner = ParallelDims(**{axis: rest})
-            if axis == "cp" and model.n_kv_heads % rest:
-                inner = ParallelDims(cp=rest, attention="ring")
+        for inner in _within(rest):
             shard, fits = data_ranks, True
             if not offload:
                 shard, fits = _shards(data_ranks, hosts, need / rest, room, model)
@@ -241,6 +239,14 @@ def choose(
             return dims, f"{dims}: {why} ({facts})"
     instead = f"; {INSTEAD}" if tried[-1].endswith("does not fit") else ""
     raise ValueError(f"--layout auto finds none for {ranks} ranks: {tried[-1]} ({facts}){instead}")
+
+
+def _within(ranks: int) -> Iterator[ParallelDims]:
+    """What ranks that have the same rows may share, the best first; a check says what goes."""
+    yield ParallelDims(tp=ranks)
+    if ranks > 1:
+        yield ParallelDims(cp=ranks)
+        yield ParallelDims(cp=ranks, attention="ring")  # also of more ranks than key heads
 
 
 def _shards(
