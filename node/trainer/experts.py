@@ -115,11 +115,12 @@ def exchange(run: Run, group: dist.ProcessGroup, x: Tensor, counts: Tensor) -> T
     ranks = dist.get_world_size(group)
     theirs = torch.empty_like(counts)  # by source and expert of ours
     dist.all_to_all_single(theirs, counts, group=group)
-    sent = counts.view(ranks, -1).sum(dim=1).tolist()
-    received = theirs.view(ranks, -1).sum(dim=1).tolist()
+    rows_by_rank = torch.stack((counts, theirs)).view(2, ranks, -1).sum(dim=2)
+    sent, received = rows_by_rank.tolist()  # in one copy: the device is waited for
     rows = all_to_all(x, received, sent, group)  # sorted by source, then by expert
     mine = theirs.numel() // ranks
-    expert = torch.arange(mine, device=x.device).repeat(ranks).repeat_interleave(theirs)
+    expert = torch.arange(mine, device=x.device).repeat(ranks)
+    expert = expert.repeat_interleave(theirs, output_size=sum(received))
     order = expert.argsort(stable=True)
     out = run(rows[order], theirs.view(ranks, -1).sum(dim=0))
     back = torch.empty_like(order)
