@@ -205,7 +205,8 @@ class Engine:
         mine = local(_grad(tied[0])).contiguous()
         theirs = torch.empty_like(mine)
         peer = dist.get_global_rank(pipeline.group, last if 0 in self.parts else first)
-        moves = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)]
+        pair = ((dist.isend, mine), (dist.irecv, theirs))
+        moves = [dist.P2POp(how, tensor, peer, pipeline.group) for how, tensor in pair]
         for move in dist.batch_isend_irecv(moves):
             move.wait()
         local(_grad(tied[0])).add_(theirs)  # the same sum on both sides: addition commutes
