@@ -1,8 +1,9 @@
-"""Over which group gradients of tied tensors go."""
+"""What the ranks of an island share of an evaluation, and over which group tied gradients go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,54 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from trainer_kit import Bench, committing
 
 from node.trainer.dims import ParallelDims
 from node.trainer.engine import Engine
+from node.trainer.parallel import Ranks
+
+CPU = torch.device("cpu")
+
+
+class OneOf(Ranks):
+    """A data rank that is played by this process: what the others have is added by the test."""
+
+    number = 0
+
+    @property
+    def data_rank(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize("windows", [1, 2, 7, 8])
+@pytest.mark.parametrize("data", [1, 2, 3])
+def test_each_data_rank_computes_its_share_of_the_windows(
+    tmp_path: Path, windows: int, data: int
+) -> None:
+    trainer = Bench(tmp_path, committing(1)).trainer
+    engine, tokens = trainer.engine, trainer.validation
+    assert tokens is not None
+    tokens = tokens[:windows]
+    whole = engine._sums(tokens)
+    assert (whole > 0).all()
+    forwarded: list[int] = []
+    engine.parts[0].register_forward_hook(lambda _, args, out: forwarded.append(len(out)))
+    engine.dims = ParallelDims(dp_replicate=data)
+    total, calls = torch.zeros_like(whole), []
+    for number in range(data):
+        ranks = OneOf(0, 1, CPU, None, engine.dims)
+        object.__setattr__(ranks, "number", number)
+        engine.ranks = ranks
+        total += engine._sums(tokens)
+        engine.evaluate(tokens, at_once=2)
+        calls.append(tuple(forwarded))
+        forwarded.clear()
+    torch.testing.assert_close(total, whole, rtol=1e-6, atol=0)
+    assert len(set(calls)) == 1  # they are collective: as many, of as many windows, on every rank
+    most = -(-windows // data)
+    assert calls[0][0] == most
+    assert len(calls[0]) == 1 + -(-windows // (2 * data))
+    assert max(calls[0][1:]) <= 2
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ micro-batches nor shares of unequal size change the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -235,27 +236,32 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, at_once: int = EVALUATION_BATCH) -> float:
-        """Mean loss in nats a token on windows int64 [n, T + 1]; every rank reads all of them.
+        """Mean loss in nats a token on windows int64 [n, T + 1], which every rank has.
 
-        ``at_once`` of them at a time.
+        A data rank computes its share of them, ``at_once`` at a time.
         """
         with eagerly() if self.computing.compile else nullcontext():
-            loss = evaluate(self._sums, tokens, at_once)
+            loss = evaluate(self._sums, tokens, at_once * self.dims.data)
         self._reshard()
         return loss
 
     def _sums(self, windows: Tensor) -> Tensor:
         """Losses summed by sequence, float64 [B], of windows [B, T + 1], on every rank."""
-        inputs, targets, given = self._mine(windows[:, :-1], windows[:, 1:])
+        data, first = self.dims.data, self.ranks.data_rank
+        mine = windows[first::data]
+        own = len(mine)
+        if own < math.ceil(len(windows) / data):  # one that does not count: calls are collective
+            mine = torch.cat((mine, windows[:1]))
+        inputs, targets, given = self._mine(mine[:, :-1], mine[:, 1:])
         forward = self.pipeline.forward if self.pipeline else self.parts[0]
         with self.autocast():
             logits = forward(inputs, **given)
         sums = torch.zeros(len(windows), dtype=torch.float64)
-        if logits is not None and self.ranks.data_rank == 0:
+        if logits is not None:
             with self._logits_cut():  # whole ones would be the largest tensors of all
                 losses = summed_loss(logits, targets, by_sequence=True)
             if self.ranks.at("tp") == 0:
-                sums += losses.cpu()
+                sums[first::data] += losses[:own].cpu()
         return self.ranks.sum(sums)
 
 
