@@ -25,6 +25,7 @@ from node.data.shard_cache import ShardCache
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.trainer.corpus import is_held_out
 from node.trainer.data import TrainingData
+from node.trainer.sampler import Sampler
 from protocols.errors import OperatorError
 
 BYTES = ByteTokenizer()
@@ -196,7 +197,7 @@ def test_windows_across_files(tmp_path):
         start = chance.randrange(len(joined) - 12_000)
         length = chance.choice([1, 17, 12_000])
         assert np.array_equal(tokens.window(start, length), joined[start : start + length])
-    x, y = TrainingData.over(tokens, 32, 4, 0).batch(0, 0, 1, 0)
+    x, y = TrainingData(tokens, Sampler(len(tokens), 32, 4, 0)).batch(0, 0, 1, 0)
     assert x[:, 1:].equal(y[:, :-1])
     with pytest.raises(ValueError, match="no tokens"):
         tokens.window(len(joined) - 3, 4)

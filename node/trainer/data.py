@@ -46,11 +46,6 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 
 
-def decode(tokens: bytes) -> str:
-    """Text of byte tokens; what is no UTF-8 shows as U+FFFD."""
-    return tokens.decode("utf-8", errors="replace")
-
-
 def token_type(vocab_size: int) -> np.dtype[Any]:
     """How one token lies in a file: one byte up to a vocabulary of 256, else two or four."""
     if vocab_size <= BYTES_VOCABULARY:
@@ -125,13 +120,11 @@ class TrainingData:
     ahead: Ahead | None = None  # where files come from afar
 
     @classmethod
-    def over(cls, tokens: Tokens, seq_len: int, batch_size: int, seed: int) -> TrainingData:
-        """Raises ValueError when the corpus has fewer than two sequences of tokens."""
-        return cls(tokens, Sampler(len(tokens), seq_len, batch_size, seed))
-
-    @classmethod
     def of(cls, manifest: Manifest, tokens: Tokens) -> TrainingData:
-        """As a run's manifest says; raises ValueError as :meth:`over` does."""
+        """As a run's manifest says.
+
+        Raises ValueError when the corpus has fewer than two sequences of tokens.
+        """
         sampler = sampler_of(manifest, len(tokens))
         apart = manifest.model.attention == "document"
         ahead = None
