@@ -95,6 +95,11 @@ class Engine:
                 # averaged over the data ranks, added up over tp, and over cp the mean of parts
                 module.sequence_weight = self.dims.data / self.batch / self.dims.tp
         lay_out(model, self.ranks, self.computing, self.seq_len)
+        if self.computing.dtype != torch.float32:
+            # forward alone: under it backward would round what forward kept in fp32, and the step
+            # of a pipeline has both
+            lower = torch.autocast(self.ranks.device.type, self.computing.dtype)
+            model.forward = lower(model.forward)  # type: ignore[method-assign]
         if stage < self.dims.stages - 1:  # what passes to the next stage has one type
             model.register_forward_hook(lambda _, __, out: out.to(self.computing.dtype))
         return model
@@ -130,13 +135,11 @@ class Engine:
             for i, (inputs, targets, given) in enumerate(windows):
                 if self.pipeline is not None:
                     parts = self.dims.parts(len(rows[0]), micro_batch)
-                    with self.autocast():
-                        self.pipeline.step(inputs, targets, parts, loss, **given)
+                    self.pipeline.step(inputs, targets, parts, loss, **given)
                     continue
                 if self.dims.zero == 1:
                     self._reduce(i + 1 == len(windows))
-                with self.autocast():
-                    logits = self.parts[0](inputs, **given)
+                logits = self.parts[0](inputs, **given)
                 loss(logits, targets).backward()
         self._finish()
         return float(self.ranks.sum(total)) / (counted * self.dims.tp)
@@ -167,12 +170,6 @@ class Engine:
 
     def _logits_cut(self) -> AbstractContextManager[object]:
         return loss_parallel() if self.dims.tp > 1 else nullcontext()
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """In which forward passes run."""
-        if self.computing.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.ranks.device.type, self.computing.dtype)
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -254,8 +251,7 @@ class Engine:
             mine = torch.cat((mine, windows[:1]))
         inputs, targets, given = self._mine(mine[:, :-1], mine[:, 1:])
         forward = self.pipeline.forward if self.pipeline else self.parts[0]
-        with self.autocast():
-            logits = forward(inputs, **given)
+        logits = forward(inputs, **given)
         sums = torch.zeros(len(windows), dtype=torch.float64)
         if logits is not None:
             with self._logits_cut():  # whole ones would be the largest tensors of all
