@@ -5,7 +5,8 @@ them the parameters that have one slice an expert. Such a module is a function o
 [N, D], the K experts of each token and their weights, [N, K] both. Here its rows go to the ranks
 that have their experts and come back (:mod:`node.trainer.experts`); there the library's own
 function is called with the experts of that rank, one to a row. That this is the same is tried with
-a few rows, since no plan says so. The router stays where the tokens are.
+a few rows, since no plan says so. The router stays where the tokens are. It is in no plan either,
+but stands beside its experts under one of two names.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from node.trainer.foreign_context import close
 from node.trainer.hf import PREFIX, ForeignDecoder, family
 
 HOLDS, SLICED = "ep_dispatch_experts", "grouped_gemm"  # the plan's words
+ROUTERS = ("gate", "router")
 PROBED = 8  # rows
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -36,6 +38,33 @@ def experts_of(model: ForeignDecoder) -> list[nn.Module]:
     """The modules that hold experts, by the family's plan; those of this stage."""
     patterns = [pattern for pattern, word in _plan(model).items() if word == HOLDS]
     return [module for pattern in patterns for module in matching(model, pattern)]
+
+
+def routers_of(model: ForeignDecoder) -> list[nn.Module]:
+    """The modules that choose among experts, where they are found; those of this stage."""
+    names = {module: name for name, module in model.named_modules()}
+    found: list[nn.Module] = []
+    for experts in experts_of(model):
+        beside = model.get_submodule(names[experts].rpartition(".")[0])
+        found += [module for name, module in beside.named_children() if name in ROUTERS]
+    return found
+
+
+def route_in_fp32(router: nn.Module, device: torch.device) -> None:
+    """Have a router compute in fp32 also under autocast, in place.
+
+    As ours does, and for its reason (:func:`node.trainer.model_moe.logits`).
+    """
+    router.forward = partial(_exactly, router.forward, device.type)
+
+
+def _exactly(forward: Callable[..., Any], device: str, *args: Any, **given: Any) -> Any:
+    with torch.autocast(device, enabled=False):
+        return forward(*map(_exact, args), **{name: _exact(x) for name, x in given.items()})
+
+
+def _exact(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def check_ep(config: Model, size: int) -> None:

@@ -36,7 +36,13 @@ from node.trainer.context import attention_over, positions
 from node.trainer.experts import share_mixture
 from node.trainer.foreign import cut_foreign
 from node.trainer.foreign_context import share_sequences
-from node.trainer.foreign_experts import deal_out, experts_of, try_experts
+from node.trainer.foreign_experts import (
+    deal_out,
+    experts_of,
+    route_in_fp32,
+    routers_of,
+    try_experts,
+)
 from node.trainer.hf import ForeignDecoder
 from node.trainer.model import Block, Decoder
 from node.trainer.model_moe import MixtureOfExperts
@@ -75,6 +81,8 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
             if isinstance(block.mlp, MixtureOfExperts) and dims.ep > 1:
                 fsdp.shard(block.mlp.experts, fsdp.experts)
                 apart = set(block.mlp.experts.parameters())
+            if isinstance(block.mlp, MixtureOfExperts):
+                fsdp.shard_router(block.mlp.gate)
             fsdp.shard(block, fsdp.dense, apart)
         else:
             block.to(ranks.device)
@@ -104,14 +112,22 @@ def _lay_out_foreign(
     if ranks.dims.ep > 1:
         deal_out(model, ranks.axis("ep"))
         dealt = experts_of(model)
+    routers: list[nn.Module] = []
+    if computing.dtype != torch.float32:
+        routers = routers_of(model)
+        for router in routers:
+            route_in_fp32(router, ranks.device)
     apart = {parameter for experts in dealt for parameter in experts.parameters()}
     for block in model.blocks:
-        computing.prepare(block, dealt)
+        computing.prepare(block, [*dealt, *routers])
         if fsdp is None:
             continue
         for experts in dealt:
             if experts in block.modules():
                 fsdp.shard(experts, fsdp.experts)
+        for router in routers:
+            if router in block.modules():
+                fsdp.shard_router(router)
         fsdp.shard(block, fsdp.dense, apart)
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
@@ -240,4 +256,16 @@ class _Fsdp:
                 offload_policy=self.offload,
                 reshard_after_forward=self.reshard,
                 ignored_params=apart,
+            )
+
+    def shard_router(self, router: nn.Module) -> None:
+        """Shard what chooses among experts by itself, where that is needed to keep it fp32."""
+        if self.dense is not None and self.precision.param_dtype is not None:
+            exact = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
+            fully_shard(
+                router,
+                mesh=self.dense,
+                mp_policy=exact,
+                offload_policy=self.offload,
+                reshard_after_forward=False,  # it is small
             )
