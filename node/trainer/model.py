@@ -48,9 +48,9 @@ def rope_tables(positions: Tensor, head_size: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i+E/2}) of every head by its position's angle."""
+    """Turn each pair (x_i, x_{i+E/2}) of every head by its position's angle, in fp32."""
     low, high = x.chunk(2, dim=-1)  # [B, H, T, E/2] each
-    return x * rope[0] + torch.cat((-high, low), dim=-1) * rope[1]
+    return (x * rope[0] + torch.cat((-high, low), dim=-1) * rope[1]).to(x.dtype)
 
 
 # queries [B, H, T, E], keys and values [B, G, T, E], and what Decoder.mask_of made of documents
@@ -196,7 +196,7 @@ class Decoder(nn.Module):
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # [B, T, D]
         head_size = self.config.d_model // self.config.n_heads
-        rope = rope_tables(positions, head_size, self.config.rope_theta).to(x.dtype)
+        rope = rope_tables(positions, head_size, self.config.rope_theta)
         for layer in self.layers.values():
             x = layer(x, rope, *mask)
         if self.norm is not None:

@@ -92,6 +92,8 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
     if dims.tp > 1:
         plan = {name: style for name, style in _outer_plan().items() if getattr(model, name)}
         parallelize_module(model, ranks.axis("tp"), plan)
+    if model.embed_tokens is not None:
+        model.embed_tokens.register_forward_hook(partial(_rounded, computing.dtype))
     model.tie()
     if fsdp is not None:
         fsdp.shard(model, fsdp.dense)
@@ -141,6 +143,15 @@ def _settle(model: Decoder, ranks: Ranks, computing: Computing) -> None:
     """
     if ranks.mesh is None or not computing.offload:
         model.to(ranks.device)
+
+
+def _rounded(dtype: torch.dtype, embedding: nn.Module, args: Any, out: Tensor) -> Tensor:
+    """Hidden states are of the computing type from here on, in every layout.
+
+    Those of a rounded embedding (FSDP) and those that come from another stage are so anyhow; where
+    parameters are fp32, autocast would leave what is added up between layers in fp32.
+    """
+    return out.to(dtype)
 
 
 def _as_they_are(documents: Tensor) -> Tensor:
