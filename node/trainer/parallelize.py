@@ -96,7 +96,7 @@ def lay_out(model: Decoder, ranks: Ranks, computing: Computing, seq_len: int) ->
         model.embed_tokens.register_forward_hook(partial(_rounded, computing.dtype))
     model.tie()
     if fsdp is not None:
-        fsdp.shard(model, fsdp.dense)
+        fsdp.shard(model, fsdp.dense, kept=True)
     _settle(model, ranks, computing)
     if dims.cp > 1 and dims.attention == "ring":
         model.mask_of = _as_they_are
@@ -132,7 +132,7 @@ def _lay_out_foreign(
                 fsdp.shard_router(router)
         fsdp.shard(block, fsdp.dense, apart)
     if fsdp is not None:
-        fsdp.shard(model, fsdp.dense)
+        fsdp.shard(model, fsdp.dense, kept=True)
     _settle(model, ranks, computing)
 
 
@@ -257,15 +257,21 @@ class _Fsdp:
         module: nn.Module,
         mesh: DeviceMesh | None,
         apart: set[nn.Parameter] | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
-        """Shard the parameters of a module that are not sharded yet, but for those ``apart``."""
+        """Shard the parameters of a module that are not sharded yet, but for those ``apart``.
+
+        ``kept``: from forward to backward they stay gathered whatever ZeRO says, as backward begins
+        with them (those of a whole model's ends).
+        """
         if mesh is not None:
             fully_shard(
                 module,
                 mesh=mesh,
                 mp_policy=self.precision,
                 offload_policy=self.offload,
-                reshard_after_forward=self.reshard,
+                reshard_after_forward=self.reshard and not kept,
                 ignored_params=apart,
             )
 
