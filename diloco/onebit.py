@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diloco.exact import total
+from diloco.exact import root_, total
 
 FLOOR = 1.0  # of what is added to √s, in terms of its mean
 
@@ -39,7 +39,7 @@ def freeze(second: Tensor, epsilon: float) -> Tensor:
 
     Whoever calls has corrected s for its start at zero.
     """
-    second.sqrt_()
+    root_(second)
     return second.add_(max(epsilon, FLOOR * mean(second)))
 
 

@@ -29,7 +29,8 @@ first batch's). The federated paper starts s at ε² in place of a correction; t
 are as long as ε makes them.
 
 All islands must get the same bits (:mod:`diloco.outer`): products are rounded before they are
-added; nothing is divided by a number, which some devices do by its inverse; powers are products.
+added; nothing is divided by a number, which some devices do by its inverse; powers are products;
+and roots are :func:`diloco.exact.root_`.
 
 >>> rule = named("nesterov")
 >>> state = rule.init(params)
@@ -46,6 +47,7 @@ import torch
 from torch import Tensor
 
 from diloco import asynchronous, onebit, outer
+from diloco.exact import root_
 
 BETA2 = 0.99  # FedAdam's and FedYogi's, as published
 EPSILON = 1e-3  # their τ: large, since D is long and changes little from round to round
@@ -208,7 +210,7 @@ def _adaptive_step(
     beta1 = rates.momentum
     first.mul_(beta1).add_(merged * (1 - beta1))
     step = first * (rates.lr / (1 - _power(beta1, rates.count)))
-    params.sub_(step.div_(second.sqrt_().add_(rates.epsilon)))
+    params.sub_(step.div_(root_(second).add_(rates.epsilon)))
 
 
 @torch.no_grad()

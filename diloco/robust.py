@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from diloco import merge
+from diloco.exact import root_
 
 MEDIAN_STEPS = 64  # Weiszfeld's; each takes a constant share off the error
 CLIP_STEPS = 16
@@ -53,7 +54,7 @@ def votes(weights: Sequence[float]) -> list[float]:
 def norm_clip(gram: Tensor, weights: Sequence[float]) -> list[float]:
     """Coefficients of the mean with every input shrunk to the median norm; sum to 1 at most."""
     shares = votes(_checked(gram, weights))
-    norms = gram.diagonal().sqrt().tolist()
+    norms = root_(gram.diagonal().clone()).tolist()
     moving = [index for index, share in enumerate(shares) if share > 0]
     factors = merge.clip_factors([norms[index] for index in moving])
     for index, factor in zip(moving, factors, strict=True):
@@ -205,7 +206,7 @@ def _distances(gram: Tensor, w: Tensor) -> Tensor:
     """‖x_k − Σ w·x‖ for each k: [K]."""
     projections = _fold(gram * w)
     squares = gram.diagonal() - projections * 2.0 + _fold(projections * w)
-    return squares.clamp_min(0.0).sqrt()
+    return root_(squares.clamp_min(0.0))
 
 
 def _fold(values: Tensor) -> Tensor:
