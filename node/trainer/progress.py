@@ -68,6 +68,8 @@ class Progress:
             parameters = Weights.of(parameters, layout, ranks)
         self.weights, self.optimizer, self.layout = parameters, optimizer, layout
         self.ranks, self.leader, self.overlap = ranks, leader, overlap
+        if leader is not None and ranks.device.type == "cuda":
+            leader.vectors.lock_pages()
         self.begun = False
         # False: what was decided is being carried out, or an exception has broken it off: θ may be
         # half written, and the daemon may wait for an answer that never comes
@@ -264,7 +266,9 @@ class Progress:
             if sent:
                 assert whole is not None
                 sent[name].copy_(whole)
-                finite = finite and is_finite(sent[name].view(-1))
+                # on its device, where it takes no time; a script's may have another type
+                same = whole if whole.dtype == torch.float32 else sent[name]
+                finite = finite and is_finite(same.reshape(-1))
         work = piece.send()
         if self.leader is None:
             return
